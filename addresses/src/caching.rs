@@ -1,25 +1,25 @@
-//! What a caching allocator would hold for a trace: PyTorch's rules
-//! (`c10/cuda/CUDACachingAllocator.cpp`, 2.x, default settings), as a simulator.
+//! Simulates what a caching allocator would reserve for a trace, by PyTorch's rules
+//! (`c10/cuda/CUDACachingAllocator.cpp`, 2.x, default settings).
 //!
-//! Memory comes from the system in segments and is never given back. Sizes are rounded up to 512
-//! bytes. Requests of at most 1 MiB are served from small segments of 2 MiB; others from large
-//! ones, of 20 MiB for requests below 10 MiB, and else of the request rounded up to 2 MiB. A
-//! request takes the smallest free block of its stream and kind that holds it, the lowest of
-//! several; what remains is split off if it is at least 512 bytes of a small segment, or more than
-//! 1 MiB of a large one. A freed block is joined with its free neighbours.
+//! Memory comes from the system in segments and is never returned. Sizes are rounded up to 512
+//! bytes. Requests of at most 1 MiB are served from small segments of 2 MiB. Other requests are
+//! served from large segments: of 20 MiB for requests below 10 MiB, otherwise of the request's size
+//! rounded up to 2 MiB. A request takes the smallest free block of its stream and kind that is
+//! large enough; of several, the one with the lowest address. The rest of the block is split off if
+//! it has at least 512 bytes in a small segment, or more than 1 MiB in a large one. A freed block
+//! is joined with its free neighbours.
 //!
-//! With *expandable segments* each stream has one growing segment for each kind, which takes memory
-//! in steps of 2 MiB and 20 MiB, and remainders of 512 bytes and more are split off large blocks
-//! too.
+//! With *expandable segments* each stream has one growing segment for each kind. It takes memory in
+//! steps of 2 MiB and 20 MiB. Rests of at least 512 bytes are also split off large blocks.
 //!
 //! *GMLake* (C. Guo et al., ASPLOS 2024; `GMLake/src/CUDACachingAllocator.cpp` of
-//! github.com/antgroup/glake) gives pages of 2 MiB several addresses: a large request for which no
-//! free block is large enough is stitched of the largest ones, if it is as large as a limit; large
-//! sizes are rounded up to pages. What was stitched once may serve requests of down to a tenth of
-//! its size as soon as all of it is free.
+//! github.com/antgroup/glake) gives pages of 2 MiB several addresses. If no free block is large
+//! enough for a request of at least a given limit, the largest free blocks are stitched together.
+//! Large sizes are rounded up to pages. When all parts of a stitched block are free, it may serve
+//! later requests of at least a tenth of its size.
 //!
-//! [`replay`] follows a recorded history beside the rules and counts requests that land where they
-//! did in truth.
+//! [`replay`] compares a recorded history with the rules, and counts requests that get their real
+//! address.
 
 use placement::trace::Trace;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,13 +32,14 @@ const SMALL: u64 = 1 << 20;
 const SMALL_SEGMENT: u64 = 2 << 20;
 /// A large segment for requests below [`OWN_SEGMENT`], and the step of a large expandable one.
 const LARGE_SEGMENT: u64 = 20 << 20;
-/// Requests from here on get a segment of their own size.
+/// Requests of at least this size get a segment of their own size.
 const OWN_SEGMENT: u64 = 10 << 20;
 /// A page that can be stitched.
 const PAGE: u64 = 2 << 20;
-/// A stitched block serves no request of less than this part of it: GMLake's `reuseLimit`.
+/// A stitched block serves only requests of at least its size divided by this: GMLake's
+/// `reuseLimit`.
 const REUSE: u64 = 10;
-/// Segments of requests' own size are rounded up to a multiple of this.
+/// A segment of a request's own size is rounded up to a multiple of this.
 const ROUND_LARGE: u64 = 2 << 20;
 
 /// How memory comes from the system.
@@ -48,17 +49,17 @@ pub enum Segments {
     Fixed,
     /// In one growing segment for each stream and kind.
     Expandable,
-    /// Separate segments. Free blocks are stitched together for requests of at least this many
-    /// bytes: GMLake's `fragLimit`, 512 MiB if unset.
+    /// Separate segments. Free blocks are stitched together for requests of at least this number of
+    /// bytes: GMLake's `fragLimit`, 512 MiB by default.
     Stitched(u64),
 }
 
-/// What an allocator held.
+/// The memory that an allocator reserved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Held {
-    /// Bytes from the system at the end, which is the most there were.
+    /// Bytes from the system at the end, which is also their maximum.
     pub reserved_bytes: u64,
-    /// Segments they came in.
+    /// The number of their segments.
     pub segments: usize,
 }
 
@@ -77,23 +78,23 @@ pub struct Segment {
     pub used: Vec<(u64, u64)>,
 }
 
-/// What happened, with the address at which it did.
+/// An event of a history, with its address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
     /// A request was served.
     Alloc {
-        /// Where.
+        /// Its address.
         address: u64,
-        /// As many bytes as were asked for.
+        /// The requested bytes.
         bytes: u64,
-        /// By which stream.
+        /// The stream.
         stream: u32,
     },
-    /// A block came back.
+    /// A block was freed.
     Free {
-        /// Where it began.
+        /// Its first byte.
         address: u64,
-        /// As many bytes as were asked for.
+        /// The requested bytes.
         bytes: u64,
     },
     /// A segment came from the system.
@@ -116,7 +117,7 @@ pub enum Event {
     },
 }
 
-/// A recorded history: what happened, and what there was at its end.
+/// A recorded history: its events, and its segments at the end.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct History {
     /// Segments at the end.
@@ -130,7 +131,7 @@ pub struct History {
 pub struct Agreement {
     /// Requests of the history.
     pub requests: usize,
-    /// Those that the rules would have put at the same address.
+    /// Requests that get the same address by the rules.
     pub same: usize,
 }
 
@@ -147,13 +148,13 @@ type Kind = (u32, bool);
 
 struct Allocator {
     rule: Segments,
-    /// All blocks by address. Those of a segment follow each other without gaps.
+    /// All blocks by address. The blocks of a segment have no gaps between them.
     blocks: BTreeMap<u64, Block>,
-    /// Free ones by kind, size and address.
+    /// Free blocks by kind, size and address.
     free: BTreeSet<(Kind, u64, u64)>,
     /// Kinds of segments, by their first byte.
     segments: BTreeMap<u64, Kind>,
-    /// What was stitched, by size: addresses and sizes of the parts.
+    /// Stitched blocks by size: addresses and sizes of their parts.
     stitched: BTreeMap<(u64, usize), Vec<(u64, u64)>>,
     held: Held,
 }
@@ -170,7 +171,7 @@ impl Allocator {
         }
     }
 
-    /// Adds a segment that is free, and joins it to nothing.
+    /// Adds a free segment, which is joined to no other.
     fn add_segment(&mut self, address: u64, bytes: u64, kind: Kind) {
         self.segments.insert(address, kind);
         self.blocks.insert(
@@ -221,7 +222,7 @@ impl Allocator {
         // Invariant: the one segment begins at 0.
         let end = self.end();
         let step = if small { SMALL_SEGMENT } else { LARGE_SEGMENT };
-        // A free block at the end already covers part of the request.
+        // A free block at the end covers a part of the request.
         let last = self.blocks.last_key_value();
         let there = last
             .filter(|(_, block)| !block.used)
@@ -285,8 +286,8 @@ impl Allocator {
         }
     }
 
-    /// Frees the block at `address`, and joins it with its neighbours. Returns where the free block
-    /// begins.
+    /// Frees the block at `address`, and joins it with its neighbours. Returns the start of the
+    /// free block.
     fn release(&mut self, address: u64) -> u64 {
         let block = self.blocks[&address];
         let kind = self.segments[&block.segment];
@@ -337,8 +338,8 @@ impl Allocator {
         vec![address]
     }
 
-    /// Free parts that add up to `bytes` when no single free block is large enough: blocks stitched
-    /// before if possible, otherwise the largest ones.
+    /// Free parts with `bytes` in total, if no single free block is large enough: blocks that were
+    /// stitched before if possible, otherwise the largest ones.
     fn stitch(&mut self, bytes: u64, kind: Kind) -> Option<Vec<(u64, u64)>> {
         let Segments::Stitched(limit) = self.rule else {
             return None;
@@ -411,8 +412,8 @@ fn rounded(bytes: u64) -> u64 {
     bytes.max(1).next_multiple_of(ROUND)
 }
 
-/// What the allocator would hold after the trace's requests, from an empty start. Sizes must add up
-/// to less than 2^62 bytes, as readers of traces see to.
+/// What the allocator reserves for the trace's requests, starting empty. Sizes must add up to less
+/// than 2^62 bytes; readers of traces check this.
 pub fn simulate(trace: &Trace, rule: Segments) -> Held {
     let mut held = Held::default();
     let mut kinds: BTreeMap<Kind, Allocator> = BTreeMap::new();
@@ -441,7 +442,7 @@ pub fn simulate(trace: &Trace, rule: Segments) -> Held {
         } else {
             bytes
         };
-        // Kinds share nothing: an allocator for each.
+        // Kinds share nothing, so each has its own allocator.
         let allocator = kinds.entry(kind).or_insert_with(|| Allocator::new(rule));
         match comes {
             true => places[i] = allocator.alloc(bytes, kind),
@@ -459,10 +460,10 @@ pub fn simulate(trace: &Trace, rule: Segments) -> Held {
     held
 }
 
-/// Follows a history from the state that it must have begun in. A request that the rules put
-/// elsewhere is counted and then put where it was, so that one disagreement does not make others.
-/// None if the history contradicts itself, as one with expandable segments does: then nothing is
-/// known.
+/// Replays a history from its initial state, which is derived from its end. If the rules give a
+/// request another address, this is counted, and the request gets its recorded address. So one
+/// difference does not cause others. None if the history contradicts itself, as a history with
+/// expandable segments does.
 pub fn replay(history: &History) -> Option<Agreement> {
     let mut allocator = first_state(history)?;
     let mut agreement = Agreement::default();
@@ -492,7 +493,7 @@ pub fn replay(history: &History) -> Option<Agreement> {
                 bytes,
                 stream,
             } => {
-                // A segment serves the request that comes next: the recorder writes the segment
+                // A new segment serves the next request, because the recorder writes the segment
                 // first.
                 let clash = allocator
                     .blocks
@@ -510,8 +511,7 @@ pub fn replay(history: &History) -> Option<Agreement> {
 }
 
 impl Allocator {
-    /// Takes `bytes` at `address`, where the rules would not have put them. None if they are not
-    /// free.
+    /// Takes `bytes` at `address`, against the rules. None if they are not free.
     fn force(&mut self, address: u64, bytes: u64) -> Option<()> {
         let (&lo, &block) = self
             .blocks
@@ -546,7 +546,7 @@ impl Allocator {
         Some(())
     }
 
-    /// Forgets a segment. None if it is not there and free.
+    /// Removes a segment. None if it does not exist, or is not free.
     fn remove_segment(&mut self, address: u64, bytes: u64) -> Option<()> {
         self.blocks
             .get(&address)
@@ -558,10 +558,10 @@ impl Allocator {
     }
 }
 
-/// The allocator as it was when a history began: its end, with everything undone.
+/// The allocator at the start of a history: its end, with all events undone.
 fn first_state(history: &History) -> Option<Allocator> {
-    // Segments and used blocks, going back in time. Of a block that was freed only the request is
-    // known; what was not split off it is added below.
+    // Segments and used blocks, going back in time. For a freed block only the requested bytes are
+    // known; bytes that were not split off it are added below.
     let mut segments: BTreeMap<u64, (u64, Kind)> = BTreeMap::new();
     let mut used: BTreeMap<u64, u64> = BTreeMap::new();
     for segment in &history.segments {
@@ -609,7 +609,8 @@ fn first_state(history: &History) -> Option<Allocator> {
             let next = inside.get(i + 1).map_or(end, |next| next.0);
             let (at, size) = inside[i];
             let room = next.checked_sub(at.checked_add(size)?)?;
-            // Free blocks of large segments have more than 1 MiB: less belongs to the block below.
+            // Free blocks of large segments have more than 1 MiB. A smaller rest belongs to the
+            // block below.
             if !kind.1 && room <= SMALL {
                 inside[i].1 += room;
             }
@@ -702,8 +703,8 @@ mod tests {
 
     #[test]
     fn a_large_block_is_split_if_more_than_a_mebibyte_remains() {
-        // 19 MiB of 20 leave 1 MiB, which is not split off, and which a second block of 1 MiB and a
-        // byte cannot have.
+        // 19 MiB of 20 leave 1 MiB, which is not split off. A second block of 1 MiB and one byte
+        // does not fit there.
         assert_eq!(
             reserved(&[(0, 9, 9 * MIB), (1, 9, 9 * MIB)], Segments::Fixed),
             20 * MIB
@@ -759,7 +760,7 @@ mod tests {
         );
     }
 
-    /// 10 MiB between two of 12 stay; then 24 come, as the two are free.
+    /// 10 MiB between two blocks of 12 MiB stay; then 24 MiB are requested while the two are free.
     #[test]
     fn free_blocks_are_stitched() {
         let items = [
@@ -782,8 +783,7 @@ mod tests {
 
     #[test]
     fn a_history_is_followed_back_and_forth() {
-        // One segment of 20 MiB: a block of 4 MiB was there, went, and its place was taken by one
-        // of 2 MiB.
+        // One segment of 20 MiB: a block of 4 MiB was freed, and a block of 2 MiB took its place.
         let at = 1 << 30;
         let segment = |used| Segment {
             address: at,
@@ -829,7 +829,7 @@ mod tests {
                 same: 1
             })
         );
-        // What is free cannot come back.
+        // A free block cannot be freed.
         let history = History {
             segments: vec![segment(vec![])],
             events: vec![alloc(at, 2 * MIB)],

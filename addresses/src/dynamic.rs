@@ -12,22 +12,23 @@
 use placement::trace::{Block, Trace};
 use std::collections::BTreeMap;
 
-/// Dynamic blocks of one coming and going, and what they may use.
+/// Dynamic blocks that are allocated in the same module and freed in the same module, and the bytes
+/// that they may use.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Group {
-    /// The modules in which they come and go: positions in [`Trace::modules`]. A block of which one
-    /// is not known is a group of its own.
+    /// The modules in which they are allocated and freed: positions in [`Trace::modules`]. A block
+    /// with an unknown module is a separate group.
     pub modules: (u32, u32),
-    /// From the first module's start to the last one's end, T(a, b) in the paper; and no shorter
-    /// than the blocks live.
+    /// From the first module's start to the last one's end, T(a, b) in the paper. It covers at
+    /// least the lives of the blocks.
     pub span: (u64, u64),
     /// Positions in [`Trace::blocks`].
     pub blocks: Vec<usize>,
-    /// Ranges of bytes that no planned block has during the span, ascending and apart.
+    /// Ranges of bytes that no planned block uses during the span, ascending and disjoint.
     pub space: Vec<(u64, u64)>,
 }
 
-/// The planned part of a trace, and where in the trace each of its blocks stands.
+/// The planned part of a trace, and the position of each of its blocks in the trace.
 pub fn statics(trace: &Trace) -> (Trace, Vec<usize>) {
     let which: Vec<usize> = (0..trace.blocks.len())
         .filter(|&i| !trace.blocks[i].origin.dynamic)
@@ -45,7 +46,7 @@ pub fn statics(trace: &Trace) -> (Trace, Vec<usize>) {
 }
 
 /// The groups in the order of their first blocks, with their space. `offsets` has a number for each
-/// block; those of dynamic ones are not looked at.
+/// block; the numbers of dynamic blocks are ignored.
 pub fn groups(trace: &Trace, offsets: &[u64]) -> Vec<Group> {
     assert_eq!(
         offsets.len(),
@@ -151,7 +152,7 @@ impl Planned {
         self.latest[root]
     }
 
-    /// Calls `met` with the pieces of the subtree that share a tick with the span.
+    /// Calls `met` for each piece of the subtree that shares a tick with the span.
     fn meeting(&self, span: (u64, u64), first: usize, last: usize, met: &mut impl FnMut(&Piece)) {
         if first == last {
             return;
@@ -217,8 +218,7 @@ mod tests {
         }
     }
 
-    /// Two experts share a layer; a planned block that comes between its modules' ends keeps its
-    /// bytes.
+    /// Two experts share a layer. A planned block that is alive in their modules keeps its bytes.
     #[test]
     fn a_group_avoids_what_lives_in_its_modules() {
         let blocks = vec![
@@ -253,7 +253,7 @@ mod tests {
     }
 
     proptest! {
-        /// A byte is in a group's space if and only if no planned block has it at any tick of the
+        /// A byte is in a group's space if and only if no planned block uses it at any tick of the
         /// span.
         #[test]
         fn space_is_what_is_idle(

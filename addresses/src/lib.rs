@@ -1,6 +1,6 @@
-//! What can be done with traces of allocations besides placing them: PyTorch's caching allocator
-//! and its variants as simulators ([`caching`]), figures of a trace ([`stats`]), idle bytes for
-//! requests that no plan knows ([`dynamic`]), and plan files of recorded steps ([`serve`]).
+//! Uses of allocation traces other than placing them: simulators of PyTorch's caching allocator and
+//! its variants ([`caching`]), figures of a trace ([`stats`]), idle bytes for requests that are not
+//! planned ([`dynamic`]), and plan files of recorded steps ([`serve`]).
 //!
 //! ```
 //! use lighterage_addresses::stats::live_bytes;

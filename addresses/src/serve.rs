@@ -1,10 +1,10 @@
-//! A recorded trace as what an allocator replays: what comes before the step, and the step as a
-//! circle; and its plan file.
+//! Converts a recorded trace into a prologue and a step that repeats, and writes its plan file for
+//! the allocator.
 //!
 //! Before: a trace of one pool. After [`step`]: time is counted in requests, block `i` is request
-//! `i`, and a block of the step that lives on into the next one has a gap where it is not there.
-//! Such a trace is placed like any other; [`write()`] makes the file of it that `runtime/allocator`
-//! serves (its module `plan` has the format). [`plan`] does all of it.
+//! `i`, and a block of the step that lives on into the next step has a gap in which it does not
+//! exist. Such a trace is placed like any other. [`write()`] makes the file that
+//! `runtime/allocator` serves (its module `plan` has the format). [`plan`] does all of this.
 
 use crate::dynamic::{Group, groups, statics};
 use placement::trace::{Block, Span, Trace};
@@ -14,18 +14,19 @@ use std::fmt::Write;
 /// Requests of a program that repeats a step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
-    /// Block `i` is asked for as the `i`th; times are numbers of requests.
+    /// Block `i` is the `i`th request; times are numbers of requests.
     pub trace: Trace,
-    /// The first request of the step. What is before it comes once.
+    /// The first request of the step. The requests before it occur once.
     pub first: usize,
 }
 
 /// The plan file of a recorded trace. `place` gives offsets, multiples of `align`, for the blocks
-/// that are not dynamic. If streams wait for each other, `place` is called a second time with all
-/// streams as one, in which blocks live until they were waited for, and the smaller pool is taken.
+/// that are not dynamic. If streams wait for each other, `place` is called a second time, with all
+/// streams as one and with blocks that live until other streams have waited for them. The smaller
+/// pool is taken.
 ///
 /// # Errors
-/// Those of `place`.
+/// The errors of `place`.
 pub fn plan<E>(
     trace: &Trace,
     align: u64,
@@ -66,12 +67,12 @@ fn fixed_blocks<'a>(step: &'a Step, offsets: &'a [u64]) -> impl Iterator<Item = 
 }
 
 /// Finds the step that the end of a trace repeats, by bytes, streams and lengths of lives. If there
-/// is none, or if it covers less than half of the trace, the whole trace is one step, and blocks
-/// alive at its end are freed there.
+/// is none, or if its repetitions cover less than half of the trace, the whole trace is one step,
+/// and blocks alive at its end are freed there.
 ///
-/// The step's requests are those of its first repetition. Their lives come from the last repetition
-/// but one, whose continuation is fully recorded. Blocks of zero bytes are left out, because they
-/// are never served.
+/// The step's requests are those of its first repetition. Their lives come from the second-last
+/// repetition, because the recording contains everything after it. Blocks of zero bytes are left
+/// out, because they are never served.
 pub fn step(trace: &Trace) -> Step {
     let mut order: Vec<usize> = (0..trace.blocks.len())
         .filter(|&i| 0 < trace.blocks[i].bytes)
@@ -86,7 +87,7 @@ pub fn step(trace: &Trace) -> Step {
         .max()
         .unwrap_or(0);
     let n = order.len();
-    // A size that is known only when it is asked for tells nothing.
+    // The size of a dynamic request is not compared.
     let key = |i: usize| {
         let block = &trace.blocks[order[i]];
         (
@@ -118,19 +119,19 @@ pub fn step(trace: &Trace) -> Step {
             .copied()
             .find(|&(period, _)| n_unlike(period) <= most(period))
     };
-    // A few blocks may be freed whenever the program's garbage collector runs.
+    // A few blocks may differ, because the program's garbage collector may free them at any time.
     let found = with(|_| 0).or_else(|| with(|period| period / 16));
     let (period, first) = found.map_or((n, 0), |(period, repeats)| {
-        // Requests before the first step may happen to equal those at a step's end; their lives
-        // differ.
+        // Requests before the first step may by chance equal requests at the end of a step, but
+        // their lives differ.
         let early = n - repeats..(n - repeats + period).min(n - 2 * period);
         let unlike = early.clone().rev().find(|&i| !alike(i, period));
         (period, unlike.map_or(early.start, |i| i + 1))
     });
-    // The last time but one, or the only one.
+    // The second-last repetition, or the only one.
     let window = first + n.saturating_sub(first + 2 * period) / period.max(1) * period;
     let end = first + period;
-    // Requests between the first time and the window stand for none of the plan.
+    // Requests between the first repetition and the window are not part of the plan.
     let number = |i: usize| {
         if i <= first {
             i
@@ -141,10 +142,11 @@ pub fn step(trace: &Trace) -> Step {
     let block = |i: usize, number: usize| {
         let (mut from, mut to, mut gaps) = (number, end, vec![]);
         match gone(i) {
-            // A prologue's block may go in the first step; if it stays longer, it stays.
+            // A block of the prologue may be freed in the first step. If it lives longer, it is
+            // never freed.
             Some(gone) if i < first => to = gone.min(end),
             Some(gone) if gone <= i - number + end => to = gone - (i - number),
-            // Nothing is known of a next time.
+            // A next repetition is not known.
             None if found.is_none() => {}
             gone => {
                 let next = gone.map_or(number, |gone| (gone - (i - number) - period).min(number));
@@ -191,11 +193,12 @@ pub fn step(trace: &Trace) -> Step {
     }
 }
 
-/// The periods of the beginning of a list, shortest first, and how long each repeats: twice at
-/// least, over half of the list, and hardly less than any other.
+/// The periods of the beginning of a list, shortest first, and the length over which each repeats.
+/// A period repeats at least twice and over at least half of the list. Periods that repeat over
+/// clearly less than the best one are dropped.
 fn periods<T: PartialEq>(list: &[T]) -> Vec<(usize, usize)> {
-    // How much of the list's beginning stands again at each position: the Z function (Gusfield,
-    // 1.4).
+    // The length of the match between the list and its rest at each position: the Z function
+    // (Gusfield, 1.4).
     let n = list.len();
     let mut again = vec![0; n];
     let (mut lo, mut hi) = (0, 0);
@@ -216,7 +219,8 @@ fn periods<T: PartialEq>(list: &[T]) -> Vec<(usize, usize)> {
         .map(|(_, length)| length)
         .max()
         .unwrap_or(0);
-    // One may go a little further than another by what happens to stand before the first step.
+    // A period may match a little longer than another by chance, because of the requests before the
+    // first step.
     let enough = (longest - longest / 16).max(n.div_ceil(2));
     (1..n)
         .filter_map(repeats)
@@ -224,8 +228,8 @@ fn periods<T: PartialEq>(list: &[T]) -> Vec<(usize, usize)> {
         .collect()
 }
 
-/// The plan file. `offsets` has a number for each block of the step's trace; those of dynamic ones
-/// are not looked at. `align` divides all others.
+/// The plan file. `offsets` has a number for each block of the step's trace. The numbers of dynamic
+/// blocks are ignored; `align` divides all others.
 pub fn write(step: &Step, offsets: &[u64], align: u64) -> String {
     let Step { trace, first } = step;
     let (n, groups) = (trace.blocks.len(), groups(trace, offsets));
@@ -273,14 +277,15 @@ pub fn write(step: &Step, offsets: &[u64], align: u64) -> String {
     out
 }
 
-/// The request before which a block is freed, counted on through the next step; `None` is never.
+/// The request before which a block is freed, counted through the next step; `None` if it is never
+/// freed.
 fn gone(step: &Step, i: usize) -> Option<usize> {
     let (block, n) = (&step.trace.blocks[i], step.trace.blocks.len());
     let period = n - step.first;
     match block.gaps.first() {
         Some(gap) => Some(gap.0 as usize + period),
         None if i < step.first => Some(block.end as usize).filter(|end| *end < n),
-        // It exists around the whole step, until it is requested again.
+        // It lives until it is requested again in the next step.
         None if (block.start as usize) < i => Some(i + period),
         None => Some(block.end as usize),
     }
@@ -312,7 +317,7 @@ mod tests {
                 block(at + 6, at + 11, 30),
             ]);
         }
-        // Unfreed at the end of the trace.
+        // Not freed before the end of the trace.
         blocks[11].end = 100;
         let Step { trace, first } = step(&Trace {
             blocks,
@@ -349,8 +354,7 @@ mod tests {
         assert_eq!(text, format!("lighterage-plan 1\n{lines}\nend\n"));
     }
 
-    /// Sizes that come again at once are no step if a longer one explains more; dynamic sizes do
-    /// not matter.
+    /// A short repetition is not the step if a longer one covers more. Dynamic sizes do not matter.
     #[test]
     fn the_longest_end_has_the_period() {
         let mut blocks = vec![];
@@ -394,7 +398,8 @@ mod tests {
         assert_eq!((step.first, step.trace.blocks.len()), (0, 4));
     }
 
-    /// A weight as large as the last block of a step is none; and a trace may end within a step.
+    /// A weight with the size of the last block of a step is not part of the step. A trace may end
+    /// within a step.
     #[test]
     fn a_prologue_may_look_like_a_step() {
         let mut blocks = vec![block(0, 100, 9), block(1, 100, 4)];
@@ -424,7 +429,7 @@ mod tests {
         );
     }
 
-    /// What the end repeats is no step if most of the trace is something else.
+    /// A repetition at the end is not the step if most of the trace is different.
     #[test]
     fn a_short_end_is_no_step() {
         let blocks = (0..40)
@@ -442,7 +447,7 @@ mod tests {
         );
     }
 
-    /// Without a period the whole is the step.
+    /// Without a period the whole trace is the step.
     #[test]
     fn what_does_not_repeat_is_one_step() {
         let trace = Trace {

@@ -1,24 +1,24 @@
 //! Statistics of a trace: sizes, classes by life, the most bytes alive.
 //!
-//! The classes are those of STAlloc (paper section 2.3). *Persistent* blocks exist before the first
-//! phase and after the last one, like weights. *Scoped* blocks are allocated in one phase and freed
-//! in another, like activations. *Transient* blocks live within one phase. If phases are unknown,
-//! blocks are persistent if they start before any block ends and end after the last one starts. The
-//! others are split by length of life, at the threshold that separates the logarithms best (Otsu's
-//! threshold).
+//! The classes are the ones of STAlloc (paper section 2.3). *Persistent* blocks exist before the
+//! first phase and after the last one, like weights. *Scoped* blocks are allocated in one phase and
+//! freed in another, like activations. *Transient* blocks live within one phase. If phases are
+//! unknown, blocks are persistent if they start before any block ends and end after the last one
+//! starts. The others are split by length of life, at the threshold that separates the logarithms
+//! best (Otsu's threshold).
 
 use placement::trace::{Block, Trace};
 use std::collections::BTreeMap;
 
 ir::named! {
-    /// How a block lives.
+    /// The class of a block.
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
     pub enum Class {
-        /// All the time.
+        /// It lives all the time.
         Persistent = "persistent",
-        /// From one phase to another.
+        /// It lives from one phase to another.
         Scoped = "scoped",
-        /// Within a phase.
+        /// It lives within a phase.
         Transient = "transient",
     }
 }
@@ -26,38 +26,38 @@ ir::named! {
 /// Blocks of a class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Share {
-    /// How many there are.
+    /// The number of blocks.
     pub blocks: usize,
-    /// Bytes of all of them, however they follow each other.
+    /// The sum of their bytes, even if they are not alive at the same time.
     pub bytes: u64,
-    /// Bytes that are alive when most are alive in all.
+    /// Their bytes at the moment at which the most bytes of all classes are alive.
     pub peak_bytes: u64,
 }
 
-/// What a trace is like.
+/// The statistics of a trace.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Stats {
     /// Blocks.
     pub blocks: usize,
     /// Blocks of more than 512 bytes.
     pub above_512: usize,
-    /// Different sizes of those.
+    /// The number of different sizes of these blocks.
     pub sizes_above_512: usize,
     /// The most frequent sizes and how many blocks have them; the most frequent first.
     pub frequent: Vec<(u64, usize)>,
     /// Blocks whose size is known only at run time.
     pub dynamic: Share,
-    /// The most bytes alive at once, as they were asked for.
+    /// The most requested bytes alive at once.
     pub live_peak_bytes: u64,
-    /// The first tick at which they are.
+    /// The first tick with this maximum.
     pub peak_tick: u64,
     /// Persistent, scoped and transient blocks.
     pub classes: [Share; 3],
-    /// True if classes come from phases, and not from how long blocks live.
+    /// True if classes come from phases, and not from the lengths of lives.
     pub by_phases: bool,
     /// Phases with known names.
     pub phases: usize,
-    /// Modules' runs.
+    /// Runs of modules.
     pub modules: usize,
     /// Streams.
     pub streams: usize,
@@ -65,7 +65,7 @@ pub struct Stats {
     pub ticks: u64,
 }
 
-/// The class of each block, and whether phases tell.
+/// The class of each block, and whether classes come from phases.
 pub fn classes(trace: &Trace) -> (Vec<Class>, bool) {
     let blocks = &trace.blocks;
     let first_end = blocks.iter().map(|block| block.end).min().unwrap_or(0);
@@ -93,8 +93,8 @@ pub fn classes(trace: &Trace) -> (Vec<Class>, bool) {
     (blocks.iter().map(class).collect(), by_phases)
 }
 
-/// The threshold that parts numbers into two classes with the largest variance between them (N.
-/// Otsu, 1979). Numbers up to it are the lower class; all are, if they are equal.
+/// The threshold that divides numbers into two classes with the largest variance between them (N.
+/// Otsu, 1979). Numbers up to it are the lower class. If all numbers are equal, all are in it.
 fn otsu(numbers: impl Iterator<Item = f64>) -> f64 {
     let mut numbers: Vec<f64> = numbers.collect();
     numbers.sort_unstable_by(f64::total_cmp);
@@ -115,8 +115,8 @@ fn otsu(numbers: impl Iterator<Item = f64>) -> f64 {
     threshold
 }
 
-/// Bytes alive over time, as they were asked for: ticks at which the sum changes, ascending, and
-/// the sum from there on.
+/// Requested bytes alive over time: the ticks at which the sum changes, ascending, with the sum
+/// after each.
 pub fn live_bytes(trace: &Trace) -> Vec<(u64, u64)> {
     let mut change: BTreeMap<u64, i128> = BTreeMap::new();
     for block in &trace.blocks {
@@ -139,10 +139,11 @@ pub fn live_bytes(trace: &Trace) -> Vec<(u64, u64)> {
         .collect()
 }
 
-/// Sizes that a report names.
+/// The number of sizes in a report.
 const FREQUENT: usize = 8;
 
-/// Looks at a trace. Sizes must add up to less than 2^62 bytes, as readers of traces see to.
+/// Computes the statistics of a trace. Sizes must add up to less than 2^62 bytes; readers of traces
+/// check this.
 pub fn stats(trace: &Trace) -> Stats {
     let blocks = &trace.blocks;
     let (class, by_phases) = classes(trace);
@@ -216,7 +217,7 @@ mod tests {
 
     #[test]
     fn phases_tell_classes() {
-        // A weight, an activation of a forward, what a forward and a backward need for themselves.
+        // A weight, an activation, and temporary blocks of a forward and a backward.
         let blocks = vec![
             block(0, 10, 1000, (0, 0)),
             block(1, 8, 600, (1, 2)),
@@ -267,7 +268,7 @@ mod tests {
             .iter()
             .filter(|&&class| class == Class::Transient)
             .count();
-        // The innermost of the nested ones live as briefly as some others.
+        // The innermost nested blocks live as short as some other blocks.
         assert!((39..45).contains(&transient), "{transient}");
     }
 

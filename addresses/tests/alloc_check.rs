@@ -1,5 +1,5 @@
-//! The check of plans against planners: it accepts what they produce, and refuses it once two
-//! blocks overlap.
+//! Tests the check of plans: it accepts the plans of all planners, and refuses them when two blocks
+//! overlap.
 
 use papers::stalloc;
 use placement::check::{Fault, check};
@@ -10,9 +10,9 @@ use proptest::prelude::*;
 use proptest::strategy::{BoxedStrategy, ValueTree};
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 
-/// Mutants that overlap, of all kinds together.
+/// The number of mutants that overlap, of all kinds together.
 const MUTANTS: usize = 10_000;
-/// Mutants tried of each plan.
+/// The number of mutants of each plan.
 const OF_A_PLAN: usize = 24;
 
 /// Blocks with alignments and gaps, anywhere in time.
@@ -35,8 +35,8 @@ fn scattered() -> impl Strategy<Value = Vec<Block>> {
     })
 }
 
-/// A step: what forward keeps is freed by backward in turn, each layer has something of its own,
-/// and weights stay.
+/// A step: the backward frees in reverse order what the forward keeps, each layer has a temporary
+/// block, and weights stay.
 fn step() -> impl Strategy<Value = Vec<Block>> {
     (vec((1u64..3000, 1u64..9000), 2..20), vec(1u64..4000, 0..4)).prop_map(|(layers, weights)| {
         let n = layers.len() as u64;
@@ -62,7 +62,7 @@ fn step() -> impl Strategy<Value = Vec<Block>> {
     })
 }
 
-/// Few sizes and lives that fill a rectangle: every address has two neighbours.
+/// A few sizes and lives that fill a rectangle, so every block has two neighbours.
 fn dense() -> impl Strategy<Value = Vec<Block>> {
     vec((0u64..12, 1u64..4, 1u64..4), 8..60).prop_map(|items| {
         let block = |(start, span, size)| Block {
@@ -92,7 +92,7 @@ fn traces() -> [BoxedStrategy<Trace>; 3] {
     })
 }
 
-/// The plans of a trace, of every planner that takes it.
+/// The plans of a trace, by every planner that supports it.
 fn plans(trace: &Trace, align: u64) -> Vec<Placement> {
     let ours = [Effort::Fast, Effort::Normal].map(|effort| {
         place(
@@ -111,8 +111,8 @@ fn plans(trace: &Trace, align: u64) -> Vec<Placement> {
         .collect()
 }
 
-/// True if both blocks are needed at some tick: tick by tick, and so in another way than the
-/// check's.
+/// True if both blocks are needed at some tick. It compares all ticks, which is another method than
+/// that of the check.
 fn both_needed(a: &Block, b: &Block) -> bool {
     let needed = |block: &Block, tick: u64| {
         block.start <= tick
@@ -127,7 +127,7 @@ fn overlap(trace: &Trace, offsets: &[u64], a: usize, b: usize) -> bool {
     offsets[a] < end(b) && offsets[b] < end(a) && both_needed(&trace.blocks[a], &trace.blocks[b])
 }
 
-/// What is done to a plan, or to the trace behind its back. Gets two blocks and a number.
+/// A change of a plan, or of its trace. Gets two blocks and a number.
 type Mutation = fn(&mut [Block], &mut [u64], usize, usize, u64);
 
 const MUTATIONS: [(&str, Mutation); 10] = [
@@ -161,8 +161,8 @@ const MUTATIONS: [(&str, Mutation); 10] = [
     }),
 ];
 
-/// Ten thousand plans that overlap are refused, as many of each mutation, and nothing is said of
-/// blocks that do not; mutants that happen to be right are accepted, as every plan is.
+/// Ten thousand plans that overlap are refused, with the same number of each mutation. Blocks that
+/// do not overlap are not reported. Correct mutants and all plans are accepted.
 #[test]
 fn mutants_are_refused() {
     let mut runner = TestRunner::new_with_rng(

@@ -1,5 +1,5 @@
-//! Places of traces: blocks that live together do not meet, whatever is asked of them; the bound is
-//! what it says; few blocks lie as low as they can; and what is wrong with a trace is said.
+//! Plans of traces: blocks that live at the same time do not overlap, with any constraints; the
+//! bound is right; plans of few blocks are optimal; errors in a trace are reported.
 
 use placement::trace::{Block, Trace};
 use placement::{Effort, Options, Placement, lower_bound, place};
@@ -33,7 +33,7 @@ fn needs(block: &Block, tick: u64) -> bool {
         && !block.gaps.iter().any(|&(lo, hi)| lo <= tick && tick < hi)
 }
 
-/// What is wrong with a placement, looked up tick by tick.
+/// The error in a placement, found tick by tick.
 fn wrong(trace: &Trace, align: u64, placement: &Placement) -> Option<String> {
     let end = |i: usize| placement.offsets[i] + trace.blocks[i].bytes.next_multiple_of(align);
     let last = trace
@@ -101,7 +101,7 @@ fn blocks(most: usize) -> impl Strategy<Value = Trace> {
     })
 }
 
-/// A rectangle of ticks times bytes cut into blocks at random: they fit into it without a hole.
+/// A rectangle of ticks and bytes, cut into blocks at random. They fit into it without a hole.
 fn cut(cuts: &[(usize, bool, u64)], ticks: u64, bytes: u64) -> Trace {
     let mut parts = vec![(0, ticks, bytes)];
     for &(which, in_time, at) in cuts {
@@ -124,8 +124,8 @@ fn cut(cuts: &[(usize, bool, u64)], ticks: u64, bytes: u64) -> Trace {
     )
 }
 
-/// The best peak there is: some best plan is found by first fit in the order of its offsets, so all
-/// orders are tried.
+/// The optimal peak. First fit in the order of its offsets finds an optimal plan, so all orders are
+/// tried.
 fn best(blocks: &[Block], placed: &mut Vec<(usize, u64)>, mut limit: u64) -> u64 {
     if placed.len() == blocks.len() {
         return placed
@@ -323,7 +323,8 @@ fn wrong_traces_are_refused() {
 
 #[test]
 fn a_plan_that_fits_is_enough() {
-    // Four that cannot lie without a hole in every order; with room to spare, the first plan does.
+    // Four blocks that do not fit without a hole in every order. With spare room, the first plan is
+    // accepted.
     let trace = trace([
         block(0, 2, 3),
         block(1, 3, 4),
@@ -340,12 +341,11 @@ fn a_plan_that_fits_is_enough() {
     assert!(placement.peak <= 100 && placement.method.starts_with("first fit"));
 }
 
-/// A capacity above the bound is kept to at every effort: what is near the bound is not near
-/// enough.
+/// A plan respects a capacity above the bound at every effort. A plan near the bound is not enough.
 #[test]
 fn a_capacity_is_not_missed_by_a_little() {
-    // Backward, the byte that comes last lies below, and what lies on it ends a byte above the
-    // bound.
+    // A backward sweep places the last byte at the bottom, and the block on top of it ends one byte
+    // above the bound.
     let trace = trace([
         block(4, 7, 4000),
         block(2, 5, 1),
@@ -368,8 +368,8 @@ fn a_capacity_is_not_missed_by_a_little() {
     }
 }
 
-/// What lives the whole time is stacked only if alignment loses nothing: here the larger has to be
-/// below.
+/// Blocks that live the whole time are stacked only if alignment loses nothing. Here the larger one
+/// must be below.
 #[test]
 fn stacks_lose_nothing() {
     let aligned = |bytes| Block {

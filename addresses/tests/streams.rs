@@ -1,5 +1,5 @@
-//! Bytes that go from one stream to another, and blocks in the bytes of others: every plan keeps to
-//! what the trace says, the check finds what does not.
+//! Bytes that go from one stream to another, and blocks in the bytes of others: every plan respects
+//! the waits of the trace, and the check finds plans that do not.
 
 use lighterage_addresses::serve;
 use papers::stalloc;
@@ -79,8 +79,8 @@ fn needed(block: &Block) -> Vec<(u64, u64)> {
     needed
 }
 
-/// Whether what a stream does after one tick knows of all that another did before an earlier one:
-/// the news spread from wait to wait.
+/// Whether the work of `stream` after tick `after` comes after all work of stream `on` before tick
+/// `before`. Waits are followed through other streams.
 fn knows(trace: &Trace, stream: u32, after: u64, on: u32, before: u64) -> bool {
     let mut know = vec![on];
     for wait in trace
@@ -95,7 +95,7 @@ fn knows(trace: &Trace, stream: u32, after: u64, on: u32, before: u64) -> bool {
     know.contains(&stream)
 }
 
-/// Two blocks that have a byte in common, in an order that nothing keeps.
+/// Two blocks that share a byte, and whose order no stream or wait keeps.
 fn wrong(trace: &Trace, offsets: &[u64]) -> Option<(usize, usize)> {
     let blocks = &trace.blocks;
     let share = |i: usize, j: usize| {
@@ -122,7 +122,7 @@ fn wrong(trace: &Trace, offsets: &[u64]) -> Option<(usize, usize)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
 
-    /// Any two blocks that share bytes are ordered by their stream or by waits, whoever plans.
+    /// Any two blocks that share bytes are ordered by their stream or by waits, for every planner.
     #[test]
     fn bytes_change_streams_behind_waits(trace in streams(30)) {
         for placement in [
@@ -159,10 +159,10 @@ proptest! {
         );
     }
 
-    /// As many waits as can be: then streams do not matter.
+    /// With waits everywhere, streams do not matter.
     #[test]
     fn streams_that_always_wait_are_one(trace in streams(20)) {
-        // Time for all to wait between any two ticks.
+        // Between any two ticks, all streams wait.
         let mut trace = trace;
         for block in &mut trace.blocks {
             (block.start, block.end) = (4 * block.start, 4 * block.end - 2);
@@ -180,8 +180,8 @@ proptest! {
         );
     }
 
-    /// Blocks in the bytes of others lie there; the bound does not rise by it if they are as large,
-    /// or gone as early.
+    /// Blocks in the bytes of others have their address. The bound does not rise if they have the
+    /// same size, or end as early.
     #[test]
     fn blocks_lie_in_the_bytes_of_others(
         trace in streams(20),
@@ -196,8 +196,8 @@ proptest! {
                 std::iter::successors(Some(there), |block| block.within.map(|i| &trace.blocks[i]))
                     .last()
                     .unwrap();
-            // A smaller one keeps all the bytes of the first, so it must not need them when nobody
-            // else does.
+            // A smaller one keeps all the bytes of the first, so it must not need them when no
+            // other block does.
             let as_large = as_large && there.bytes == first.bytes || !first.gaps.is_empty();
             let start = (there.start + after).min(there.end - 1);
             let end = if as_large {
@@ -233,7 +233,7 @@ proptest! {
             for (block, at) in trace.blocks.iter().zip(&offsets) {
                 prop_assert!(block.within.is_none_or(|other| offsets[other] == *at));
             }
-            // One that moves away is told, whatever else it meets.
+            // A block that moves away is reported, even if it overlaps others.
             let moved = trace
                 .blocks
                 .iter()
@@ -253,7 +253,7 @@ proptest! {
     }
 }
 
-/// Without waits, each stream has a region, and the bound is the sum of theirs.
+/// Without waits, each stream has a region, and the bound is the sum of the regions' bounds.
 #[test]
 fn streams_that_do_not_wait_have_regions() {
     let blocks = vec![
@@ -288,8 +288,8 @@ fn streams_that_do_not_wait_have_regions() {
     assert_eq!(check(&trace.one_stream(), &[0, 0, 0, 0], 1, None), Ok(8));
 }
 
-/// Stream 1 waits for 0, which waits for 1: one place is enough for all. A wait too early, or the
-/// wrong way round, is none.
+/// Stream 1 waits for 0, which waits for 1, so one place is enough for all. A wait that is too
+/// early, or in the wrong direction, does not help.
 #[test]
 fn streams_that_wait_share() {
     let blocks = vec![block(0, 4, 8, 0), block(6, 9, 8, 1), block(11, 12, 8, 0)];
@@ -326,7 +326,7 @@ fn streams_that_wait_share() {
             "{early:?}"
         );
     }
-    // By way of a stream that asks for nothing.
+    // Through a stream that makes no request.
     assert_eq!(
         planned(&waits(&[(5, 7, 0), (5, 1, 7), (10, 0, 1)]), Effort::Normal).peak,
         8
@@ -368,7 +368,7 @@ fn a_step_is_served_from_regions_of_its_streams() {
     assert_eq!(pool(&trace), 512 + 4096 + 1024);
 }
 
-/// An operation in place: its result lies where its input lay, and needs no place of its own.
+/// An operation in place: its result has the place of its input, and needs no other place.
 #[test]
 fn what_is_made_in_place_is_there_once() {
     let mut blocks = vec![
@@ -395,7 +395,7 @@ fn what_is_made_in_place_is_there_once() {
         (207, 107, true)
     );
     assert_eq!(check(&trace, &placement.offsets, 1, None), Ok(107));
-    // What two that share have, a third has not.
+    // A third block must not use the bytes that two blocks share.
     let found = check(&trace, &[0, 0, 0, 93], 1, None).unwrap_err();
     assert!(matches!(found[0], Fault::Overlap { .. }), "{found:?}");
 }

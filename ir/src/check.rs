@@ -1,40 +1,42 @@
-//! The proof on a finished program: graph, schedule and plan. It shares no code with planners,
-//! allocator or `sync`, but for [`Schedule::accesses`], and it assumes nothing: a malformed program
-//! gets findings like a wrong one. What must hold before: nothing. What holds after a yes: in every
-//! execution that the streams and `after` permit, over any number of steps, each line reads what
-//! the graph says, and each step leaves what it must.
+//! Proves a finished program: graph, schedule and plan. It shares no code with planners, allocator
+//! or `sync`, except [`Schedule::accesses`]. Before: nothing must hold; a malformed program gets
+//! findings like a wrong one. After a proof: in every execution that the streams and `after`
+//! permit, over any number of steps, each line reads the values that the graph says, and each step
+//! leaves the right values.
 //!
 //! The rules:
 //!
-//! 1. *Form.* Every id names something; every node has the types that its op infers; every place
-//!    lies in its buffer, every buffer in its pool, every pool in its limit; buffers, and what
-//!    kernels touch in them, start at multiples of [`ALIGN`]. A line waits for earlier lines of its
-//!    step, or for any line of the step before.
-//! 2. *Contents.* Run top to bottom, every operand is found whole at its address. Reshapes share
-//!    their operand's bytes and never run; other pure nodes run as often as they like, opaque nodes
-//!    exactly once.
+//! 1. *Form.* Every id is valid. Every node has the types that its op infers. Every place lies in
+//!    its buffer, every buffer in its pool, and every pool is within its limit. Buffers, and the
+//!    places that kernels touch, start at multiples of [`ALIGN`]. A line waits for earlier lines of
+//!    its step, or for any line of the step before.
+//! 2. *Contents.* If lines run from top to bottom, every operand is complete at its address.
+//!    Reshapes share their operand's bytes and never run. Other pure nodes may run any number of
+//!    times, opaque nodes exactly once.
 //! 3. *Operands.* A line does not write what it reads, except for the in-place pairs of its op,
 //!    with equal types and exactly the same bytes. Its results and its scratch are disjoint.
-//! 4. *Order.* Two lines that touch the same bytes, one of them writing, are ordered: by their
-//!    stream, which goes on from step to step, by `after`, or by the host between two steps.
-//! 5. *Entry and exit.* What a step finds lies in disjoint bytes. At its end every state lies where
-//!    it was found, changed, and every output lies in its place.
+//! 4. *Order.* If two lines touch the same bytes, and one of them writes, they are ordered: by
+//!    their stream, which continues from step to step, by `after`, or by the host between two
+//!    steps.
+//! 5. *Entry and exit.* The inputs and states at the start of a step are in disjoint bytes. At its
+//!    end every state has its new value at the same place, and every output is in its place.
 //!
-//! Between two steps the host waits for the writers of the outputs' places and for all that touched
-//! the inputs' places; then it reads the outputs, then it writes the next inputs, and only then the
-//! next step starts on any stream. It waits for nothing else: the rest of step k may still run when
-//! step k+1 starts.
+//! Between two steps the host waits for the lines that write the outputs' places, and for all lines
+//! that touch the inputs' places. Then it reads the outputs and writes the next inputs. Only then
+//! does the next step start on any stream. The host waits for nothing else: the rest of step k may
+//! still run when step k+1 starts.
 //!
-//! Why this is enough: the order of rule 4 always points down the list, so the list itself is one
+//! Why this is enough: the order of rule 4 always points down the list. So the list itself is one
 //! of the permitted executions, and all others differ from it only in the order of lines that do
-//! not conflict. In the list, step k+1 starts with what step k started with (rule 5), so rule 2
-//! holds for all steps if it holds for one. Rule 4 is checked on the list appended to itself; lines
-//! two steps apart follow, because the one that writes also runs in the step between them.
+//! not conflict. In the list, step k+1 starts with the same contents as step k (rule 5), so rule 2
+//! holds for all steps if it holds for one. Rule 4 is checked on the list appended to itself. Lines
+//! that are two steps apart are then also ordered, because the line that writes also runs in the
+//! step between.
 //!
-//! Contents and touches are kept by byte range, as maps from a range's start, and a line's clock
-//! says how far each stream must have come before it starts (Mattern's vector clocks; one for each
-//! line). Per range only the last write and the latest reads matter (FastTrack, Flanagan and Freund
-//! 2009): those before them are ordered before them. So the work is near `n log n` in the number of
+//! Contents and accesses are stored by byte range, in maps from the start of a range. Each line has
+//! a vector clock (Mattern), which says how far each stream must have come before the line starts.
+//! For each range only the last write and the latest reads matter (FastTrack, Flanagan and Freund
+//! 2009): earlier accesses are ordered before them. So the work is near `n log n` in the number of
 //! lines.
 
 use crate::Program;
@@ -48,21 +50,21 @@ use crate::types::TensorType;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// The most clock entries that are kept: 512 MiB of them. Reached by no schedule with a sane number
-/// of streams: 30,000 lines may use 2,000.
+/// The most clock entries: 512 MiB. No schedule with a reasonable number of streams reaches this:
+/// 30,000 lines may use 2,000 streams.
 const MAX_CLOCK_ENTRIES: usize = 1 << 27;
 
-/// What was proved, in numbers.
+/// The numbers of a proof.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Proof {
     /// Lines of the schedule.
     pub lines: usize,
     /// Waits of the schedule: entries of `after`.
     pub waits: usize,
-    /// Operands, states and outputs that were found whole at their addresses.
+    /// Operands, states and outputs that were complete at their addresses.
     pub reads: usize,
-    /// How often, in two steps, a line met another's bytes, one of them writing, and was found to
-    /// be ordered after it.
+    /// The number of conflicts in two steps, all of them ordered: two lines touch the same bytes,
+    /// and one of them writes.
     pub conflicts: usize,
     /// Bytes that the copies of one step move.
     pub copied_bytes: u64,
@@ -70,8 +72,8 @@ pub struct Proof {
     pub peak: Table<Pool, u64>,
 }
 
-/// Proves that a program does what its graph says; otherwise says, in the order of the text, what
-/// is wrong.
+/// Proves that a program computes what its graph says. Otherwise returns what is wrong, in the
+/// order of the text.
 pub fn check(program: &Program) -> Result<Proof, Vec<Finding>> {
     let facts = form(program)?;
     let mut findings = vec![];
@@ -99,8 +101,8 @@ pub fn check(program: &Program) -> Result<Proof, Vec<Finding>> {
 
 // --- facts ---
 
-/// A well-formed program and what every rule asks of it. Invariant: every id in it can be looked
-/// up, every place has an address, and no address overflows.
+/// A well-formed program with the facts that all rules use. Invariant: every id can be looked up,
+/// every place has an address, and no address overflows.
 struct Facts<'a> {
     graph: &'a Graph,
     schedule: &'a Schedule,
@@ -128,7 +130,7 @@ impl<'a> Facts<'a> {
     fn bytes(&self, value: Value) -> u64 {
         self.graph.values[value].ty.bytes()
     }
-    /// Where `bytes` bytes at a place lie; `None` if there are none.
+    /// The range of `bytes` bytes at a place; `None` for zero bytes.
     fn span(&self, loc: Loc, bytes: u64) -> Option<Span> {
         let start = self.plan.address(loc);
         (0 < bytes).then(|| Span {
@@ -136,7 +138,7 @@ impl<'a> Facts<'a> {
             range: start..start + bytes,
         })
     }
-    /// Where a scratch lies: it has the rest of its buffer.
+    /// The range of a scratch: the rest of its buffer.
     fn scratch_span(&self, loc: Loc) -> Option<Span> {
         self.span(loc, self.schedule.buffers[loc.buffer].bytes - loc.offset)
     }
@@ -177,7 +179,7 @@ fn amount(bytes: u64) -> String {
 
 // --- form ---
 
-/// Rule 1, and the part of rule 5 that needs no replay: which states and outputs have places.
+/// Rule 1, and the part of rule 5 that needs no simulation: which states and outputs have places.
 fn form(program: &Program) -> Result<Facts<'_>, Vec<Finding>> {
     let Program {
         graph,
@@ -192,7 +194,7 @@ fn form(program: &Program) -> Result<Facts<'_>, Vec<Finding>> {
     };
     let mut findings = vec![];
     let scratch = graph_form(graph, &mut findings);
-    // What follows looks up what the graph names, so it must not see a malformed one.
+    // The following checks look up ids of the graph, so the graph must be well-formed.
     if findings.is_empty() {
         plan_form(schedule, plan, &mut findings);
     }
@@ -218,8 +220,8 @@ fn form(program: &Program) -> Result<Facts<'_>, Vec<Finding>> {
     Err(findings)
 }
 
-/// The scratch that each node of the order asks for, bytes; `None` for nodes that are not part of
-/// the step.
+/// The scratch that each node of the order needs, bytes; `None` for nodes that are not part of the
+/// step.
 type Scratch = Table<Node, Option<u64>>;
 
 fn graph_form(graph: &Graph, findings: &mut Vec<Finding>) -> Scratch {
@@ -302,7 +304,7 @@ fn graph_form(graph: &Graph, findings: &mut Vec<Finding>) -> Scratch {
     scratch
 }
 
-/// Checks a node's types against its op; returns the scratch that it asks for, bytes.
+/// Checks a node's types against its op; returns the scratch that it needs, bytes.
 fn types_form(graph: &Graph, node: Node) -> Result<u64, String> {
     let data = &graph.nodes[node];
     let types: Vec<&TensorType> = data.inputs.iter().map(|&v| &graph.values[v].ty).collect();
@@ -394,8 +396,8 @@ fn place_form(schedule: &Schedule, loc: Loc, bytes: u64) -> Result<(), String> {
     }
 }
 
-/// The same for a place that a kernel touches: its loads and stores are as wide as the alignment of
-/// buffers.
+/// The same for a place that a kernel touches. A kernel's loads and stores may be as wide as the
+/// alignment of buffers.
 fn kernel_place_form(schedule: &Schedule, loc: Loc, bytes: u64) -> Result<(), String> {
     place_form(schedule, loc, bytes)?;
     match 0 < bytes && !loc.offset.is_multiple_of(ALIGN) {
@@ -530,8 +532,8 @@ fn ends_form(graph: &Graph, schedule: &Schedule) -> Vec<Finding> {
     findings
 }
 
-/// Checks that every input, state and output has a place, and every state the same one at both
-/// ends.
+/// Checks that every input, state and output has a place, and that every state has the same place
+/// at both ends.
 fn ends_meet(facts: &Facts<'_>) -> Vec<Finding> {
     let Facts {
         graph,
@@ -584,8 +586,8 @@ fn ends_meet(facts: &Facts<'_>) -> Vec<Finding> {
     findings
 }
 
-/// For each value the one whose bytes it shares: [`Graph::root`], but safe on cycles and on values
-/// without a definition, which become roots that no line can write.
+/// For each value, the value whose bytes it shares: [`Graph::root`], but safe for cycles and for
+/// values without a definition. Such values become roots that no line can write.
 fn roots(graph: &Graph, scratch: &Scratch) -> Table<Value, Value> {
     let shares = |value: Value| match graph.values[value].def {
         Def::Node(node, i) if scratch.get(node).is_some_and(Option::is_some) => {
@@ -616,8 +618,8 @@ fn roots(graph: &Graph, scratch: &Scratch) -> Table<Value, Value> {
 
 // --- contents ---
 
-/// A map from every byte of a pool to a `T`: each key holds until the next. Invariant: byte 0 has a
-/// key.
+/// A map from every byte of a pool to a `T`: each key is valid up to the next. Invariant: byte 0
+/// has a key.
 struct Bytes<T> {
     from: BTreeMap<u64, T>,
 }
@@ -642,7 +644,7 @@ impl<T: Clone> Bytes<T> {
             Some((start.max(range.start)..end, row))
         })
     }
-    /// Makes a range begin and end with pieces of its own.
+    /// Cuts pieces at the start and the end of a range.
     fn cut(&mut self, range: &Range<u64>) {
         for at in [range.start, range.end] {
             let piece = self.from.range(..=at).next_back();
@@ -654,7 +656,7 @@ impl<T: Clone> Bytes<T> {
             }
         }
     }
-    /// Makes a range that is not empty one piece.
+    /// Replaces a range that is not empty by one piece.
     fn paint(&mut self, range: Range<u64>, row: T) {
         self.cut(&range);
         let inner: Vec<u64> = self
@@ -674,7 +676,7 @@ impl<T: Clone> Bytes<T> {
     }
 }
 
-/// What bytes hold, and since which line; `None` since the start of the step.
+/// The content of bytes, and the line that wrote it; `None` for the start of the step.
 #[derive(Clone, Copy)]
 struct Held {
     what: What,
@@ -683,19 +685,19 @@ struct Held {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum What {
-    /// Nothing that may be read.
+    /// No content that may be read.
     Nothing,
-    /// What a kernel left there.
+    /// The scratch of a kernel.
     Scratch,
-    /// Bytes of a root value. `base` is the address at which the value's first byte would lie,
-    /// modulo 2^64: so a piece means the same wherever it is cut, and parts of a value that are
-    /// brought together again are equal.
+    /// Bytes of a root value. `base` is the address that the value's first byte would have, modulo
+    /// 2^64. So the meaning of a piece does not depend on where it is cut, and parts of a value
+    /// that are joined again are equal.
     Value { root: Value, base: u64 },
 }
 
 type Memory = Table<Pool, Bytes<Held>>;
 
-/// Rules 2 and 5 by replay of one step; returns the number of reads.
+/// Rules 2 and 5, by simulating one step; returns the number of reads.
 fn contents(facts: &Facts<'_>, findings: &mut Vec<Finding>) -> usize {
     let Facts {
         graph,
@@ -813,7 +815,7 @@ fn hold(memory: &mut Memory, span: &Span, root: Value, since: Option<Instr>) {
     memory[span.pool].paint(span.range.clone(), Held { what, since });
 }
 
-/// Copies what `src` holds, piece by piece, be it one value, several or none.
+/// Copies the contents of `src` piece by piece: one value, several values or none.
 fn carry(memory: &mut Memory, src: &Span, dst: &Span, instr: Instr) {
     let distance = dst.range.start.wrapping_sub(src.range.start);
     let pieces: Vec<(Range<u64>, Held)> = memory[src.pool]
@@ -839,7 +841,7 @@ fn carry(memory: &mut Memory, src: &Span, dst: &Span, instr: Instr) {
     }
 }
 
-/// Checks that a value lies whole at a place; otherwise says what does.
+/// Checks that a complete value is at a place; otherwise says what is there.
 fn find(facts: &Facts<'_>, memory: &Memory, value: Value, loc: Loc) -> Result<(), String> {
     let Some(span) = facts.span(loc, facts.bytes(value)) else {
         return Ok(());
@@ -878,7 +880,7 @@ fn find(facts: &Facts<'_>, memory: &Memory, value: Value, loc: Loc) -> Result<()
     if range.start == span.range.start {
         return Err(format!("at {at}, which holds {holds}"));
     }
-    // An earlier part is right, and the reader of the finding looks for what came over the rest.
+    // An earlier part is right. The finding should name what overwrote the rest.
     let from = facts.address(span.pool, range.start);
     Err(format!("at {at}, which from {from} on holds {holds}"))
 }
@@ -975,12 +977,12 @@ fn may_share(
 
 // --- conflicts ---
 
-/// An access of a line in one of two steps.
+/// An access of a line in one of the two steps.
 #[derive(Clone, Copy)]
 struct Touch {
     /// The line's position in the list appended to itself.
     line: usize,
-    /// Its stream's position among those in use.
+    /// The position of its stream among the streams in use.
     queue: usize,
     /// Its position on its stream, counted from 1 over both steps.
     count: u32,
@@ -988,11 +990,11 @@ struct Touch {
     buffer: Buffer,
 }
 
-/// Who touched bytes last.
+/// The last accesses of bytes.
 #[derive(Clone, Default)]
 struct Touched {
     write: Option<Touch>,
-    /// Reads since that write, but for those that are ordered before another.
+    /// Reads since that write, except reads that are ordered before another read.
     reads: Vec<Touch>,
 }
 
@@ -1006,7 +1008,7 @@ fn join(clock: &mut Clock, other: &Clock) {
         .for_each(|(a, &b)| *a = b.max(*a));
 }
 
-/// Rule 4 on two steps; returns the number of pairs that were looked at.
+/// Rule 4 on two steps; returns the number of compared pairs.
 fn conflicts(facts: &Facts<'_>, findings: &mut Vec<Finding>) -> usize {
     let Facts {
         graph, schedule, ..
@@ -1039,7 +1041,7 @@ fn conflicts(facts: &Facts<'_>, findings: &mut Vec<Finding>) -> usize {
         .map(|_| Bytes::new(Touched::default()))
         .collect();
     let mut host = Host::new(facts, n_queues);
-    // What the host has seen end when a step starts.
+    // The lines that the host has waited for when a step starts.
     let mut start = vec![0u32; n_queues];
     let mut races = Races {
         facts,
@@ -1057,7 +1059,7 @@ fn conflicts(facts: &Facts<'_>, findings: &mut Vec<Finding>) -> usize {
             let same_stream = last[queue].replace(line);
             let deps = data.after.iter().filter_map(|dep| match dep.previous {
                 false => Some(first + dep.instr.index()),
-                // Before the first step there is none to wait for.
+                // Before the first step there is no step to wait for.
                 true => (first != 0).then(|| dep.instr.index()),
             });
             for other in same_stream.into_iter().chain(deps) {
@@ -1086,7 +1088,7 @@ fn conflicts(facts: &Facts<'_>, findings: &mut Vec<Finding>) -> usize {
     races.n_pairs
 }
 
-/// What was found out of order so far. A pair of lines is reported once, and not again for the
+/// The conflicts without an order so far. A pair of lines is reported once, and not again for the
 /// second step.
 struct Races<'a, 'b> {
     facts: &'a Facts<'a>,
@@ -1096,7 +1098,7 @@ struct Races<'a, 'b> {
 }
 
 impl Races<'_, '_> {
-    /// Compares an access with those before it on the same bytes, and notes it.
+    /// Compares an access with the earlier accesses of the same bytes, and records it.
     fn meet(
         &mut self,
         touched: &mut Bytes<Touched>,
@@ -1148,7 +1150,7 @@ impl Races<'_, '_> {
         self.n_pairs += 1;
         let schedule = self.facts.schedule;
         let n_lines = schedule.instrs.len();
-        // Two lines of the second step are ordered as they are in the first.
+        // Two lines of the second step have the same order as in the first.
         if ordered || n_lines <= other.line || !self.seen.insert((touch.line, other.line)) {
             return;
         }
@@ -1176,14 +1178,14 @@ impl Races<'_, '_> {
 
 /// What the host waits for between two steps.
 struct Host {
-    /// For each watched place: whether writes alone count, and how far the streams have come when
-    /// those that count ended.
+    /// For each watched place: whether only writes count, and how far the streams have come when
+    /// the counted accesses have ended.
     watches: Vec<(bool, Vec<u32>)>,
     /// The watches of each byte.
     at: Table<Pool, Bytes<Vec<usize>>>,
     /// The watches of the inputs' places.
     inputs: Vec<usize>,
-    /// For each output, the watches of all places where it is left.
+    /// For each output, the watches of all its places at exit.
     outputs: Vec<Vec<usize>>,
 }
 
@@ -1228,7 +1230,7 @@ impl Host {
         }
         watch
     }
-    /// Notes an access of a line.
+    /// Records an access of a line.
     fn watch(&mut self, span: &Span, write: bool, clock: &Clock) {
         for (_, watches) in self.at[span.pool].pieces(span.range.clone()) {
             for &watch in watches {
@@ -1239,15 +1241,14 @@ impl Host {
             }
         }
     }
-    /// How far the streams have surely come when the host goes on.
+    /// How far the streams have surely come when the host continues.
     fn clock(&self, n_queues: usize) -> Vec<u32> {
         let mut clock = vec![0; n_queues];
         for &watch in &self.inputs {
             join(&mut clock, &self.watches[watch].1);
         }
         for places in &self.outputs {
-            // An output that is left in several places is read from one of them, and which one is
-            // not said here.
+            // An output with several places is read from one of them. Which one is not known here.
             let surely = (0..n_queues).map(|queue| {
                 places
                     .iter()

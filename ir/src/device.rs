@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-/// What the cost model and the planners need to know of a machine.
+/// What the cost model and the planners need to know about a machine.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Device {
@@ -12,7 +12,7 @@ pub struct Device {
     pub device_bytes: u64,
     /// Memory on the other side of the link, bytes.
     pub host_bytes: u64,
-    /// Multiply-adds count two. f32 operations per second, in products.
+    /// f32 operations per second, in products. A multiply-add counts as two.
     pub f32_flops: f64,
     /// bf16 and f16 operations per second, in products.
     pub bf16_flops: f64,
@@ -47,7 +47,7 @@ pub enum DeviceError {
         device: String,
         /// The field.
         field: &'static str,
-        /// Which numbers the field can have.
+        /// The numbers that the field can have.
         range: &'static str,
     },
 }

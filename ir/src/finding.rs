@@ -1,12 +1,12 @@
-//! What [`verify`](crate::verify) and [`check`](crate::check) report: a sentence and the line it is
-//! about. The text printer sets each finding under its line.
+//! What [`verify`](crate::verify) and [`check`](crate::check) report: a sentence and the line that
+//! it is about. The text printer prints each finding under its line.
 
 use crate::graph::{Node, State, Value};
 use crate::schedule::{Buffer, Instr, Pool, Stream};
 use crate::table::Id;
 use std::fmt;
 
-/// Something that is wrong, and where.
+/// An error in a program, and its place.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
     /// The line it is about.

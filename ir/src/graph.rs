@@ -1,5 +1,5 @@
-//! What is computed: the first noun. Pure SSA over tensors, in phases; states are what a step finds
-//! and leaves.
+//! What is computed: the first noun. Pure SSA over tensors, in phases. States are tensors that
+//! outlive a step.
 
 mod edit;
 mod readers;
@@ -16,7 +16,7 @@ ids! {
     Value = "v";
     /// One operation of a graph.
     Node = "n";
-    /// What a step finds and leaves: a parameter, a moment.
+    /// A tensor that outlives a step: a parameter, a moment.
     State = "state";
 }
 
@@ -26,7 +26,7 @@ pub enum Error {
     /// The operands or the attributes do not fit the op.
     #[error(transparent)]
     Op(#[from] ShapeError),
-    /// The results are not named one by one.
+    /// The number of names is not the number of results.
     #[error("{op} has {results} results, {names} are named")]
     #[allow(missing_docs, reason = "the message names each")]
     Results {
@@ -52,13 +52,13 @@ pub struct Graph {
     pub values: Table<Value, ValueData>,
     /// Operations. A node that is not in `order` is not part of the step.
     pub nodes: Table<Node, NodeData>,
-    /// The operations in the order they were traced. Invariant: topological.
+    /// The operations in the order in which they run. Invariant: topological.
     pub order: Vec<Node>,
-    /// What is fed at every step.
+    /// Values that are fed at every step.
     pub inputs: Vec<Value>,
-    /// What a step finds and leaves.
+    /// Values that the step finds at its start and leaves at its end.
     pub states: Table<State, StateData>,
-    /// What a step gives back, by name; the loss has the name `loss`.
+    /// Values that a step returns, by name; the loss has the name `loss`.
     pub outputs: Vec<Output>,
     /// The gradients that an optimizer may be attached to: state, gradient.
     pub gradients: Vec<(State, Value)>,
@@ -95,9 +95,9 @@ pub struct NodeData {
     pub inputs: Vec<Value>,
     /// Results.
     pub outputs: Vec<Value>,
-    /// Which part of the step it belongs to.
+    /// The part of the step to which it belongs.
     pub phase: Phase,
-    /// The path of the module it was traced in; may be empty.
+    /// The path of the module in which it was traced; may be empty.
     pub module: String,
 }
 
@@ -142,7 +142,7 @@ crate::named! {
     }
 }
 
-/// What a step gives back.
+/// A value that a step returns.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Output {
     /// Its name outside.
@@ -170,7 +170,7 @@ impl Graph {
         self.inputs.push(value);
         value
     }
-    /// Adds a state that the step leaves as it is, until its `after` is set; returns its value
+    /// Adds a state that the step does not change until its `after` is set; returns its value
     /// before the step.
     pub fn add_state(
         &mut self,
@@ -220,26 +220,27 @@ impl Graph {
         }
         value
     }
-    /// What a step leaves: values of states after it, outputs. Gradients are [`Graph::gradients`].
+    /// The values at the end of a step: new values of states, and outputs. Gradients are in
+    /// [`Graph::gradients`].
     pub fn left(&self) -> impl Iterator<Item = Value> + '_ {
         self.states
             .values()
             .map(|state| state.after)
             .chain(self.outputs.iter().map(|output| output.value))
     }
-    /// What must be computed: what the step leaves, and gradients.
+    /// The values that must be computed: values at the end of the step, and gradients.
     pub fn wanted(&self) -> impl Iterator<Item = Value> + '_ {
         self.left()
             .chain(self.gradients.iter().map(|&(_, value)| value))
     }
-    /// The node that computes a value, if one does.
+    /// The node that computes a value; `None` if no node does.
     pub fn def_node(&self, value: Value) -> Option<Node> {
         match self.values[value].def {
             Def::Node(node, _) => Some(node),
             _ => None,
         }
     }
-    /// A node's name: that of its first result.
+    /// A node's name: the name of its first result.
     pub fn node_name(&self, node: Node) -> &str {
         self.nodes[node]
             .outputs

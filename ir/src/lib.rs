@@ -1,5 +1,6 @@
 //! The language of Lighterage: [`Graph`] (what is computed), [`Schedule`] (in which order),
-//! [`Plan`] (at which address) and [`Device`] (on what). No passes, no IO but text.
+//! [`Plan`] (at which address) and [`Device`] (on what). No passes. The only input and output is
+//! text.
 
 pub mod check;
 pub mod device;
@@ -24,7 +25,7 @@ pub use schedule::{Buffer, Instr, Loc, Pool, Schedule, Stream};
 pub use table::{Id, Table};
 pub use types::{DType, TensorType};
 
-/// A graph, its schedule and, once allocated, its plan: what the schedule passes work on.
+/// A graph, its schedule and, after `allocate`, its plan. The schedule passes change it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Program {
     /// What is computed.

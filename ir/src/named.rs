@@ -1,7 +1,7 @@
 //! Enums whose variants have names, declared once.
 
-/// Declares an enum with the name of each variant beside it, and gives it `ALL`, its variants in
-/// the order of their declaration, and `name`. No variant can be forgotten in either.
+/// Declares an enum with a name for each variant. It gets `ALL`, the variants in the order of their
+/// declaration, and `name`. So both always cover all variants.
 ///
 /// ```
 /// lighterage_ir::named! {

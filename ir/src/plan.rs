@@ -1,4 +1,4 @@
-//! Where every buffer of a [`Schedule`] lies: the third noun.
+//! The address of every buffer of a [`Schedule`]: the third noun.
 
 use crate::schedule::{Buffer, Loc, Pool, Schedule};
 use crate::table::Table;
@@ -13,7 +13,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// A plan from offsets; the peaks follow.
+    /// A plan from offsets; computes the peaks.
     pub fn new(schedule: &Schedule, offset: Table<Buffer, u64>) -> Plan {
         let mut peak = Table::filled(schedule.pools.len(), 0u64);
         for (buffer, data) in schedule.buffers.iter() {

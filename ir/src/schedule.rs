@@ -1,6 +1,6 @@
-//! In which order, on which stream, in which buffers: the second noun. A Schedule means what it
-//! does when it is run from top to bottom; streams only permit overlap. Buffers are bytes: what a
-//! buffer holds at a line is proved by [`check`](crate::check), not stored.
+//! In which order, on which stream, in which buffers: the second noun. The meaning of a schedule is
+//! the result of running it from top to bottom; streams only permit overlap. Buffers are bytes.
+//! [`check`](crate::check) proves what a buffer holds at a line, and nothing stores it.
 
 use crate::graph::{Node, Value};
 use crate::ids;
@@ -17,15 +17,16 @@ ids! {
     Instr = "i";
 }
 
-/// Every buffer starts at a multiple of this many bytes: a cache line, and the widest vector load.
+/// Every buffer starts at a multiple of this number of bytes: a cache line, and the widest vector
+/// load.
 pub const ALIGN: u64 = 64;
 
-/// The memory that a pool is a part of. Streams of copies connect spaces.
+/// The memory that contains a pool. Streams of copies connect spaces.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum MemorySpace {
     /// The memory of the device with this number. Budgets limit it.
     Device(u32),
-    /// The memory of the machine that the device is attached to.
+    /// The memory of the machine to which the device is attached.
     Host,
 }
 
@@ -45,10 +46,10 @@ impl MemorySpace {
             "host" => MemorySpace::Host,
             _ => MemorySpace::Device(name.strip_prefix("device")?.parse().ok()?),
         };
-        // `device01` and `device0` are other spellings of a name.
+        // `device01` and `device0` are wrong spellings of a name.
         (space.name() == name).then_some(space)
     }
-    /// The space of a pool in text that names none: the one that the pool is named after, or the
+    /// The space of a pool whose text names no space: the space with the pool's name, or else the
     /// device.
     pub fn of_pool_named(name: &str) -> MemorySpace {
         MemorySpace::from_name(name).unwrap_or(MemorySpace::Device(0))
@@ -74,9 +75,10 @@ pub struct Schedule {
     pub buffers: Table<Buffer, BufferData>,
     /// The lines, in order.
     pub instrs: Table<Instr, InstrData>,
-    /// What the step finds, and where: states, inputs.
+    /// Values at the start of the step, with their places: states, inputs.
     pub entry: Vec<(Value, Loc)>,
-    /// What the step leaves, and where: states, outputs. A state is left where it was found.
+    /// Values at the end of the step, with their places: states, outputs. A state has the same
+    /// place as at the start.
     pub exit: Vec<(Value, Loc)>,
 }
 
@@ -85,9 +87,9 @@ pub struct Schedule {
 pub struct PoolData {
     /// Unique in its schedule: `device`, `host`.
     pub name: String,
-    /// The memory that it is a part of.
+    /// The memory that contains it.
     pub space: MemorySpace,
-    /// The budget, bytes; `None` is unlimited.
+    /// The budget, bytes; `None` means unlimited.
     pub limit: Option<u64>,
 }
 
@@ -131,10 +133,10 @@ pub struct InstrData {
     pub kind: InstrKind,
     /// Where it queues.
     pub stream: Stream,
-    /// What must be done before it, besides the lines before it on its stream. Written by `sync`
-    /// alone.
+    /// The lines that must be done before it, in addition to the lines before it on its stream.
+    /// Only `sync` writes this.
     pub after: Vec<Dep>,
-    /// Why it is there.
+    /// Why the line exists.
     pub why: Why,
 }
 
@@ -143,8 +145,8 @@ pub struct InstrData {
 pub struct Dep {
     /// The line.
     pub instr: Instr,
-    /// True: that line of the step before this one. Steps overlap: step k+1 starts before step k
-    /// has ended.
+    /// True for the line of the previous step. Steps overlap: step k+1 starts before step k has
+    /// ended.
     pub previous: bool,
 }
 
@@ -159,14 +161,14 @@ pub enum InstrKind {
         args: Vec<Loc>,
         /// A place for each output.
         outs: Vec<Loc>,
-        /// Bytes that the kernel may use while it runs; present iff the op asks for some.
+        /// Bytes that the kernel may use while it runs; present if and only if the op needs some.
         scratch: Option<Loc>,
     },
     /// Copies `bytes` bytes.
     Copy {
-        /// From.
+        /// The source.
         src: Loc,
-        /// To.
+        /// The destination.
         dst: Loc,
         /// How many bytes.
         bytes: u64,
@@ -207,20 +209,20 @@ impl InstrKind {
 }
 
 crate::named! {
-    /// Why a line is there.
+    /// Why a line exists.
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
     pub enum Why {
         /// The model's own computation.
         Model = "run",
-        /// The same node once more, because its value was dropped.
+        /// The same node runs again, because its value was dropped.
         Recompute = "rerun",
         /// An activation leaves for the host.
         SwapOut = "swapout",
         /// An activation comes back.
         SwapIn = "swapin",
-        /// A state that lives on the host comes for its use.
+        /// A state that lives on the host is copied in for its use.
         Gather = "gather",
-        /// A state that lives on the host goes home, updated.
+        /// A state that lives on the host is copied back, updated.
         Offload = "offload",
         /// A state's new value takes the place of the old one.
         Update = "update",
@@ -238,7 +240,7 @@ impl Why {
     }
 }
 
-/// One access of a line: a place, how many bytes, and whether they are written.
+/// One access of a line: a place, the number of bytes, and whether they are written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Access {
     /// Where.
@@ -263,15 +265,15 @@ impl Schedule {
             .map(|(pool, _)| pool)
     }
 
-    /// What a line reads and writes: the arguments, then the results, then the scratch. The one
-    /// place that knows.
+    /// What a line reads and writes: the arguments, then the results, then the scratch. Only this
+    /// function defines it.
     pub fn accesses(&self, graph: &crate::Graph, instr: Instr) -> Vec<Access> {
         let mut accesses = vec![];
         self.each_access(graph, instr, |access| accesses.push(access));
         accesses
     }
 
-    /// The same without a list.
+    /// The same, without building a list.
     pub fn each_access(&self, graph: &crate::Graph, instr: Instr, mut each: impl FnMut(Access)) {
         let mut touch = |loc: Loc, bytes: u64, write: bool| {
             if bytes > 0 {
@@ -305,8 +307,8 @@ impl Schedule {
     }
 }
 
-/// A buffer's size for `bytes` bytes of content: never zero, so that every buffer has an address of
-/// its own.
+/// A buffer's size for `bytes` bytes of content: never zero, so that every buffer has its own
+/// address.
 pub fn buffer_bytes(bytes: u64) -> u64 {
     bytes.max(1).next_multiple_of(ALIGN)
 }

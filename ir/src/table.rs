@@ -91,7 +91,7 @@ impl<K: Id, T> Table<K, T> {
     pub fn len(&self) -> usize {
         self.rows.len()
     }
-    /// True if there is no row.
+    /// True if the table has no rows.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }

@@ -1,5 +1,5 @@
-//! Element types and tensor types. Tensors are logically row-major and contiguous: a value is
-//! `bytes()` bytes.
+//! Element types and tensor types. Tensors are row-major and contiguous: a value has `bytes()`
+//! bytes.
 
 use std::fmt;
 use thiserror::Error;
@@ -38,7 +38,7 @@ impl DType {
     pub fn from_name(name: &str) -> Option<DType> {
         DType::ALL.into_iter().find(|d| d.name() == name)
     }
-    /// True for floating-point types of 8 bits, on which no kernel computes.
+    /// True for floating-point types of 8 bits, which no kernel supports.
     pub fn is_eight_bit_float(self) -> bool {
         matches!(self, DType::F8E4M3 | DType::F8E5M2)
     }
@@ -57,7 +57,7 @@ impl fmt::Display for DType {
     }
 }
 
-/// Why there is no such tensor type.
+/// Why a tensor type is impossible.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[allow(missing_docs, reason = "the messages are the documentation")]
 pub enum TypeError {
@@ -78,18 +78,17 @@ impl From<TypeError> for String {
     }
 }
 
-/// Element type and shape of a value. Its size in bytes is known to be below
-/// [`TensorType::MAX_BYTES`].
+/// Element type and shape of a value. Its size in bytes is at most [`TensorType::MAX_BYTES`].
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct TensorType {
     dtype: DType,
     shape: Vec<u64>,
-    /// Asked for more often than anything else.
+    /// Stored, because it is read more often than anything else.
     bytes: u64,
 }
 
 impl TensorType {
-    /// The largest tensor: 2^50 bytes. Sums of many thousands of such sizes still fit a `u64`.
+    /// The largest tensor: 2^50 bytes. Sums of many thousands of such sizes still fit into a `u64`.
     pub const MAX_BYTES: u64 = 1 << 50;
 
     /// The most dimensions: PyTorch's limit.
@@ -102,8 +101,8 @@ impl TensorType {
         if shape.len() > Self::MAX_RANK {
             return Err(TypeError::Rank { rank: shape.len() });
         }
-        // Zero-size dimensions count as one here: a shape like [0, 2^63] must not overflow products
-        // of its strides.
+        // Dimensions of size 0 count as 1 here: for a shape like [0, 2^63], products of strides
+        // must not overflow.
         let mut bytes = dtype.bytes();
         for &d in &shape {
             bytes = bytes

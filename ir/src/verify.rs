@@ -1,10 +1,10 @@
-//! Structure: is every id in its table, every name unique, every line of the shape that its op and
-//! its buffers ask for? What the lines *mean*, and whether they are ordered, is
-//! [`check`](crate::check)'s question.
+//! Structure: is every id in its table, is every name unique, does every line fit its op and its
+//! buffers? What the lines *mean*, and whether they are ordered, is checked by
+//! [`check`](crate::check).
 //!
-//! Before: nothing; any value may be given, and verifying never panics. After: no finding means
-//! that printing and parsing give an equal compact value, and that passes may index tables without
-//! asking.
+//! Before: nothing must hold; any value may be given, and verifying never panics. After: if there
+//! is no finding, printing and parsing give an equal compact value, and passes may index tables
+//! without checks.
 //!
 //! Rules of a graph:
 //!  1. every id is in its table;
@@ -13,17 +13,17 @@
 //!     result: its name;
 //!  4. the order is topological and has every node once;
 //!  5. result types follow from the op's shape rule;
-//!  6. a state has one type before and after; what it leaves, outputs and gradients are defined by
-//!     a line;
+//!  6. a state has the same type before and after; lines define its value after the step, outputs
+//!     and gradients;
 //!  7. a state has at most one gradient, of its type.
 //!
-//! Rules of a program, looked at if its graph has no finding:
+//! Rules of a program, checked if its graph has no finding:
 //!  1. every id is in its table; names of pools, of streams and of buffers are unique; there is a
 //!     pool and a stream;
 //!  2. a buffer has at least one byte; a place starts at a multiple of [`ALIGN`] and its bytes end
 //!     within its buffer;
-//!  3. a run has a place for each operand and result of its node, and scratch iff its op asks for
-//!     some, large enough;
+//!  3. a run has a place for each operand and result of its node; it has scratch if and only if its
+//!     op needs some, and the scratch is large enough;
 //!  4. a node that shares its operand's bytes has no line; a node that may not be repeated has at
 //!     most one;
 //!  5. a copy moves at least one byte;
@@ -31,8 +31,8 @@
 //!  7. `entry` has each state's value before the step and each input, once; `exit` has each state's
 //!     value after the step
 //!     where its value before the step was found, and each output; neither has anything else;
-//!  8. with a plan: offsets are multiples of [`ALIGN`], a pool's peak is where its last buffer
-//!     ends, and within its limit.
+//!  8. with a plan: offsets are multiples of [`ALIGN`]; a pool's peak is the end of its last
+//!     buffer, and is within its limit.
 
 use crate::Program;
 use crate::finding::{Finding, Place};
@@ -43,7 +43,7 @@ use crate::table::{Id, Table};
 use crate::types::TensorType;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is wrong with a graph's structure, in the order of its lines.
+/// The errors in a graph's structure, in the order of its lines.
 pub fn graph(graph: &Graph) -> Vec<Finding> {
     let mut findings = Findings::default();
     graph_ids(graph, &mut findings);
@@ -56,8 +56,8 @@ pub fn graph(graph: &Graph) -> Vec<Finding> {
     findings.list
 }
 
-/// What is wrong with a program's structure: its graph's findings, or, if there are none, its
-/// schedule's and its plan's.
+/// The errors in a program's structure: findings of its graph, or, if there are none, of its
+/// schedule and its plan.
 pub fn program(program: &Program) -> Vec<Finding> {
     let list = self::graph(&program.graph);
     if list.is_empty() {
@@ -67,7 +67,7 @@ pub fn program(program: &Program) -> Vec<Finding> {
     }
 }
 
-/// What is wrong with the schedule and the plan of a program whose graph is right.
+/// The errors in the schedule and the plan of a program whose graph is right.
 pub fn schedule(program: &Program) -> Vec<Finding> {
     let Program {
         graph,
@@ -150,7 +150,7 @@ fn graph_ids(graph: &Graph, findings: &mut Findings) {
     }
 }
 
-/// Rules 3, 4 and 5. Returns which values a line defines.
+/// Rules 3, 4 and 5. Returns the values that a line defines.
 fn graph_definitions(graph: &Graph, findings: &mut Findings) -> Table<Value, bool> {
     let mut defined: Table<Value, bool> = Table::filled(graph.values.len(), false);
     let mut define = |findings: &mut Findings, v: Value, def: Def, place: Place| {
@@ -173,7 +173,7 @@ fn graph_definitions(graph: &Graph, findings: &mut Findings) -> Table<Value, boo
     for (i, state) in graph.states.iter() {
         define(findings, state.before, Def::State(i), Place::State(i));
     }
-    // Operands are looked at afterwards, line by line: `position` tells what is above from what is
+    // Operands are checked later, line by line. `position` says whether a definition is above or
     // below.
     let mut position: Table<Node, Option<usize>> = Table::filled(graph.nodes.len(), None);
     for (i, &node) in graph.order.iter().enumerate() {
@@ -267,7 +267,7 @@ fn graph_names(graph: &Graph, findings: &mut Findings) {
     let mut names: BTreeMap<&str, Value> = BTreeMap::new();
     for (v, place) in values {
         let name = graph.values[v].name.as_str();
-        // The same value twice is rule 3's.
+        // Two definitions of the same value violate rule 3.
         findings.ensure(*names.entry(name).or_insert(v) == v, place, || {
             format!("another value has the name %{name} too")
         });
@@ -453,8 +453,7 @@ fn boundary(graph: &Graph, schedule: &Schedule, findings: &mut Findings) {
             place,
             findings,
         );
-        // The graph's verification made sure that `def` is the truth for values that the graph
-        // mentions.
+        // For values of the graph, `def` was verified before.
         let enters = match graph.values[v].def {
             Def::Input(i) => graph.inputs.get(i) == Some(&v),
             Def::State(i) => graph.states.get(i).is_some_and(|state| state.before == v),
@@ -518,7 +517,7 @@ fn boundary(graph: &Graph, schedule: &Schedule, findings: &mut Findings) {
         }
     }
     for state in graph.states.values() {
-        // Without an entry line there is a finding already.
+        // Without an entry line there already is a finding.
         let Some(&loc) = found.get(&state.before) else {
             continue;
         };

@@ -1,12 +1,12 @@
-//! Which operations exist, and what is known of each: one declaration, in `table.rs`, that the
-//! compiler and the runtime share. It is plain data; this crate depends on nothing.
+//! Which operations exist, and the facts about each: one declaration, in `table.rs`, that the
+//! compiler and the runtime share. It is plain data. This crate has no dependencies.
 //!
-//! * [`OpKind`] is an op's identity. Code that treats ops differently matches on it (or on
-//!   `ir::Op`, which also has the attributes), and lists every op: then a new op does not compile
-//!   until each such place says what to do with it.
-//! * [`Facts`] is what passes may ask of an op without knowing which op it is.
+//! * [`OpKind`] is an op's identity. Code that distinguishes ops matches on it (or on `ir::Op`,
+//!   which also has the attributes), and lists every op. So a new op does not compile until each
+//!   such place handles it.
+//! * [`Facts`] are what passes may use without knowing which op it is.
 //!
-//! The macro [`ops!`] hands the declaration to another macro. The language (`ir`) makes its typed
+//! The macro [`ops!`] passes the declaration to another macro. The language (`ir`) makes its typed
 //! ops from it; this crate makes [`OpKind`] and the facts.
 
 mod table;
@@ -14,24 +14,24 @@ mod table;
 use Access::{Element, Row, Whole};
 use Elements::{Bits, Computed, Floats, Numbers};
 
-/// What may be assumed of a repeated run.
+/// Whether a repeated run gives the same bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purity {
-    /// The same operands give the same bits. Random ops are pure: the state of their generator is
-    /// an operand.
+    /// The same operands give the same bits. Random ops are pure, because the state of their
+    /// generator is an operand.
     Pure,
     /// Unknown: never run again, never removed.
     Opaque,
 }
 
-/// Which elements of its operands a result's element is made of.
+/// The elements of the operands on which an element of a result depends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
     /// The elements at its own place, broadcast, and single elements of options.
     Element,
     /// The elements of its own row, along the last dimensions, or, in sums, of its own column.
     Row,
-    /// Any elements: the op is a kernel by itself.
+    /// Any elements: the op has its own kernel.
     Whole,
 }
 
@@ -50,26 +50,26 @@ pub enum Elements {
     Floats,
 }
 
-/// What is known of an op, whatever its attributes and operands are.
+/// Facts about an op that do not depend on its attributes and operands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Facts {
     /// The op's name in text.
     pub name: &'static str,
-    /// The least and the most number of operands.
+    /// The smallest and the largest number of operands.
     pub inputs: (usize, usize),
     /// The (operand, result) pairs that may share their bytes, if their types are equal. Then the
     /// kernel reads each element of the operand before it writes that element of the result, and no
     /// other element of the operand after that.
     pub inplace: &'static [(usize, usize)],
-    /// What may be assumed of a repeated run.
+    /// Whether a repeated run gives the same bits.
     pub purity: Purity,
-    /// What an element of a result is made of. An op that is not [`Access::Whole`] may be a step of
-    /// a generated kernel.
+    /// The elements on which an element of a result depends. An op that is not [`Access::Whole`]
+    /// may be a step of a generated kernel.
     pub access: Access,
-    /// True if code can be generated for the op by itself, although it is [`Access::Whole`] and no
-    /// step of other kernels.
+    /// True if a kernel can be generated for this op alone. Such an op is [`Access::Whole`], and
+    /// cannot be a step of other kernels.
     pub is_generated: bool,
-    /// The element types that operand 0 may have. The shape rule says what the other operands need.
+    /// The element types that operand 0 may have. The shape rule checks the other operands.
     pub elements: Elements,
     /// True if the op computes an exponential, a logarithm, or a function made from one. Generated
     /// kernels have these for f32 only.
@@ -87,7 +87,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// True if the op is for floating-point numbers only.
+    /// True if the op supports only floating-point numbers.
     pub const fn is_real(&self) -> bool {
         matches!(self.elements, Elements::Floats)
     }
@@ -97,7 +97,7 @@ impl Facts {
     }
 }
 
-// How the table says what an op is. Everything not said is the most careful answer.
+// Functions for the table. A fact that the table does not state has the most careful value.
 
 /// An op with this many operands, at least and at most.
 const fn takes(least: usize, most: usize) -> Facts {
@@ -116,15 +116,15 @@ const fn takes(least: usize, most: usize) -> Facts {
         has_kernel: true,
     }
 }
-/// One operand, element by element, to a result of its type.
+/// One operand, element by element, with a result of the same type.
 const fn unary() -> Facts {
     takes(1, 1).inplace(&[(0, 0)]).access(Element).on(Numbers)
 }
-/// One operand, element by element, to a result of another type.
+/// One operand, element by element, with a result of another type.
 const fn converts() -> Facts {
     takes(1, 1).access(Element).on(Computed)
 }
-/// Two operands, broadcast, to a result of their element type.
+/// Two operands, broadcast, with a result of their element type.
 const fn binary() -> Facts {
     takes(2, 2)
         .on(Computed)
@@ -132,7 +132,7 @@ const fn binary() -> Facts {
         .access(Element)
         .broadcasts()
 }
-/// Two operands, broadcast, to bools.
+/// Two operands, broadcast, with bools as result.
 const fn compare() -> Facts {
     takes(2, 2).access(Element).on(Computed).broadcasts()
 }
@@ -237,7 +237,7 @@ macro_rules! kinds {
             /// Every op.
             pub const ALL: &'static [OpKind] = &[$(OpKind::$kind),*];
 
-            /// What is known of the op.
+            /// The facts about the op.
             pub const fn facts(self) -> &'static Facts {
                 const FACTS: &[Facts] = &[$($facts.named($name)),*];
                 &FACTS[self as usize]
@@ -255,7 +255,7 @@ impl OpKind {
     }
     /// The op of a name.
     pub fn from_name(name: &str) -> Option<OpKind> {
-        // Some hundred names, compared once for each op of a text or a file.
+        // A linear search: about a hundred names, once for each op of a text or a file.
         OpKind::ALL.iter().copied().find(|kind| kind.name() == name)
     }
 }

@@ -1,4 +1,4 @@
-//! The table of ops. A line of it:
+//! The table of ops. One line:
 //!
 //! ```text
 //! Gelu(Gelu) "gelu": unary().real().function() => same, gelu_work;
@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Shape rules are functions in `ir/src/op/shape.rs`, work is in `ir/src/op/work.rs`. This crate
-//! does not look at them, nor at the attributes.
+//! does not use them or the attributes.
 
 /// Calls a macro with the table.
 #[macro_export]
@@ -174,8 +174,8 @@ macro_rules! ops {
             Full(Full) "full": takes(0, 0).access(Element) => full, no_work;
             Arange(Arange) "arange": takes(0, 0) => arange, no_work;
             // Random numbers: Philox4x32-10 of (seed, step, stream, element); rng: i64[2] = seed,
-            // step. `stream` tells the random ops of a graph apart. The same operands give the same
-            // bits, so a rerun reproduces them. uniform in [0, 1)
+            // step. `stream` distinguishes the random ops of a graph. The same operands give the
+            // same bits, so a rerun reproduces them. uniform in [0, 1)
             Rand(Random) "rand": takes(1, 1).random() => random;
             // normal
             Randn(Random) "randn": takes(1, 1).random() => random;
@@ -200,8 +200,8 @@ macro_rules! ops {
             SumSquares "sum_squares": takes(1, 1).real() => sum_squares;
             ClipScale(ClipScale) "clip_scale": takes(1, 4096) => clip_scale;
             // Optimizers. hyper: f64[5] = lr, beta1, beta2, eps, weight decay; step: i64[] counts
-            // from 1; scale: f32[] is what the gradient is multiplied by first. adamw(p, g, m, v,
-            // step, hyper[, scale]) -> p', m', v'
+            // from 1; scale: f32[] is a factor that the gradient is multiplied with first. adamw(p,
+            // g, m, v, step, hyper[, scale]) -> p', m', v'
             Adamw "adamw": takes(6, 7)
                 .inplace(&[(0, 0), (2, 1), (3, 2)])
                 .access(Element)
@@ -227,8 +227,8 @@ macro_rules! ops {
                 => sgd_momentum;
             // Several ops as one kernel, which a backend generates: see body.rs.
             Fused(Fused) "fused": takes(0, 4096).no_kernel() => fused, fused_work;
-            // Anything else: planned and costed by its bytes, never run. `types` are the results':
-            // "f32[4,4] i64[4]".
+            // Any other op: its cost is estimated from its bytes, and it never runs. `types` are
+            // the types of the results: "f32[4,4] i64[4]".
             Extern(Extern) "extern": takes(0, 4096).no_kernel().opaque() => external;
         }
     };

@@ -1,17 +1,17 @@
-//! Several ways to keep each block, beside the four numbers: what a block computes again may be a
-//! part of it.
+//! Extends ProTrain's four numbers: each block has several ways to be kept, and may compute only a
+//! part of itself again.
 //!
-//! ProTrain keeps a block, swaps it or computes all of it again. Most of a block's bytes are often
-//! cheap to compute again (attention's scores, activations, norms) and most of its time is not
-//! (products), so that a choice between the two ends of that curve costs more than it has to. Here
-//! each block has a list of [`Choice`]s; persistent chunks, buffers and swaps keep ProTrain's
-//! structure, which costs nothing against free placement (measured on its models).
+//! ProTrain keeps a block, swaps it or computes all of it again. Often most of a block's bytes are
+//! cheap to compute again (attention's scores, activations, norms), and most of its time is in
+//! products. So a choice between keeping everything and computing everything again costs more than
+//! necessary. Here each block has a list of [`Choice`]s. Persistent chunks, buffers and swaps keep
+//! ProTrain's structure. This loses nothing compared with free placement (measured on its models).
 //!
 //! For each structure the best choices are found by dynamic programming along the forward, over
-//! labels: bytes held so far and time of the backward so far. A label that is beaten in both is
-//! dropped, which is exact; if too many remain, bytes are rounded up, and a second pass that rounds
-//! them down says how much that can have cost. So there is always a lower bound. Structures are
-//! tried in the order of the least that their steps can be, with choices taken in parts.
+//! labels: bytes held so far and time of the backward so far. A label that another beats in both is
+//! dropped, which is exact. If too many labels remain, bytes are rounded up. A second pass rounds
+//! them down, which gives a lower bound. Structures are tried in the order of a lower bound of
+//! their steps, in which choices may be fractional.
 
 use super::protrain::{
     self, Activation, Config, Instance, Stages, Times, around, leaving, moved, stages, total,
@@ -27,10 +27,10 @@ pub struct Choice {
     pub extra: f64,
 }
 
-/// What was found.
+/// The result.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Found {
-    /// The structure; its `n_recompute` is 0, for `choices` say what is computed again.
+    /// The structure. Its `n_recompute` is 0, because `choices` say what is computed again.
     pub config: Config,
     /// For each block, the position of its choice; `None` if it is swapped.
     pub choices: Vec<Option<usize>>,
@@ -38,17 +38,17 @@ pub struct Found {
     pub times: Times,
     /// Peak of the device's memory, bytes.
     pub memory: u64,
-    /// No placement of this structure makes a shorter step, µs.
+    /// No placement of this structure gives a shorter step, µs.
     pub bound: f64,
 }
 
-/// Labels that are kept exactly.
+/// The largest number of labels without rounding.
 const LABELS: usize = 1024;
 /// Times that differ by less than this share are equal.
 const EQUAL: f64 = 1e-9;
 
-/// What a chunk's blocks come to together: bytes held, the most bytes while they run beyond those
-/// held before, time added.
+/// The sums of a chunk's blocks: bytes held, the most bytes while they run in addition to the bytes
+/// held before, and time added.
 #[derive(Clone, Debug)]
 struct Combination {
     held: u64,
@@ -63,7 +63,7 @@ struct Combinations {
     exact: bool,
 }
 
-/// A way through the first chunks.
+/// The choices for the first chunks.
 #[derive(Clone, Copy, Debug)]
 struct Label {
     held: u64,
@@ -73,16 +73,16 @@ struct Label {
     by: usize,
 }
 
-/// How bytes are rounded where labels are too many.
+/// How bytes are rounded if there are too many labels.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rounding {
-    /// What is found fits.
+    /// The result fits.
     Up,
-    /// What is found is a lower bound.
+    /// The result is a lower bound.
     Down,
 }
 
-/// Why choices are none for an instance.
+/// Why choices do not belong to an instance.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum SearchError {
     /// A block's list is missing or empty.
@@ -93,9 +93,9 @@ pub enum SearchError {
     Unordered,
 }
 
-/// The fastest placement. `choices` has a list for each block; what is not repeated has one entry.
-/// An error if a list is missing or empty, or if blocks are not in the order of their chunks;
-/// `Ok(None)` if nothing fits.
+/// The fastest placement. `choices` has a list for each block, with one entry for blocks that are
+/// not repeated. An error if a list is missing or empty, or if blocks are not in the order of their
+/// chunks; `Ok(None)` if nothing fits.
 pub fn search(instance: &Instance, choices: &[Vec<Choice>]) -> Result<Option<Found>, SearchError> {
     if choices.len() != instance.blocks.len() || choices.iter().any(Vec::is_empty) {
         return Err(SearchError::NoChoice);
@@ -158,7 +158,8 @@ pub fn search(instance: &Instance, choices: &[Vec<Choice>]) -> Result<Option<Fou
     }))
 }
 
-/// Every structure with the least that its step can be, µs, best first: most are never looked into.
+/// Every structure with a lower bound of its step, µs, best first. Most structures are never
+/// examined.
 fn structures(instance: &Instance, swaps: &[Swaps]) -> Vec<(f64, Config)> {
     let mut structures: Vec<(f64, Config)> = vec![];
     for (n_swap, swaps) in swaps.iter().enumerate() {
@@ -193,20 +194,21 @@ fn room(instance: &Instance, config: &Config) -> Option<u64> {
         .iter()
         .map(|chunk| chunk.persistent_bytes)
         .sum();
-    // The inverse of `total`: what may be used, less what is.
+    // The inverse of `total`: the bytes that may be used, minus the used ones.
     let used = instance.base + persistent + config.n_buffer as u64 * instance.buffer_bytes;
     ((instance.capacity as f64 / instance.alpha) as u64).checked_sub(used)
 }
 
-/// What follows from a number of swapped blocks.
+/// Figures that depend on the number of swapped blocks.
 struct Swaps {
     swapped: Vec<bool>,
     leaving: Vec<u64>,
     stages: Stages,
-    /// The least bytes that all blocks but the last can hold, and what that adds to the backward.
+    /// The least bytes that all blocks except the last can hold, and the time that this adds to the
+    /// backward.
     fewest: (u64, f64),
-    /// What more bytes save, dearest microseconds first: bytes, µs. Each block's choices, made
-    /// convex.
+    /// The time that more bytes save, the largest saving per byte first: bytes, µs. The choices of
+    /// each block are made convex.
     savings: Vec<(f64, f64)>,
 }
 
@@ -257,8 +259,8 @@ impl Swaps {
         }
     }
 
-    /// A step that no placement of a structure undercuts: choices are taken in parts, and only the
-    /// last block's peak is looked at. `None` if even that does not fit.
+    /// A lower bound of the step of a structure. Choices may be fractional, and only the last
+    /// block's peak counts. `None` if even this does not fit.
     fn least(&self, instance: &Instance, config: &Config, room: u64) -> Option<f64> {
         let last = instance.blocks.len().checked_sub(1)?;
         let running =
@@ -278,7 +280,7 @@ impl Swaps {
             compute += backward;
             stages += backward.max(moved(instance, &self.stages, config, c).1);
         }
-        // Sums in another order: what is equal shall not be ruled out.
+        // Sums in another order differ slightly. An equal structure must not be excluded.
         let backward = stages.max((compute + extra) * (1.0 - EQUAL));
         Some(
             Times {
@@ -290,7 +292,7 @@ impl Swaps {
     }
 }
 
-/// Peak of the device's memory of what was found, bytes.
+/// Peak of the device's memory of the result, bytes.
 fn memory(instance: &Instance, choices: &[Vec<Choice>], found: &Found) -> u64 {
     let leaving = leaving(instance, |i| found.choices[i].is_none());
     let (mut held, mut peak) = (0, 0);
@@ -318,7 +320,8 @@ fn combine_all(
     (0..instance.chunks.len()).map(both).collect()
 }
 
-/// The combinations of a chunk's blocks that no other beats in held bytes, peak and time.
+/// The combinations of a chunk's blocks that no other combination beats in held bytes, peak and
+/// time.
 fn combine(
     instance: &Instance,
     choices: &[Vec<Choice>],
@@ -361,8 +364,8 @@ fn combine(
     Combinations { all, exact }
 }
 
-/// The ways to keep a block, with their positions. A swapped block has one, without a position: it
-/// holds nothing.
+/// The ways to keep a block, with their positions. A swapped block has one way, without a position:
+/// it holds nothing.
 fn options(choices: &[Choice], is_swapped: bool) -> Vec<(Option<usize>, Choice)> {
     if is_swapped {
         let nothing = Choice {
@@ -418,7 +421,7 @@ struct Chunks<'a> {
     combinations: &'a [[Combinations; 2]],
     /// Arithmetic of each chunk's backward, µs.
     compute: &'a [f64],
-    /// What is moved beside each chunk's backward, µs.
+    /// The time of the transfers during each chunk's backward, µs.
     moved: Vec<f64>,
     /// Bytes for activations.
     room: u64,
@@ -469,7 +472,7 @@ impl Chunks<'_> {
         &self.combinations[c][usize::from(rounding == Rounding::Down)]
     }
 
-    /// The ways through the first chunks and chunk `c`, from those through the first.
+    /// The labels for the first chunks and chunk `c`, from the labels for the first chunks.
     fn longer(&self, before: &[Label], c: usize, rounding: Rounding) -> Vec<Label> {
         let mut labels = vec![];
         for (from, label) in before.iter().enumerate() {
@@ -488,7 +491,7 @@ impl Chunks<'_> {
         labels
     }
 
-    /// The choices of a way through all chunks, which ends with `end`.
+    /// The choices of the label `end`, for all chunks.
     fn choices(&self, layers: &[Vec<Label>], end: Label, rounding: Rounding) -> Vec<Option<usize>> {
         let (mut label, mut parts) = (end, vec![]);
         for c in (0..self.combinations.len()).rev() {
@@ -499,7 +502,7 @@ impl Chunks<'_> {
     }
 }
 
-/// The labels that no other beats in both bytes and time.
+/// The labels that no other label beats in both bytes and time.
 fn front(mut labels: Vec<Label>) -> Vec<Label> {
     labels.sort_by(|a, b| a.held.cmp(&b.held).then(a.micros.total_cmp(&b.micros)));
     let mut least = f64::INFINITY;
@@ -639,7 +642,7 @@ mod tests {
         fn rounding_is_safe(instance in instances(),
             seeds in prop::collection::vec(1u64..1_000_000, 60)) {
             let mut instance = instance;
-            // Bytes of no common unit, so that labels are many.
+            // Bytes without a common unit, so that there are many labels.
             for (i, block) in instance.blocks.iter_mut().enumerate() {
                 block.chunk = 0;
                 block.activation = 1_000_000 * block.activation + seeds[i];

@@ -1,14 +1,14 @@
-//! Memory of a training step by formula, from a model's sizes alone: before there is a graph.
+//! Memory of a training step by formula, only from a model's sizes. It needs no graph.
 //!
-//! The formulas are those of the post "Memory Management for Optimizing LLMs" (2026): bytes a
-//! parameter for weights, gradients and optimizer, a table of what a transformer layer saves for
-//! its backward, and what data, tensor and pipeline parallelism and ZeRO divide. They are estimates
-//! of a common kind of model; a plan of a traced graph is exact.
+//! The formulas are those of the post "Memory Management for Optimizing LLMs" (2026): bytes per
+//! parameter for weights, gradients and optimizer, a table of the tensors that a transformer layer
+//! saves for its backward, and the memory that data, tensor and pipeline parallelism and ZeRO
+//! divide. They are estimates of a common kind of model; a plan of a traced graph is exact.
 
 use thiserror::Error;
 
 ir::named! {
-    /// An optimizer, as far as its memory goes.
+    /// The memory of an optimizer.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub enum Optimizer {
         /// First and second moment.
@@ -20,13 +20,13 @@ ir::named! {
         /// Both moments in one byte each.
         AdamW8bit = "adamw8bit",
         /// The first moment in two bytes; the second is factored into rows and columns, and counts
-        /// as nothing.
+        /// as zero.
         Adafactor = "adafactor",
     }
 }
 
 impl Optimizer {
-    /// Bytes a parameter of its own states, where a full-precision number takes `full` bytes.
+    /// Bytes per parameter of its own states, if a full-precision number takes `full` bytes.
     fn moments(self, full: u64) -> u64 {
         match self {
             Optimizer::AdamW => 2 * full,
@@ -38,7 +38,7 @@ impl Optimizer {
 }
 
 ir::named! {
-    /// Which numbers have how many bytes.
+    /// The precision of weights, gradients, activations and optimizer.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub enum Precision {
         /// All in f32.
@@ -56,7 +56,7 @@ impl Precision {
     fn width(self) -> u64 {
         if self == Precision::F32 { 4 } else { 2 }
     }
-    /// Bytes a parameter of what the optimizer keeps.
+    /// Bytes per parameter of the optimizer's memory.
     fn optimizer(self, optimizer: Optimizer) -> u64 {
         match self {
             Precision::F32 => optimizer.moments(4),
@@ -72,14 +72,14 @@ ir::named! {
     pub enum Recompute {
         /// Nothing.
         None = "none",
-        /// What attention saves: scores, probabilities and their mask.
+        /// The tensors of attention: scores, probabilities and their mask.
         Selective = "selective",
-        /// Everything but the input of each layer.
+        /// Everything except the input of each layer.
         Full = "full",
     }
 }
 
-/// The sizes of a transformer and of what one device is given at a time.
+/// The sizes of a transformer and of one micro-batch on one device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     /// Layers of the whole model.
@@ -118,7 +118,7 @@ impl Shape {
     }
 }
 
-/// Low-rank adapters beside frozen weights.
+/// Low-rank adapters with frozen weights.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Adapters {
     /// Their parameters as a share of the model's: 0.02 is 2 %.
@@ -132,14 +132,14 @@ pub struct Adapters {
 pub struct Parallel {
     /// Devices that share each layer.
     pub tensor: u64,
-    /// Devices that have some of the layers each.
+    /// Devices that each have a part of the layers.
     pub pipeline: u64,
-    /// Replicas of all that.
+    /// Replicas of the model.
     pub data: u64,
-    /// What replicas share: 0 nothing, 1 the optimizer's states, 2 gradients too, 3 weights too.
+    /// What replicas share: 0 nothing, 1 the optimizer's states, 2 also gradients, 3 also weights.
     pub zero: u8,
-    /// Micro-batches of a step. A stage holds the activations of as many as there are stages behind
-    /// it, and itself (1F1B).
+    /// Micro-batches of a step. A stage holds the activations of one micro-batch for itself and for
+    /// each stage behind it (1F1B).
     pub micro_batches: u64,
 }
 
@@ -156,7 +156,7 @@ impl Default for Parallel {
 }
 
 impl Parallel {
-    /// Devices in all.
+    /// The number of all devices.
     pub fn devices(&self) -> u64 {
         self.tensor
             .saturating_mul(self.pipeline)
@@ -175,8 +175,8 @@ impl Parallel {
             Ok(model)
         }
     }
-    /// The share of the time in which a device waits for its pipeline's other stages: `(p - 1) / (m
-    /// + p - 1)`.
+    /// The share of the time in which a device waits for the other stages of its pipeline: `(p - 1)
+    /// / (m + p - 1)`.
     pub fn bubble(&self) -> f64 {
         let (p, m) = (self.pipeline as f64, self.micro_batches as f64);
         (p - 1.0) / (m + p - 1.0)
@@ -205,13 +205,13 @@ pub struct Setup {
 /// A saved tensor of one layer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Saved {
-    /// What it is.
+    /// Its name.
     pub name: &'static str,
     /// Its shape, with s tokens, b sequences, d width, a heads, t-way tensor parallelism.
     pub shape: &'static str,
     /// Bytes on one device.
     pub bytes: u64,
-    /// True if it is there with the chosen recompute.
+    /// True if it is kept with the chosen recomputation.
     pub kept: bool,
 }
 
@@ -222,29 +222,29 @@ pub struct Estimate {
     pub parameters: u64,
     /// Gradients.
     pub gradients: u64,
-    /// What the optimizer keeps, with its copy of the weights if it has one.
+    /// The optimizer's memory, including its copy of the weights if it has one.
     pub optimizer: u64,
     /// Activations of the stage that holds most; `None` without a shape.
     pub activations: Option<u64>,
-    /// What one layer saves for one micro-batch.
+    /// The tensors that one layer saves for one micro-batch.
     pub layer: Vec<Saved>,
     /// Layers of the largest stage.
     pub stage_layers: u64,
     /// Micro-batches whose activations a stage holds at a time.
     pub in_flight: u64,
-    /// A checkpoint on disk, of the whole model: f32 weights if there are any, and the optimizer's
+    /// A checkpoint of the whole model on disk: f32 weights if they exist, and the optimizer's
     /// states.
     pub checkpoint: u64,
 }
 
 impl Estimate {
-    /// All of it, but activations.
+    /// Everything except activations.
     pub fn states(&self) -> u64 {
         self.parameters
             .saturating_add(self.gradients)
             .saturating_add(self.optimizer)
     }
-    /// All of it.
+    /// Everything.
     pub fn total(&self) -> u64 {
         self.states().saturating_add(self.activations.unwrap_or(0))
     }
@@ -259,7 +259,7 @@ pub enum SizeError {
     /// A size is 0.
     #[error("{size}: should be 1 or more")]
     Zero {
-        /// Which.
+        /// The size's name.
         size: &'static str,
     },
     /// ZeRO has no such stage.
@@ -306,7 +306,7 @@ pub fn estimate(setup: &Setup) -> Result<Estimate, SizeError> {
         activations = Some(fits(Some(u128::from(of_layers) + u128::from(of_logits)))?);
     }
 
-    // In mixed precision the f32 weights are the optimizer's.
+    // In mixed precision the optimizer has the f32 weights.
     let weight = if precision == Precision::Mixed {
         0
     } else {
@@ -381,9 +381,10 @@ fn logits(shape: &Shape, precision: Precision, t: u64) -> Result<u64, SizeError>
     product(&[of_logit, shape.sequence, shape.batch, vocabulary], t)
 }
 
-/// What one layer saves for the backward of one micro-batch, on one of `t` devices: `sbd (10 + 24 /
-/// t + 5 a s / (d t))` bytes in 16 bits. Masks have one byte an element. With full recompute the
-/// input of the first norm is kept alone, with selective recompute everything but the last three.
+/// The tensors that one layer saves for the backward of one micro-batch, on one of `t` devices:
+/// `sbd (10 + 24 / t + 5 a s / (d t))` bytes in 16 bits. Masks have one byte per element. With full
+/// recompute only the input of the first norm is kept; with selective recompute everything except
+/// the last three.
 fn saved(
     shape: &Shape,
     precision: Precision,
@@ -516,8 +517,8 @@ mod tests {
         assert_eq!(all(Precision::Bf16), [4, 0, 2, 2, 2]);
     }
 
-    /// The post's "4P saved" are weights and gradients; the optimizer's copy of the weights takes
-    /// them again.
+    /// The post's "4P saved" are weights and gradients. The optimizer's copy of the weights takes
+    /// the same 4P.
     #[test]
     fn mixed_precision_halves_weights_and_gradients() {
         let full = parts(&Setup {
@@ -641,8 +642,8 @@ mod tests {
         assert_eq!(full, layers * (sbd * (4 * 4 + 2 + 48) + 9 * b * a * s * s));
     }
 
-    /// The post calls full recompute a reduction of 5 to 10 times; its own formula gives 17 times
-    /// at least.
+    /// The post says that full recompute reduces activations 5 to 10 times. Its own formula gives
+    /// at least 17 times.
     #[test]
     fn full_recompute_saves_more_than_the_post_says() {
         let of = |recompute| activations(SHAPE, recompute, Precision::Mixed, Parallel::default());
@@ -720,7 +721,7 @@ mod tests {
         );
     }
 
-    /// The post's 0.78 bytes a parameter leave out the adapters' own weights, 2 bytes of 2 %.
+    /// The post's 0.78 bytes per parameter omit the adapters' own weights, 2 bytes of 2 %.
     #[test]
     fn qlora_takes_eight_tenths_of_a_byte() {
         let of = |four_bit| {

@@ -1,10 +1,10 @@
-//! Algorithms of papers as problems by themselves, over plain figures: no graph, no machine, no
-//! schedule. The compiler's planners translate a graph into such a problem and the answer into
-//! decisions; others are here for comparison.
+//! Algorithms of papers as separate problems, over plain figures: no graph, no machine, no
+//! schedule. The compiler's planners translate a graph into such a problem and the solution into
+//! decisions. Other algorithms are here for comparison.
 //!
 //! * [`offload`]: which weights of a chain leave the device, and when (Beaumont et al., 2022);
 //! * [`protrain`]: four numbers that decide a step (ProTrain), with [`blocks_search`], which
-//!   chooses for each block on its own;
+//!   chooses for each block separately;
 //! * [`remat`]: which nodes run again under a budget, with a lower bound;
 //! * [`stalloc`]: addresses by STAlloc's rules;
 //! * [`estimate`]: a model's memory from its sizes alone.

@@ -1,22 +1,23 @@
-//! Four numbers that decide everything: how many chunks of model states stay, how many buffers
-//! serve the others, how many blocks swap their activations and how many compute them again
-//! (ProTrain: sections 3.1 to 3.3, appendix A; the equations are rebuilt from its prose).
+//! Four numbers that decide a step: how many chunks of model states stay on the device, how many
+//! buffers the other chunks use, how many blocks swap their activations, and how many compute them
+//! again (ProTrain: sections 3.1 to 3.3, appendix A; the equations are reconstructed from its
+//! text).
 //!
 //! Before: an [`Instance`], plain figures of blocks, chunks and machine. After: the fastest
-//! [`Config`] that fits, what it comes to, and, by [`Config::layout`], what it means for each block
-//! and chunk.
+//! [`Config`] that fits, its time and memory, and, by [`Config::layout`], the decision for each
+//! block and chunk.
 //!
-//! The search is exhaustive over what can matter. Time never rises with the number of buffers, so
-//! only the fewest that keep the pipeline going and the most that fit are tried; of more than 128
-//! blocks, the numbers that are tried stand further apart; at most one block in `interval` may
-//! swap, for the swap has to be over before the next begins; chunks are made persistent one by one
-//! until memory is full; and a number of recomputed blocks whose arithmetic alone takes longer than
-//! the best step is not looked into.
+//! The search tries all relevant configurations. Time never rises with the number of buffers. So
+//! only two numbers are tried: the fewest that keep the pipeline busy, and the most that fit. With
+//! more than 128 blocks, not every number of blocks is tried. At most one block in `interval` may
+//! swap, because a swap must end before the next one begins. Chunks are made persistent one by one
+//! until memory is full. A number of recomputed blocks is skipped if its arithmetic alone takes
+//! longer than the best step.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::{Add, Range, RangeInclusive};
 
-/// What a planner knows of a block. Times in µs, of one step.
+/// The figures of a block. Times are in µs, for one step.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct BlockCost {
     /// True if it may be swapped or computed again: one of the model's repeated blocks.
@@ -27,11 +28,12 @@ pub struct BlockCost {
     pub forward: f64,
     /// Its backward, without any recompute.
     pub backward: f64,
-    /// Bytes that it holds from its forward for its backward, its input among them.
+    /// Bytes that it holds from its forward for its backward, including its input.
     pub activation: u64,
-    /// Bytes of its input: what it holds if it is computed again.
+    /// Bytes of its input, which it holds if it is computed again.
     pub input: u64,
-    /// The most bytes that it needs while it runs beyond `activation`: gradients, temporaries.
+    /// The most bytes that it needs while it runs, in addition to `activation`: gradients,
+    /// temporaries.
     pub transient: u64,
     /// Swapping its activation out.
     pub swap_out: f64,
@@ -39,16 +41,16 @@ pub struct BlockCost {
     pub swap_in: f64,
 }
 
-/// What a planner knows of a chunk. Times in µs, without contention.
+/// The figures of a chunk. Times are in µs, without contention.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ChunkCost {
     /// Fetching this device's share of the parameters from the host.
     pub upload: f64,
-    /// Bringing its share of the gradients to the host.
+    /// Sending its share of the gradients to the host.
     pub offload: f64,
-    /// Gathering the parameters from all devices; 0 with one.
+    /// Gathering the parameters from all devices; 0 with one device.
     pub gather: f64,
-    /// Reducing the gradients over all devices; 0 with one.
+    /// Reducing the gradients over all devices; 0 with one device.
     pub reduce: f64,
     /// The update on the device, if it is persistent.
     pub update_device: f64,
@@ -63,22 +65,22 @@ pub struct ChunkCost {
 /// A model on a machine, in figures.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Instance {
-    /// The blocks, in the order of the forward; those that are not repeated are kept.
+    /// The blocks, in the order of the forward. Blocks that are not repeated are kept.
     pub blocks: Vec<BlockCost>,
-    /// The chunks, in the order of the forward. Not empty, and every block's chunk is among them.
+    /// The chunks, in the order of the forward. Not empty; it contains the chunk of every block.
     pub chunks: Vec<ChunkCost>,
     /// Bytes of a buffer for a chunk that is not persistent: the largest chunk's parameters.
     pub buffer_bytes: u64,
-    /// Bytes that are on the device whatever is decided.
+    /// Bytes that are on the device with any configuration.
     pub base: u64,
     /// The device's memory, bytes.
     pub capacity: u64,
-    /// The host's memory, bytes; `None` if it does not limit.
+    /// The host's memory, bytes; `None` means no limit.
     pub host_capacity: Option<u64>,
-    /// True if collectives go over the link to the host too (no NVLink): their times add up.
+    /// True if collectives also use the link to the host (no NVLink). Then their times add up.
     pub shared_link: bool,
-    /// Bytes that are reserved for each byte that is used: 1 where addresses are planned,
-    /// ProTrain's 1.1 where an allocator fragments them.
+    /// Bytes that are reserved for each used byte: 1 if addresses are planned, ProTrain's 1.1 if an
+    /// allocator fragments memory.
     pub alpha: f64,
 }
 
@@ -95,7 +97,7 @@ pub struct Config {
     pub n_recompute: usize,
 }
 
-/// What becomes of a block's activations.
+/// How a block's activations are handled.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Activation {
     /// They stay.
@@ -106,15 +108,15 @@ pub enum Activation {
     Recompute,
 }
 
-/// What a configuration means, block by block and chunk by chunk.
+/// The decisions of a configuration, for each block and each chunk.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Layout {
-    /// For each block; `None` for those that are not repeated.
+    /// For each block; `None` for blocks that are not repeated.
     pub activation: Vec<Option<Activation>>,
-    /// For each chunk: it stays on the device, and is updated there.
+    /// For each chunk: whether it stays on the device, and is updated there.
     pub persistent: Vec<bool>,
-    /// For each chunk: it still lies in its buffer when the backward begins, and is not fetched
-    /// again.
+    /// For each chunk: whether it is still in its buffer when the backward begins, and is not
+    /// fetched again.
     pub cached: Vec<bool>,
 }
 
@@ -127,7 +129,7 @@ pub struct Times {
     pub backward: f64,
     /// Updates of persistent chunks, after the backward.
     pub update_device: f64,
-    /// Updates of the other chunks, on the host beside the backward.
+    /// Updates of the other chunks, on the host during the backward.
     pub update_host: f64,
 }
 
@@ -138,7 +140,7 @@ impl Times {
     }
 }
 
-/// What a configuration comes to.
+/// The predicted time and memory of a configuration.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Predicted {
     /// Times.
@@ -149,11 +151,12 @@ pub struct Predicted {
     pub evaluated: usize,
 }
 
-/// Buffers that keep fetching, computing and offloading going at once (section 5.4).
+/// The number of buffers with which fetching, computing and offloading can overlap (section 5.4).
 pub const FEWEST_BUFFERS: usize = 3;
-/// Two links' traffic through one: each gets half.
+/// If two kinds of traffic share one link, each gets half.
 const CONTENTION: f64 = 2.0;
-/// Times that differ by less than this share are equal: sums in another order are not another plan.
+/// Times that differ by less than this share are equal, because sums in another order differ
+/// slightly.
 const EQUAL: f64 = 1e-9;
 
 impl Instance {
@@ -161,7 +164,8 @@ impl Instance {
     pub fn n_repeated(&self) -> usize {
         self.blocks.iter().filter(|block| block.repeated).count()
     }
-    /// `N_interval`: how many blocks' forwards it takes to swap one block out; at least 1.
+    /// `N_interval`: the number of blocks whose forwards take as long as swapping one block out; at
+    /// least 1.
     pub fn interval(&self) -> usize {
         let of = |f: fn(&BlockCost) -> f64| {
             self.blocks
@@ -172,7 +176,7 @@ impl Instance {
         };
         let (swap, forward) = (of(|b| b.swap_out), of(|b| b.forward));
         let blocks = (swap * (1.0 - EQUAL) / forward).ceil();
-        // Without any compute, no number of blocks hides a swap.
+        // Without any compute, no number of blocks can hide a swap.
         if blocks.is_finite() {
             (blocks as usize).max(1)
         } else {
@@ -183,7 +187,7 @@ impl Instance {
     pub fn most_swaps(&self) -> usize {
         self.n_repeated() / self.interval()
     }
-    /// Buffers that a number of persistent chunks leaves room for, at least and at most.
+    /// The fewest and the most buffers for a number of persistent chunks.
     pub fn buffers(&self, n_persist: usize) -> (usize, usize) {
         let others = self.chunks.len() - n_persist;
         (others.min(FEWEST_BUFFERS), others)
@@ -191,7 +195,7 @@ impl Instance {
 }
 
 impl Config {
-    /// What the configuration means.
+    /// The decisions of the configuration.
     pub fn layout(&self, instance: &Instance) -> Layout {
         let n_chunks = instance.chunks.len();
         let mut repeated = interleaved(
@@ -216,8 +220,8 @@ impl Config {
 }
 
 /// The layout of the repeated blocks: swapped blocks from the start, one in `interval`; recomputed
-/// ones in the places between and after; kept ones last, where their activations are used first
-/// (section 3.1.2, figure 2).
+/// blocks in the places between and after; kept blocks last, because the backward uses their
+/// activations first (section 3.1.2, figure 2).
 pub fn interleaved(
     n_blocks: usize,
     n_swap: usize,
@@ -238,7 +242,7 @@ pub fn interleaved(
     layout
 }
 
-/// The compute of each chunk and whether a swap goes on beside it.
+/// The compute of each chunk, and whether a swap runs at the same time.
 pub(super) struct Stages {
     pub(super) forward: Vec<f64>,
     pub(super) backward: Vec<f64>,
@@ -253,7 +257,7 @@ pub(super) fn stages(instance: &Instance, activation: &[Option<Activation>]) -> 
         contended: vec![false; n],
     };
     let interval = instance.interval();
-    // How many of the blocks ahead the swap that began last still takes.
+    // The number of following blocks during which the last swap is still running.
     let mut swapping = 0;
     for (block, activation) in instance.blocks.iter().zip(activation) {
         stages.forward[block.chunk] += block.forward;
@@ -271,7 +275,7 @@ pub(super) fn stages(instance: &Instance, activation: &[Option<Activation>]) -> 
     stages
 }
 
-/// What moves beside a chunk's compute, µs: in the forward and in the backward.
+/// The time of the transfers during a chunk's compute, µs: in the forward and in the backward.
 pub(super) fn moved(instance: &Instance, stages: &Stages, config: &Config, c: usize) -> (f64, f64) {
     let n = instance.chunks.len();
     let stays = |chunk: usize| chunk < config.n_persist;
@@ -298,10 +302,10 @@ pub(super) fn moved(instance: &Instance, stages: &Stages, config: &Config, c: us
     )
 }
 
-/// Times of everything but the backward, for a number of persistent chunks and of buffers.
+/// Times of everything except the backward, for a number of persistent chunks and of buffers.
 pub(super) fn around(instance: &Instance, stages: &Stages, config: &Config) -> Times {
     let mut times = Times::default();
-    // The first chunk comes while nothing computes.
+    // Nothing computes while the first chunk is fetched.
     if config.n_persist == 0 {
         times.forward += instance.chunks[0].gather + instance.chunks[0].upload;
     }
@@ -330,11 +334,11 @@ pub fn times(instance: &Instance, config: &Config) -> Times {
     chunk_times(instance, &stages(instance, &layout.activation), config)
 }
 
-/// Bytes of swapped blocks that are still on the device while each block's forward runs: the link
-/// takes one after the other.
+/// Bytes of swapped blocks that are still on the device while each block's forward runs. The link
+/// transfers one block after the other.
 pub(super) fn leaving(instance: &Instance, swapped: impl Fn(usize) -> bool) -> Vec<u64> {
     let (mut clock, mut link, mut bytes) = (0.0, 0.0f64, 0u64);
-    // When each swap is over, and what it frees.
+    // When each swap ends, and the bytes that it frees.
     let mut swaps: VecDeque<(f64, u64)> = VecDeque::new();
     let blocks = instance.blocks.iter().enumerate();
     blocks
@@ -358,9 +362,9 @@ pub(super) fn leaving(instance: &Instance, swapped: impl Fn(usize) -> bool) -> V
         .collect()
 }
 
-/// The most bytes of activations: those of all blocks before, what is leaving, and the block that
-/// runs (Eqs 8 to 10). The backward meets what the forward left, in the other order. A swapped
-/// block comes back for its own backward: earlier only where there is room (appendix A.2).
+/// The most bytes of activations: of all blocks before, of blocks that are leaving, and of the
+/// block that runs (Eqs 8 to 10). The backward needs the same bytes in the reverse order. A swapped
+/// block comes back for its own backward, and earlier only if there is room (appendix A.2).
 fn activation_peak(instance: &Instance, activation: &[Option<Activation>]) -> u64 {
     held_peak(
         instance,
@@ -369,7 +373,7 @@ fn activation_peak(instance: &Instance, activation: &[Option<Activation>]) -> u6
     )
 }
 
-/// The same, with what is leaving while each block runs.
+/// The same, with given bytes that are leaving while each block runs.
 fn held_peak(instance: &Instance, activation: &[Option<Activation>], leaving: &[u64]) -> u64 {
     let (mut held, mut peak) = (0u64, 0u64);
     for ((block, activation), leaving) in instance.blocks.iter().zip(activation).zip(leaving) {
@@ -383,7 +387,7 @@ fn held_peak(instance: &Instance, activation: &[Option<Activation>], leaving: &[
     peak
 }
 
-/// All of it, with what fragmentation takes (Eq 11).
+/// The total, including fragmentation (Eq 11).
 pub fn total(instance: &Instance, activations: u64, persistent: u64, n_buffer: usize) -> u64 {
     let used = instance.base + activations + persistent + n_buffer as u64 * instance.buffer_bytes;
     (instance.alpha * used as f64).ceil() as u64
@@ -418,13 +422,13 @@ pub fn host_memory(instance: &Instance, config: &Config) -> u64 {
         + swapped.map(|(block, _)| block.activation).sum::<u64>()
 }
 
-/// The fastest configuration that fits; of equally fast ones that with the fewest swapped and
-/// recomputed blocks, then that with the least memory. `None` if nothing fits.
+/// The fastest configuration that fits. Of equally fast ones, the one with the fewest swapped and
+/// recomputed blocks, then the one with the least memory. `None` if nothing fits.
 pub fn search(instance: &Instance) -> Option<(Config, Predicted)> {
     search_among(instance, &outlines(instance))
 }
 
-/// What the blocks' activations come to, whatever becomes of the chunks.
+/// Time and memory of the blocks' activations, which do not depend on the chunks.
 #[derive(Clone, Copy, Debug)]
 pub struct Outline {
     /// Blocks that swap.
@@ -438,12 +442,12 @@ pub struct Outline {
     backward: f64,
 }
 
-/// Of more blocks than this, not every number is tried: one block less in a hundred is no other
-/// plan.
+/// With more blocks than this, not every number is tried: one block in a hundred makes hardly a
+/// difference.
 const FINE: usize = 128;
 
-/// For each number of swapped blocks those of each number of recomputed ones: they do not depend on
-/// the capacity.
+/// For each number of swapped blocks, the outlines of each number of recomputed blocks. They do not
+/// depend on the capacity.
 pub fn outlines(instance: &Instance) -> Vec<Vec<Outline>> {
     let n = instance.n_repeated();
     let stride = n.div_ceil(FINE).max(1);
@@ -464,7 +468,7 @@ pub fn outlines(instance: &Instance) -> Vec<Vec<Outline>> {
             .filter(|(_, a)| **a == Some(Activation::Keep))
             .map(|(i, _)| i);
         let kept: Vec<usize> = kept.collect();
-        // One more is computed again each time: see `interleaved`.
+        // Each outline recomputes one more block: see `interleaved`.
         let outline = |n_recompute: usize| {
             if let Some(&block) = n_recompute.checked_sub(1).and_then(|last| kept.get(last)) {
                 activation[block] = Some(Activation::Recompute);
@@ -514,10 +518,10 @@ pub fn search_among(instance: &Instance, outlines: &[Vec<Outline>]) -> Option<(C
     ))
 }
 
-/// The best configuration so far, and what the search reads of the chunks.
+/// The best configuration so far, and prefix sums over the chunks.
 struct Search<'a> {
     instance: &'a Instance,
-    /// Of the first chunks, by their number: bytes on the device if they stay.
+    /// By the number of first chunks: bytes on the device if they stay.
     persistent: Vec<u64>,
     /// Bytes on the host if they do not.
     hosted: Vec<u64>,
@@ -554,7 +558,7 @@ impl<'a> Search<'a> {
             .map_or(f64::INFINITY, |(_, best)| best.times.step())
     }
 
-    /// Looks into the configurations of an outline that may be the best.
+    /// Tries the configurations of an outline that may be the best.
     fn try_outline(&mut self, outline: &Outline) {
         let instance = self.instance;
         if instance.capacity < total(instance, outline.activations, 0, 0) {
@@ -598,9 +602,10 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The numbers of persistent chunks that may be the best. Nothing is done before the arithmetic
-    /// is, and updates come on top of it: the more chunks stay, the more the device updates after
-    /// it, and the less the host beside it. What takes too long either way is not looked into.
+    /// The numbers of persistent chunks that may be the best. A step takes at least its arithmetic
+    /// plus the updates after it. With more persistent chunks, the device updates more after the
+    /// backward, and the host updates less during it. Numbers for which either alone takes too long
+    /// are skipped.
     fn n_persists(&self, outline: &Outline) -> RangeInclusive<usize> {
         let instance = self.instance;
         let longest = self.best_step() * (1.0 + 3.0 * EQUAL) - outline.forward;
@@ -623,8 +628,8 @@ impl<'a> Search<'a> {
         self.best_step() * (1.0 + EQUAL) < step * (1.0 - EQUAL)
     }
 
-    /// The numbers of buffers that are tried: the fewest, and the most that fit. None if the fewest
-    /// do not fit.
+    /// The numbers of buffers that are tried: the fewest, and the most that fit. Empty if the
+    /// fewest do not fit.
     fn n_buffers(&self, outline: &Outline, n_persist: usize) -> BTreeSet<usize> {
         let instance = self.instance;
         let persistent = self.persistent[n_persist];
@@ -653,7 +658,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// The sums of the first of some numbers: of none, of one, of two.
+/// Prefix sums: of no number, of one, of two, ….
 fn sums<T: Copy + Default + Add<Output = T>>(numbers: impl Iterator<Item = T>) -> Vec<T> {
     let mut sums = vec![T::default()];
     for number in numbers {
@@ -662,7 +667,8 @@ fn sums<T: Copy + Default + Add<Output = T>>(numbers: impl Iterator<Item = T>) -
     sums
 }
 
-/// The last number of a range that holds, if numbers hold up to some one; its start if none does.
+/// The last number of a range for which `holds` is true, if it is true up to some number; the start
+/// of the range if it is true for none.
 fn last_of(range: Range<usize>, holds: impl Fn(usize) -> bool) -> usize {
     let (mut last, mut above) = (range.start, range.end);
     while above - last > 1 {
@@ -676,7 +682,7 @@ fn last_of(range: Range<usize>, holds: impl Fn(usize) -> bool) -> usize {
     last
 }
 
-/// Gives back buffers that save no time.
+/// Removes buffers that save no time.
 fn give_back(instance: &Instance, found: (Config, Predicted)) -> (Config, Predicted) {
     let (mut config, mut predicted) = found;
     while instance.buffers(config.n_persist).0 < config.n_buffer {
@@ -722,8 +728,8 @@ pub(crate) mod tests {
         assert_eq!(interleaved(0, 0, 0, 1), []);
     }
 
-    /// Figure 2 again: interleaving needs less memory than swapping all at first, which piles up
-    /// what waits for the link.
+    /// Figure 2: interleaving needs less memory than swapping the first blocks, because swaps that
+    /// wait for the link accumulate.
     #[test]
     fn interleaving_keeps_the_peak_low() {
         let block = BlockCost {
@@ -749,7 +755,8 @@ pub(crate) mod tests {
         };
         // Two kept, four inputs.
         assert_eq!(memory(&instance, &config), 204);
-        // Both swaps at the start: while the fourth block runs, the first two wait for the link.
+        // With both swaps at the start, the first two blocks still wait for the link while the
+        // fourth block runs.
         let mut piled = config.layout(&instance).activation;
         piled.swap(1, 3);
         assert_eq!(activation_peak(&instance, &piled), 301);
@@ -888,7 +895,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// The limits of Eq 2: with every chunk persistent nothing is fetched, and the host updates
+    /// A limit of Eq 2: if every chunk is persistent, nothing is fetched, and the host updates
     /// nothing.
     #[test]
     fn persistent_everything_is_compute_and_update() {
@@ -935,8 +942,8 @@ pub(crate) mod tests {
             }
         );
         assert_eq!(all.step(), 21.0);
-        // None: the first chunk is waited for, two more in the forward; the last two are cached in
-        // the backward.
+        // No persistent chunks: the step waits for the first chunk, two more are fetched in the
+        // forward, and the last two are cached in the backward.
         let none = times(
             &instance,
             &Config {

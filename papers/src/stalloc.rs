@@ -1,18 +1,18 @@
-//! The plan synthesis of STAlloc as in the paper (W. Huang et al., "STAlloc: Enhancing Memory
-//! Efficiency in Large-Scale Model Training with Spatio-Temporal Planning", 2025, section 5.1), for
-//! comparison.
+//! The plan synthesis of STAlloc, as described in the paper (W. Huang et al., "STAlloc: Enhancing
+//! Memory Efficiency in Large-Scale Model Training with Spatio-Temporal Planning", 2025, section
+//! 5.1), for comparison.
 //!
 //! Blocks that are allocated in one phase and freed in another form a *HomoPhase group*. They
 //! overlap in time, so they are packed next to each other. Two groups are *fused* if one ends in
-//! the phase in which the other starts and if that raises the time-memory product (Eq 2); the
-//! smaller is put into the larger. Each group then is one request. Requests of one size form
-//! *HomoSize groups*, taken in descending order. Requests that fit into idle times of larger layers
-//! go there; the rest forms *memory-layers* of its own (Algorithm 1).
+//! the phase in which the other starts and if that raises the time-memory product (Eq 2). The
+//! smaller group is placed in the larger. Then each group is one request. Requests of one size form
+//! *HomoSize groups*, which are processed in descending order. Requests that fit into idle times of
+//! larger layers go there. The others form new *memory-layers* (Algorithm 1).
 //!
-//! The paper leaves some points open. Here, blocks that start and end in the same phase, or whose
-//! phase is unknown, are groups of one. A group is packed with the latest end at the bottom, as
-//! fusion needs it. Adjacent groups are fused in the order of their start, each with the result of
-//! the fusions before. Within a layer the lowest free address is taken.
+//! The paper leaves some points open. Here, a block that starts and ends in the same phase, or
+//! whose phase is unknown, is a group of its own. A group is packed with the latest end at the
+//! bottom, because fusion needs this. Adjacent groups are fused in the order of their start, each
+//! with the result of the fusions before. Within a layer the lowest free address is used.
 
 use placement::reduced;
 use placement::trace::Trace;
@@ -27,9 +27,9 @@ struct Local {
     blocks: Vec<(usize, u64)>,
 }
 
-/// The paper's plan of a trace. Its blocks may be anywhere, as multiples of `align`: an error says
-/// which may not. Gaps are no part of the paper's problem and are not used; nor are streams, each
-/// of which has a region.
+/// The paper's plan of a trace. Addresses are multiples of `align`. A block with a fixed address,
+/// or with a larger alignment, is an error. The paper does not use gaps and streams, so gaps are
+/// ignored, and each stream has a region.
 pub fn place(trace: &Trace, align: u64) -> Result<Placement, Error> {
     reduced(trace, align, None, &mut |trace, _| {
         place_times(trace, align)
@@ -123,7 +123,7 @@ impl Local {
     }
 }
 
-/// Memory-layers of requests of one size, sorted by start (Algorithm 1): each request goes behind
+/// Memory-layers of requests of one size, sorted by start (Algorithm 1): each request goes after
 /// the latest end that is not after its start. The number of layers is the most requests that are
 /// alive at once. Returns positions in `requests`.
 fn memory_layers(requests: &[(Range<u64>, usize)]) -> Vec<Vec<usize>> {
@@ -146,18 +146,18 @@ fn memory_layers(requests: &[(Range<u64>, usize)]) -> Vec<Vec<usize>> {
     layers
 }
 
-/// A range of addresses, and which group uses which part when.
+/// A range of addresses, and the groups that use its parts over time.
 #[derive(Default)]
 struct Layer {
     base: u64,
     bytes: u64,
-    /// By start and address: end, and bytes.
+    /// By start and address: end and bytes.
     taken: BTreeMap<(u64, u64), (u64, u64)>,
     longest: u64,
 }
 
 impl Layer {
-    /// Takes the lowest address that is free all the time, if there is one.
+    /// Takes the lowest address that is free over the whole time, if one exists.
     fn place(&mut self, time: &Range<u64>, bytes: u64) -> Option<u64> {
         let from = time.start.saturating_sub(self.longest);
         let mut met: Vec<(u64, u64)> = self
@@ -196,7 +196,7 @@ impl Problem<'_> {
         self.trace.blocks[block].start..self.trace.blocks[block].end
     }
 
-    /// Bytes and time of a local plan.
+    /// The bytes and the time of a local plan.
     fn extent(&self, local: &Local) -> (u64, Range<u64>) {
         let blocks = || local.blocks.iter();
         let bytes = blocks()
@@ -274,7 +274,7 @@ impl Problem<'_> {
             .partition(|(phases, _)| *phases != (0, 0));
         scoped.sort_by_key(|(phases, local)| (self.extent(local).1.start, *phases));
         let mut done: Vec<Local> = alone.into_iter().map(|(_, local)| local).collect();
-        // Fused so far, by the phase in which the last of them ends.
+        // The fused groups so far, by the phase in which they end.
         let mut open: BTreeMap<u32, Local> = BTreeMap::new();
         for ((first, last), local) in scoped {
             let fused = open
@@ -294,7 +294,8 @@ impl Problem<'_> {
         done
     }
 
-    /// The smaller plan put into the larger, if fewer bubbles are left than the two have apart.
+    /// The smaller plan placed in the larger, if this leaves fewer bubbles than the two separate
+    /// plans have.
     fn fuse(&self, one: &Local, other: &Local) -> Option<Local> {
         let (large, small) = if self.extent(one).0 < self.extent(other).0 {
             (other, one)
@@ -313,8 +314,8 @@ impl Problem<'_> {
                 .taken
                 .insert((time.start, at), (time.end, self.bytes(block)));
         }
-        // From the bottom, where the larger plan's latest ends are: at each address the earliest
-        // that fits.
+        // From the bottom, where the larger plan has its latest ends: at each address, the earliest
+        // block that fits.
         let mut addresses: BTreeSet<u64> = large.blocks.iter().map(|&(_, at)| at).collect();
         addresses.insert(self.extent(large).0);
         let mut waiting: Vec<usize> = small.blocks.iter().map(|&(block, _)| block).collect();
@@ -336,7 +337,7 @@ impl Problem<'_> {
                     address += self.bytes(block);
                 }
                 (None, Some(&next)) => address = next,
-                // Above everything there is room for all.
+                // Above all blocks there is always room.
                 (None, None) => address = self.extent(&fused).0.max(address + 1),
             }
         }
@@ -395,8 +396,9 @@ mod tests {
             .unwrap_or(0)
     }
 
-    /// As on the left of figure 7: the first group's blocks go one after the other in the phase in
-    /// which the second's come, so that these take their places, and bubbles vanish.
+    /// As on the left of figure 7: the first group's blocks are freed one after the other in the
+    /// phase in which the second group's blocks start. So these take their places, and bubbles
+    /// vanish.
     #[test]
     fn groups_that_fill_each_others_bubbles_are_fused() {
         let trace = trace(vec![
@@ -415,8 +417,8 @@ mod tests {
         assert_eq!(peak(&trace, &plan(&trace, 1)), 8);
     }
 
-    /// As on the right of figure 7: the second group comes before the first one's blocks go, so
-    /// that fused they would leave larger bubbles than apart.
+    /// As on the right of figure 7: the second group starts before the first group's blocks are
+    /// freed. So together they would leave larger bubbles than separately.
     #[test]
     fn groups_that_leave_bubbles_are_not_fused() {
         let trace = trace(vec![
@@ -455,7 +457,7 @@ mod tests {
             prop_assert!(check(&trace, &offsets, 1, None).is_ok(), "{offsets:?}");
         }
 
-        /// Layers of one size are as few as can be.
+        /// The number of layers of one size is minimal.
         #[test]
         fn equal_blocks_lose_nothing(raw in proptest::collection::vec((0u64..40, 1u64..20),
             1..40)) {

@@ -1,21 +1,22 @@
-//! Checks a plan of addresses. It sees the trace and the offsets, and nothing of the planner.
+//! Checks a plan of addresses. It reads only the trace and the offsets, and shares no code with the
+//! planners.
 //!
 //! One sweep over time keeps the live blocks ordered by address, so a new block is compared only
-//! with its two neighbours. Blocks count with the bytes that were requested; a planner may round
-//! them up, but the check does not need to know.
+//! with its two neighbours. The requested bytes of blocks count. A planner may round them up, but
+//! the check does not need this.
 //!
 //! With several streams there is a second sweep. Each range of bytes records which stream used it
 //! last. Each stream records how far it has waited for every other stream (a vector clock). A
-//! stream that gets bytes must have waited until their last user was done.
+//! stream that gets bytes must have waited for their last user.
 
 use super::trace::Trace;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What is wrong with a plan. Blocks are positions in the trace.
+/// An error in a plan. Blocks are positions in the trace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// There is not one address for each block.
+    /// The number of addresses is not the number of blocks.
     Count {
         /// Blocks of the trace.
         blocks: usize,
@@ -24,44 +25,44 @@ pub enum Fault {
     },
     /// Two blocks have a byte in common while both are needed.
     Overlap {
-        /// The one that was there.
+        /// The block that was alive before.
         below: usize,
-        /// The one that came.
+        /// The block that started.
         above: usize,
-        /// When it came.
+        /// When it started.
         tick: u64,
     },
-    /// A stream gets bytes that another has used, and has not waited for it since.
+    /// A stream gets bytes that another stream has used, and has not waited for it since then.
     Unordered {
-        /// The block that had them last.
+        /// The last block that used them.
         before: usize,
-        /// The one that gets them.
+        /// The block that gets them.
         after: usize,
         /// When.
         tick: u64,
     },
-    /// A block is to be made in the bytes of another, and lies elsewhere.
+    /// A block should be in the bytes of another, but has another address.
     Apart {
         /// The block.
         block: usize,
         /// The other.
         from: usize,
     },
-    /// An address is no multiple of what it has to be.
+    /// An address is not a multiple of its alignment.
     Misaligned {
         /// The block.
         block: usize,
-        /// What it has to be a multiple of.
+        /// Its alignment.
         alignment: u64,
     },
-    /// The trace says where the block has to be, and it is elsewhere.
+    /// The trace gives a block a fixed address, and it has another one.
     Moved {
         /// The block.
         block: usize,
-        /// Where it has to be.
+        /// The fixed address.
         to: u64,
     },
-    /// A block ends beyond the pool, or beyond the last address that a number can hold.
+    /// A block ends beyond the pool, or beyond the largest address.
     Outside {
         /// The block.
         block: usize,
@@ -70,7 +71,7 @@ pub enum Fault {
     },
 }
 
-/// How a fault reads, with the names of its blocks.
+/// The text of a fault, with the names of its blocks.
 pub struct Told<'a>(pub &'a Fault, pub &'a Trace, pub &'a [u64]);
 
 impl fmt::Display for Told<'_> {
@@ -132,12 +133,12 @@ impl fmt::Display for Told<'_> {
 /// Checks that
 ///
 /// * every block has an address, a multiple of its alignment and of `align`, within `capacity`;
-/// * a fixed address is respected, and a block made in the bytes of another lies there;
+/// * a fixed address is respected, and a block made in the bytes of another has its address;
 /// * no two blocks overlap;
 /// * a stream reuses bytes of another stream only after it has waited for it.
 ///
 /// Returns the highest address in use, in bytes, or the faults. A block that overlaps another is
-/// ignored from there on: it is one fault, however many blocks it overlaps.
+/// ignored after that. So it is one fault, even if it overlaps several blocks.
 pub fn check(
     trace: &Trace,
     offsets: &[u64],
@@ -166,7 +167,7 @@ pub fn check(
         if block.bytes == 0 {
             continue;
         }
-        // The times in which it is needed: between its gaps.
+        // The times when it is needed: between its gaps.
         let mut start = block.start;
         for (until, next) in block.gaps.iter().copied().chain([(block.end, block.end)]) {
             if start < until {
@@ -186,11 +187,11 @@ pub fn check(
     }
 }
 
-/// A tick, whether a block comes or goes at it, and the block. A block that ends at a tick makes
-/// room for one that begins there, so goings are sorted first.
+/// A tick, whether a block starts or ends at it, and the block. A block that ends at a tick makes
+/// room for a block that starts there, so ends are sorted first.
 type Event = (u64, bool, usize);
 
-/// Finds what is wrong with the address of block `i` alone, except that it is out of range.
+/// Finds errors in the address of block `i` alone, except that it is out of range.
 fn misplaced(trace: &Trace, offsets: &[u64], i: usize, align: u64, faults: &mut Vec<Fault>) {
     let (block, offset) = (&trace.blocks[i], offsets[i]);
     for alignment in [block.alignment, align] {
@@ -227,7 +228,7 @@ fn overlapping(
     for &(tick, comes, i) in events {
         let lo = offsets[i];
         if !comes {
-            // A block that overlapped another was not put in.
+            // A block that overlapped another was not inserted.
             if let Some(there) = here.get_mut(&lo) {
                 there.retain(|&j| j != i);
                 if there.is_empty() {
@@ -236,8 +237,8 @@ fn overlapping(
             }
             continue;
         }
-        // Invariant: addresses in `here` are apart, so only those at the last one below the block's
-        // end can be in the way.
+        // Invariant: blocks in `here` are disjoint. So only the blocks at the last address below
+        // the block's end can overlap it.
         let last = here.range(..end(i)).next_back().map(|(_, there)| there);
         let meets = |&&j: &&usize| lo < end(j) && !(shares[i] == shares[j] && offsets[j] == lo);
         match last.and_then(|there| there.iter().find(meets)) {
@@ -251,7 +252,8 @@ fn overlapping(
     }
 }
 
-/// For each block the first of those that share its bytes; of blocks that lie in themselves any.
+/// For each block, the first of the blocks that share its bytes; for blocks that form a cycle, any
+/// of them.
 fn shares(trace: &Trace) -> Vec<usize> {
     let mut first: Vec<Option<usize>> = vec![None; trace.blocks.len()];
     for i in 0..first.len() {
@@ -295,12 +297,12 @@ fn unordered(
     let mut waits = trace.waits.clone();
     waits.sort_by_key(|wait| wait.tick);
     let mut waits = waits.into_iter().peekable();
-    // What a stream knows of others: everything before these ticks.
+    // What each stream has waited for: all work of other streams before these ticks.
     let mut knows: BTreeMap<u32, BTreeMap<u32, u64>> = BTreeMap::new();
     // Ranges of bytes by their start: the end, the last user, and the tick at which it ended, if it
     // has.
     let mut last: BTreeMap<u64, (u64, usize, u64)> = BTreeMap::new();
-    // When those that share bytes were done with them last.
+    // When the blocks that share bytes last ended.
     let mut gone: Vec<u64> = vec![0; trace.blocks.len()];
     for &(tick, comes, i) in events {
         if !comes {
@@ -336,7 +338,7 @@ fn unordered(
                     .unwrap_or(0)
             };
             let done = gone[shares[j]];
-            // Who is still there is another fault.
+            // If the other block is still alive, that is another fault.
             if stream(i) != stream(j) && came < done && known() <= done {
                 told = told.or(Some(j));
             }

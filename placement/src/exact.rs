@@ -3,52 +3,52 @@
 //!
 //! If a plan exists, then one exists in which no block can slide down. Such a plan is found by
 //! placing blocks in the order of their offsets, each directly on the highest block placed under
-//! it; ties go by rank. So each step of the search places one of the blocks that may come next in
-//! that order. It gives up a branch when
+//! it; ties are broken by rank. So each step of the search places one of the blocks that may come
+//! next in this order. It gives up a branch when
 //!
-//! * a section has no room for the blocks that it still needs: blocks come in the order of their
+//! * a section has no room for its remaining blocks: blocks are considered in the order of their
 //!   lowest possible offsets, and every set of blocks that cannot start below some offset must fit
 //!   above it;
-//! * a block could still slide into the space that the next one leaves empty (dominance).
+//! * a block could still slide into the space that the next block leaves empty (dominance).
 //!
-//! Where no unplaced block lives across a time, the parts before and after it are searched
-//! separately, so that neither repeats the other's failures. Each part is ranked anew by its open
-//! blocks, because the fullest section of the whole may be easy within a part. (A block whose turn
-//! had passed under the old rank stays lifted, so nothing is tried twice.)
+//! If no unplaced block lives across a moment, the parts before and after it are searched
+//! separately, so neither repeats the other's failures. Each part gets new ranks from its open
+//! blocks, because the fullest section of the whole problem may be easy within a part. (A block
+//! whose turn has passed under the old ranks stays lifted, so nothing is tried twice.)
 //!
-//! A search is limited by the number of items that it examines, and is repeated with other ranks:
-//! which blocks should come first differs between problems. Searches learn: a section that often
-//! had no room weighs more in the ranks of the next search (weighted degrees: Boussemart et al.,
-//! 2004), so that the hard part comes first.
+//! A search is limited by the number of items that it examines. It is repeated with other ranks,
+//! because the best order differs between problems. Searches learn: a section that often had no
+//! room has more weight in the ranks of the next search (weighted degrees: Boussemart et al.,
+//! 2004). So the hard part comes first.
 
 use super::order::Rank;
 use super::problem::{Item, Problem};
 use std::cmp::Reverse;
 use std::ops::Range;
 
-/// What a search came to.
+/// The result of a search.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
-    /// There is a plan: see [`Search::offsets`].
+    /// A plan was found: see [`Search::offsets`].
     Found,
-    /// There is none.
+    /// No plan exists.
     None,
-    /// The steps did not suffice to tell.
+    /// The steps were not enough to decide.
     Spent,
 }
 
-/// A section that failed 1000 times weighs twice what it holds. Of 0.02 to 0.2, none does much
-/// better on random instances.
+/// A section that failed 1000 times counts as twice its bytes. Values from 0.02 to 0.2 give nearly
+/// the same results on random instances.
 const LEARNED: f64 = 0.1;
 /// Not placed.
 const OPEN: u64 = u64::MAX;
 
-/// Blocks, and which of them meet.
+/// Blocks, and the pairs that live at the same time.
 pub(super) struct Blocks<'a> {
     items: &'a [Item],
     bytes: Vec<u64>,
     align: Vec<u64>,
-    /// Those that meet a block.
+    /// The blocks that live at the same time as each block.
     meets: Lists,
     /// Sections of a block, and blocks of a section.
     sections: Lists,
@@ -58,40 +58,41 @@ pub(super) struct Blocks<'a> {
 /// The state of a search.
 pub(super) struct Search<'a> {
     blocks: &'a Blocks<'a>,
-    /// A block's place in the order that settles ties.
+    /// The rank of each block, which breaks ties.
     rank: Vec<u32>,
     ranked: Rank,
     capacity: u64,
-    /// Where a block is, or [`OPEN`].
+    /// The offset of each block, or [`OPEN`].
     at: Vec<u64>,
-    /// The top of the highest block placed under an open one: it would lie there if it came next.
+    /// The top of the highest block that is placed under each open block. If the open block came
+    /// next, this would be its offset.
     low: Vec<u64>,
-    /// The least offset that an open block can still have: more than `low` once its turn at `low`
-    /// has passed.
+    /// The smallest offset that each open block can still have. It is above `low` after the block's
+    /// turn at `low` has passed.
     lift: Vec<u64>,
-    /// Which open block that is to come under it was last found to allow that offset.
+    /// The open block that was last found to permit this offset, by coming under the block.
     support: Vec<u32>,
-    /// The least of these, of a section; and its open bytes.
+    /// The smallest `lift` in each section; and the section's open bytes.
     floor: Vec<u64>,
     open: Vec<u64>,
-    /// Open blocks that live in a section and the one after.
+    /// The number of open blocks that live in a section and in the next one.
     across: Vec<u32>,
-    /// Blocks that are placed, and what else to undo.
+    /// Placed blocks, and the other changes to undo.
     placed: Vec<u32>,
     trail: Vec<Undo>,
-    /// Open blocks of the parts that are being searched, one after the other.
+    /// Open blocks of the parts on the search path, one part after the other.
     lists: Vec<u32>,
     candidates: Vec<(u64, u32, u32)>,
     dirty: Vec<u32>,
     is_dirty: Vec<bool>,
     sorted: Vec<(u64, u64)>,
-    /// How often a section had no room, in all runs; and what that makes its bytes weigh.
+    /// How often a section had no room, in all runs; and the resulting weight of its bytes.
     failed: Vec<u32>,
     weight: Vec<f64>,
-    /// Ranks to go back to, and keys of blocks that are ranked.
+    /// Saved ranks, and keys of blocks that are being ranked.
     ranks: Vec<u32>,
     keys: Vec<(Reverse<[u64; 3]>, u32)>,
-    /// How many blocks and sections may still be looked at.
+    /// The number of blocks and sections that may still be examined.
     pub(super) left: u64,
 }
 
@@ -158,7 +159,7 @@ impl<'a> Blocks<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// A search that has learned nothing.
+    /// A search that has not learned anything yet.
     pub(super) fn new(blocks: &'a Blocks<'a>) -> Search<'a> {
         let (n, sections) = (blocks.items.len(), blocks.members.start.len() - 1);
         Search {
@@ -188,7 +189,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// How many blocks there are.
+    /// The number of blocks.
     pub(super) fn len(&self) -> usize {
         self.blocks.items.len()
     }
@@ -211,7 +212,7 @@ impl<'a> Search<'a> {
         }
         self.capacity = capacity;
         self.at.fill(OPEN);
-        // Itself: none.
+        // The block itself means none.
         self.support = (0..n).collect();
         for (low, align) in self.low.iter_mut().zip(&self.blocks.align) {
             *low = base.next_multiple_of(*align);
@@ -224,7 +225,7 @@ impl<'a> Search<'a> {
             let mut last = None;
             for &s in &self.blocks.sections.all[self.blocks.sections.range(i)] {
                 self.open[s as usize] += self.blocks.bytes[i as usize];
-                // A gap joins its two sides all the same: the block has one offset.
+                // A gap also joins its two sides, because the block has one offset.
                 for between in last.unwrap_or(s)..s {
                     self.across[between as usize] += 1;
                 }
@@ -248,7 +249,7 @@ impl<'a> Search<'a> {
         self.parts(0..n as usize, sections, (base, 0))
     }
 
-    /// Ranks the blocks of a part by its unplaced blocks.
+    /// Computes new ranks for a part from its unplaced blocks.
     fn rank_anew(&mut self, part: Range<usize>) {
         let mut keys = std::mem::take(&mut self.keys);
         keys.clear();
@@ -273,16 +274,16 @@ impl<'a> Search<'a> {
         self.keys = keys;
     }
 
-    /// Places open blocks of a part: those of `lists[part]`, which live in `sections`, each at
+    /// Places the open blocks of a part: `lists[part]`, which live in `sections`. Each comes at
     /// `next` or after it.
     fn search(&mut self, part: Range<usize>, sections: Range<u32>, next: (u64, u32)) -> Outcome {
-        // No block may lie where another could still slide under it.
+        // No block may have an offset at which another block could still slide under it.
         let heights = self.lists[part.clone()]
             .iter()
             .map(|&i| self.low[i as usize] + self.blocks.bytes[i as usize]);
         let height = heights.min().unwrap_or(0);
-        // And what a section still has to take has to fit above it: whatever comes next, the rest
-        // is not lower.
+        // The open blocks of a section must fit above it: no later block is lower than the next
+        // one.
         let open = self.open[sections.start as usize..sections.end as usize]
             .iter()
             .max();
@@ -325,7 +326,7 @@ impl<'a> Search<'a> {
         outcome
     }
 
-    /// Searches each of the parts that nothing joins any more.
+    /// Searches each part that is no longer connected with the others.
     fn parts(&mut self, part: Range<usize>, sections: Range<u32>, next: (u64, u32)) -> Outcome {
         if part.is_empty() {
             return Outcome::Found;
@@ -357,8 +358,8 @@ impl<'a> Search<'a> {
             }
             let own = begun..self.lists.len();
             if !own.is_empty() {
-                // Whose turn has passed is lifted, so nothing else has to be told from the old
-                // ranks.
+                // Blocks whose turn has passed are lifted, so the old ranks are not needed for
+                // anything else.
                 let before = self.ranks.len();
                 self.ranks.extend(
                     self.lists[own.clone()]
@@ -423,7 +424,7 @@ impl<'a> Search<'a> {
         self.settle(low, fits)
     }
 
-    /// Raises the least offset of an open block.
+    /// Raises the smallest offset of an open block.
     fn raise(&mut self, i: u32, lift: u64) {
         let was = self.lift[i as usize];
         if lift <= was {
@@ -440,7 +441,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Looks at the sections in which something was raised; false if one has no room.
+    /// Checks the sections in which an offset was raised; false if one has no room.
     fn settle(&mut self, least: u64, mut fits: bool) -> bool {
         for k in 0..self.dirty.len() {
             let s = self.dirty[k];
@@ -491,7 +492,7 @@ impl<'a> Search<'a> {
         self.settle(next.0, true)
     }
 
-    /// Whether the open blocks of a section have room, none of them below `least`.
+    /// Whether the open blocks of a section have room, with none of them below `least`.
     fn has_room(&mut self, section: u32, least: u64) -> bool {
         let open = |i: &&u32| self.at[**i as usize] == OPEN;
         let members = &self.blocks.members.all[self.blocks.members.range(section)];
@@ -506,8 +507,8 @@ impl<'a> Search<'a> {
             self.trail.push(Undo::Floor(section, was));
             self.floor[section as usize] = floor;
         }
-        // Most often all would fit above the highest, or not even above the lowest: that is quick
-        // to see.
+        // A quick test decides most cases: all fit above the highest, or they do not even fit above
+        // the lowest.
         if top + bytes <= self.capacity || self.capacity < floor + bytes {
             return top + bytes <= self.capacity;
         }
@@ -527,7 +528,7 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Takes away again what was placed, and found out, since a mark.
+    /// Undoes all placements and conclusions since a mark.
     fn undo(&mut self, (placed, trail): (usize, usize)) {
         for change in self.trail.drain(trail..).rev() {
             match change {
@@ -557,8 +558,8 @@ mod tests {
     use crate::trace::{Block, Trace};
     use proptest::prelude::*;
 
-    /// The best peak there is: some best plan is found by first fit in the order of its offsets, so
-    /// all orders are tried.
+    /// The optimal peak. First fit in the order of its offsets finds an optimal plan, so all orders
+    /// are tried.
     fn best(problem: &Problem, placed: &mut Vec<(usize, u64)>, mut least: u64) -> u64 {
         let items = &problem.items;
         if placed.len() == items.len() {
@@ -592,9 +593,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the rank, and whatever was learned: there is a plan of the best peak, and none
-        /// of a lower one. Few sections and short lives, so that there are parts that nothing
-        /// joins.
+        /// For any ranks, and after any learning, the search finds a plan with the optimal peak,
+        /// and proves that no lower one exists. There are few sections and short lives, so that
+        /// unconnected parts occur.
         #[test]
         fn finds_what_there_is_and_nothing_else(
             raw in prop::collection::vec((0u64..10, 1u64..5, 1u64..9, 0u32..2, 0u64..5), 1..=7),

@@ -34,7 +34,7 @@ pub use ir::named;
 pub use place::{Effort, Error, Method, Options, Placement};
 pub use reduce::{Plan, lower_bound, place, reduced, roots, until_waited};
 
-/// By how much a peak is above its lower bound: 0.01 is 1 %.
+/// How far a peak is above its lower bound: 0.01 is 1 %.
 pub fn gap(peak: u64, lower_bound: u64) -> f64 {
     if peak <= lower_bound {
         0.0

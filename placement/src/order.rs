@@ -2,9 +2,9 @@
 //! several are tried:
 //!
 //! * by size: leaves gaps that only small items fill;
-//! * by length of life: keeps the bottom quiet;
+//! * by length of life: long-lived items are at the bottom;
 //! * by area: a compromise of the two;
-//! * by the fullest section first: leaves the compromises to emptier times;
+//! * by the fullest section: places the hardest items first;
 //! * by time: best for steps that behave like a stack.
 
 use super::problem::{Item, Problem};
@@ -16,10 +16,10 @@ pub(super) struct Order {
     key: fn(item: &Item, fullest: u64) -> [u64; 3],
 }
 
-/// For first fit, in the order in which they are tried. In the first three, blocks of about one
-/// size come in the order of time, which loses nothing if all are of one size (the left-edge
-/// algorithm: Hashimoto and Stevens, 1971) and looks at one part of the tree after another. The
-/// last two are what a sweep does quicker, where it can.
+/// Orders for first fit, in the order in which they are tried. In the first three, blocks of
+/// similar size come in the order of time. This loses nothing if all have the same size (the
+/// left-edge algorithm: Hashimoto and Stevens, 1971), and uses one part of the tree after another.
+/// A sweep does the same as the last two, and is faster, if it is possible.
 pub(super) const PLACING: &[Order] = &[
     Order {
         name: "size, end",
@@ -91,7 +91,7 @@ pub(super) const PLACING: &[Order] = &[
     },
 ];
 
-/// For the exact search: which blocks come first among those that could be next.
+/// Orders for the exact search: they decide among the blocks that could be next.
 pub(super) const RANKS: &[Order] = &[
     Order {
         name: "life",
@@ -119,14 +119,14 @@ pub(super) const RANKS: &[Order] = &[
     },
 ];
 
-/// How the exact search ranks blocks: by an order, with some disorder.
+/// How the exact search ranks blocks: by an order, with some random changes.
 #[derive(Clone, Copy)]
 pub(super) struct Rank {
     pub(super) order: &'static Order,
     seed: u64,
-    /// Whether sections that failed often weigh more.
+    /// Whether sections that failed often have more weight.
     pub(super) learned: bool,
-    /// From how many 4096ths of its place a block's own is drawn.
+    /// The largest random change of a block's place, in 4096ths of the place.
     most: u32,
 }
 
@@ -142,7 +142,7 @@ impl Default for Rank {
 }
 
 impl Rank {
-    /// Where to put a block that is the `place`th in order: up to an eighth off.
+    /// The place of a block that is the `place`th in order, changed at random by up to an eighth.
     pub(super) fn disordered(&self, place: u32, i: u32) -> u32 {
         let mut random = self
             .seed
@@ -155,8 +155,9 @@ impl Rank {
     }
 }
 
-/// Ranks of a round of the exact search: those of [`RANKS`], three rounds of four with some
-/// disorder and what was learned, since searches that fail do so by what came first.
+/// The ranks of a round of the exact search. They are [`RANKS`], in three rounds of four with
+/// random changes and with learned weights, because a search fails when the wrong blocks come
+/// first.
 pub(super) fn ranks(round: u64) -> Vec<Rank> {
     let most = [1, 64, 256, 1024][round as usize % 4];
     RANKS
@@ -170,7 +171,7 @@ pub(super) fn ranks(round: u64) -> Vec<Rank> {
         .collect()
 }
 
-/// The next of a row of numbers without order (xorshift).
+/// The next random number (xorshift).
 pub(super) fn next(random: &mut u64) -> u64 {
     *random ^= *random << 13;
     *random ^= *random >> 7;
@@ -182,17 +183,16 @@ fn area(item: &Item) -> u64 {
     item.bytes.saturating_mul(item.sections())
 }
 
-/// The product of a number and the `2^halvings`th root of another: between its order and that of
-/// both.
+/// The product of a number and the `2^halvings`th root of another.
 fn leaning(whole: u64, part: u64, halvings: u32) -> u64 {
     let root = (0..halvings).fold(part as f64, |root, _| root.sqrt());
-    // In 256ths, so that small ones differ.
+    // In 256ths, so that small products differ.
     (whole as f64 * root * 256.0) as u64
 }
 
 /// The most bytes alive at once during each item's life.
 pub(super) fn fullest(problem: &Problem) -> Vec<u64> {
-    // The maximum over every power of two of sections, so that two of them cover any life.
+    // Maxima over all ranges whose length is a power of two. Two of them cover any life.
     let mut tables = vec![problem.live.clone()];
     while 1 << tables.len() <= problem.live.len() {
         let last = &tables[tables.len() - 1];
@@ -212,7 +212,7 @@ pub(super) fn fullest(problem: &Problem) -> Vec<u64> {
 }
 
 impl Order {
-    /// What comes first is larger.
+    /// The key; a larger key comes first.
     pub(super) fn key(&self, item: &Item, fullest: u64) -> [u64; 3] {
         (self.key)(item, fullest)
     }

@@ -1,5 +1,5 @@
 //! Places the blocks of a trace: sweeps through time, then first fit in several orders, then repair
-//! and search in turns, until the plan is optimal or the effort is spent. Effort is counted in
+//! and search in turns, until the plan is optimal or the effort is used up. Effort is counted in
 //! examined items, not in seconds, so the same trace gets the same plan.
 
 use super::exact::{Blocks, Outcome, Search};
@@ -14,14 +14,14 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 pub use super::problem::Error;
 
-/// How long a planner tries.
+/// How long a planner searches.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Effort {
-    /// A sweep; if that is not near the bound, first fit in one order, or a few if there are few
-    /// blocks.
+    /// A sweep. If it is not near the bound, also first fit in one order, or in several orders if
+    /// there are few blocks.
     Fast,
-    /// Sweeps and orders, and repair and search as there are blocks: what the compiler spends on
-    /// each of the schedules that it compares.
+    /// Sweeps and orders, and an amount of repair and search that depends on the number of blocks.
+    /// The compiler uses it for each schedule that it compares.
     Brief,
     /// Sweeps and orders, then some repair and search: a second or a few.
     #[default]
@@ -31,34 +31,34 @@ pub enum Effort {
 }
 
 ir::named! {
-    /// A way to a better plan, beside one pass of first fit.
+    /// A method to find better plans than one pass of first fit.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub enum Method {
         /// First and best fit in the order of time.
         Sweeps = "sweeps",
-        /// First fit in other orders than the first.
+        /// First fit in orders other than the first.
         Orders = "orders",
-        /// The snuggest hole instead of the lowest.
+        /// The smallest hole that is large enough, instead of the lowest.
         BestFit = "best-fit",
-        /// Blocks that lie too high are moved, and what is in their way after them.
+        /// Blocks that are too high are moved, then the blocks that are in their way.
         Repair = "repair",
         /// Exact search.
         Search = "search",
     }
 }
 
-/// What is asked of a plan.
+/// The requirements of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// How long to try.
+    /// How long to search.
     pub effort: Effort,
     /// A plan with at most this peak is accepted, bytes.
     pub capacity: Option<u64>,
     /// All addresses and sizes are multiples of this, a power of two; bytes.
     pub align: u64,
-    /// How many threads may search. The plan does not depend on it.
+    /// The number of threads. The plan does not depend on it.
     pub threads: usize,
-    /// Methods to do without, to see what each is good for.
+    /// Methods that are not used, to measure what each contributes.
     pub without: [Option<Method>; Method::ALL.len()],
 }
 
@@ -80,32 +80,33 @@ impl Default for Options {
     }
 }
 
-/// Where blocks lie.
+/// The addresses of blocks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Placement {
-    /// One for each block of the trace, bytes.
+    /// The offset of each block of the trace, bytes.
     pub offsets: Vec<u64>,
-    /// Where the highest block ends, bytes.
+    /// The end of the highest block, bytes.
     pub peak: u64,
-    /// No plan's peak is less, bytes.
+    /// No plan has a lower peak, bytes.
     pub lower_bound: u64,
-    /// True if it is proven that no plan's peak is less than this one's.
+    /// True if it is proven that no plan has a lower peak.
     pub optimal: bool,
-    /// What found it.
+    /// The method that found it.
     pub method: String,
 }
 
-/// How much of each method an effort has.
+/// The amount of each method for an effort.
 struct Limits {
-    /// How many sweeps there are.
+    /// The number of sweeps.
     sweeps: usize,
-    /// Ranges of addresses that first fit may pass, all orders together; one is tried in any case.
+    /// The number of address ranges that first fit may pass, in all orders together. One order is
+    /// always tried.
     climbed: u64,
-    /// A gap below this part of the lower bound is good enough for first fit.
+    /// For first fit, a gap below the lower bound divided by this is good enough.
     near: u64,
-    /// Items that repair may look at.
+    /// The number of items that repair may examine.
     looked: u64,
-    /// Blocks and sections that the exact search may look at.
+    /// The number of blocks and sections that the exact search may examine.
     searched: u64,
 }
 
@@ -122,8 +123,9 @@ impl Effort {
             },
             Effort::Brief => {
                 let normal = Effort::Normal.limits(n);
-                // Enough for most schedules that orders leave above the bound, and at most what one
-                // order costs. In small schedules a single gap is a larger share, so they get more.
+                // This is enough for most schedules that are above the bound after all orders. It
+                // costs at most as much as one order. In small schedules a single gap is a larger
+                // share, so they get more.
                 let each = |most: u64| most.min(if n < 512 { 4_000_000 } else { 2_000 * n });
                 let (looked, searched) = (each(normal.looked), each(normal.searched));
                 Limits {
@@ -151,7 +153,7 @@ impl Effort {
     }
 }
 
-/// In the order in which they are tried.
+/// Sweeps, in the order in which they are tried.
 const SWEEPS: [Sweep; 4] = [
     Sweep {
         backward: true,
@@ -170,12 +172,13 @@ const SWEEPS: [Sweep; 4] = [
         snug: true,
     },
 ];
-/// The exact search knows of each block all that meet it, so it is for no more than these.
+/// The most blocks for the exact search, which stores for each block all blocks that live at the
+/// same time.
 const SEARCHED: usize = 1500;
 /// Most items for which the tightest hole is searched: it examines all holes.
 const SNUG: usize = 50_000;
 
-/// The most bytes alive at once: no plan's peak is less. 0 for a trace that [`place`] refuses.
+/// The most bytes alive at once: no plan has a lower peak. 0 for a trace that [`place`] refuses.
 pub(super) fn lower_bound(trace: &Trace, align: u64) -> u64 {
     Problem::new(trace, align).map_or(0, |problem| problem.bound())
 }
@@ -235,20 +238,20 @@ pub(super) fn place(
 
 struct Planner<'a> {
     problem: &'a Problem,
-    /// What first fit in an order needs, and a sweep does not.
+    /// Only first fit in an order needs this.
     fullest: Vec<u64>,
     tree: Tree,
-    /// Nothing lies below.
+    /// No item is below this address.
     base: u64,
     /// A peak that is good enough.
     target: u64,
     /// The most bytes alive at once.
     bound: u64,
-    /// The best plan, its peak, and what found it.
+    /// The best plan, its peak, and its method.
     at: Vec<u64>,
     peak: u64,
     method: String,
-    /// It is proven that no plan's peak is less.
+    /// It is proven that no plan has a lower peak.
     proven: u64,
     progress: &'a mut dyn FnMut(&str, u64),
 }
@@ -276,7 +279,7 @@ impl Planner<'_> {
         self.fullest = order::fullest(self.problem);
         self.tree = Tree::new(self.problem.sections().max(1));
         let n_orders = match options.has(Method::Orders) {
-            // The last two are what sweeps do, and do better.
+            // Sweeps do the same as the last two orders, and better.
             true => order::PLACING.len() - if 0 < n_sweeps { 2 } else { 0 },
             false => 1,
         };
@@ -299,7 +302,8 @@ impl Planner<'_> {
                 }
             }
         }
-        // By turns, each with more work than the last: most traces need little of one of the two.
+        // In turns, each with more work than the last. Most traces need only a little of one of the
+        // two.
         let mut repair = options
             .has(Method::Repair)
             .then(|| Repair::new(self.problem, self.base));
@@ -341,8 +345,9 @@ impl Planner<'_> {
         peak
     }
 
-    /// Each item in turn at the lowest address that is free over its life, or in the snuggest hole.
-    /// Returns the peak; the most there is for what cannot be better than the best plan so far.
+    /// Places each item in turn at the lowest address that is free over its life, or in the
+    /// smallest hole. Returns the peak, or the maximum if the plan cannot be better than the best
+    /// one so far.
     fn first_fit(&mut self, order: &Order, snug: bool) -> u64 {
         let method = format!(
             "{} by {}",
@@ -382,7 +387,7 @@ impl Planner<'_> {
         self.offer(at, method)
     }
 
-    /// Where an item fits.
+    /// The offset of a hole for an item.
     fn hole(&mut self, i: u32, snug: bool) -> u64 {
         let item = &self.problem.items[i as usize];
         let spans = self.problem.spans(item);
@@ -416,11 +421,11 @@ impl Planner<'_> {
             let before = repair.work;
             let found = repair.run(&self.at, capacity, (work / 4).min(limit - repair.work));
             if repair.work == before {
-                // The highest block cannot be moved, or is fixed below all others.
+                // The highest block cannot move, or it is fixed and below all others.
                 return;
             }
             if let Some(at) = found {
-                // Everything slides down as far as it can: what was moved left holes.
+                // All blocks slide down as far as possible, because moved blocks left holes.
                 let mut order: Vec<u32> = (0..at.len() as u32).collect();
                 order.sort_by_key(|&i| at[i as usize]);
                 self.fit(&order, false, "repair");
@@ -429,7 +434,7 @@ impl Planner<'_> {
                 }
             } else {
                 low = capacity;
-                // Once the two are close enough, the rest of the effort goes into one more step
+                // When the two are close enough, the rest of the effort is used for one more step
                 // down.
                 if self.peak - low <= 1 + self.bound / 2000 {
                     low = self.target;
@@ -438,8 +443,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Searches for a plan that is good enough; then for one half as far from it as the best, and
-    /// so on.
+    /// Searches for a plan that is good enough. If none is found, searches for one with half the
+    /// distance of the best plan, and so on.
     fn search(&mut self, searches: &mut Searches<'_>, work: u64) {
         let mut low = self.target;
         let mut capacity = low;
@@ -464,13 +469,13 @@ impl Planner<'_> {
     }
 }
 
-/// Searches with each of several ranks, that learn from their failures.
+/// Searches with several ranks, which learn from their failures.
 struct Searches<'a> {
     searches: Vec<Search<'a>>,
     round: u64,
-    /// A capacity, and how much work a rank had there at last.
+    /// The last capacity, and the work of each rank there.
     last: (u64, u64),
-    /// None if there is but one thread.
+    /// None if there is only one thread.
     pool: Option<ThreadPool>,
 }
 
@@ -487,8 +492,8 @@ impl<'a> Searches<'a> {
         }
     }
 
-    /// Searches with every rank, with little work each, then with more and more, up to so much in
-    /// all. Returns what came of it, a plan if there is one, and the work.
+    /// Searches with every rank, first with little work each, then with more and more, up to the
+    /// given total. Returns the outcome, the plan if one was found, and the work.
     fn run(&mut self, (base, capacity): (u64, u64), work: u64) -> (Outcome, Vec<u64>, u64) {
         let mut used = 0;
         let mut each = 200 * self.searches[0].len() as u64;
@@ -518,7 +523,7 @@ impl<'a> Searches<'a> {
             }
             each += each / 2;
         }
-        // What is good enough is tried again; the rest of the capacities changes.
+        // The good-enough capacity is tried again; other capacities change.
         if self.last.0 == 0 || self.last.0 == capacity {
             self.last = (capacity, each);
         }

@@ -1,5 +1,5 @@
-//! A trace as planners see it: blocks over *sections* of time, whatever the trace's unit of time
-//! is.
+//! The planners' form of a trace: blocks over *sections* of time, independent of the trace's unit
+//! of time.
 //!
 //! The set of live blocks changes with every start and end. But only the moments just before an end
 //! matter: at any other time a subset of the same blocks is alive. So a section begins with the
@@ -36,15 +36,15 @@ pub(super) struct Item {
     pub(super) end: u32,
     /// How long it lives in the trace's units.
     pub(super) ticks: u64,
-    /// Where its spans are in [`Problem::spans`], if it has gaps; else empty, and `start..end` is
-    /// the only one.
+    /// The range of its spans in [`Problem::spans`], if it has gaps. Otherwise it is empty, and
+    /// `start..end` is the only span.
     pub(super) spans: (u32, u32),
     /// Position in the trace.
     pub(super) block: u32,
     pub(super) bytes: u64,
     /// At least 1; a power of two.
     pub(super) align: u64,
-    /// [`FREE`] if it may be anywhere.
+    /// The fixed offset, or [`FREE`].
     pub(super) fixed: u64,
 }
 
@@ -52,13 +52,13 @@ pub(super) struct Item {
 pub(super) const FREE: u64 = u64::MAX;
 
 impl Item {
-    /// How many sections it lives in, gaps included.
+    /// The number of sections in which it lives, including gaps.
     pub(super) fn sections(&self) -> u64 {
         u64::from(self.end - self.start)
     }
 }
 
-/// Blocks to place, in the order in which they come.
+/// Blocks to place, in the order in which they start.
 pub(super) struct Problem {
     pub(super) items: Vec<Item>,
     /// Spans of items with gaps.
@@ -67,8 +67,8 @@ pub(super) struct Problem {
     pub(super) live: Vec<u64>,
 }
 
-/// A block's bytes, rounded up to a multiple of `align`. `sum` is what the blocks before it may
-/// take below an address, and gets what this one may take. An error says why no address suits the
+/// A block's bytes, rounded up to a multiple of `align`. `sum` is the sum of the bytes that the
+/// blocks so far may take; this block's bytes are added. An error says why no address fits the
 /// block.
 fn rounded_bytes(block: &Block, align: u64, sum: &mut u64) -> Result<u64, String> {
     if block.end <= block.start {
@@ -83,8 +83,8 @@ fn rounded_bytes(block: &Block, align: u64, sum: &mut u64) -> Result<u64, String
             "alignments of {own} and {align} bytes; both have to be powers of two"
         ));
     }
-    // What may lie below a block: all others, each with what its alignment loses, and what has a
-    // fixed place.
+    // All other blocks may lie below a block, each with the bytes that its alignment loses, and
+    // blocks with fixed places.
     let rounded = block.bytes.checked_next_multiple_of(align);
     let room = rounded.and_then(|bytes| {
         let aligned = bytes.checked_add(own)?;
@@ -134,8 +134,7 @@ fn add_spans(block: &Block, item: u32, spans: &mut Vec<Span>) -> Result<(), Stri
 }
 
 impl Problem {
-    /// Takes a trace's blocks of more than zero bytes; sizes are rounded up to multiples of
-    /// `align`.
+    /// The blocks of a trace that have bytes; sizes are rounded up to multiples of `align`.
     pub(super) fn new(trace: &Trace, align: u64) -> Result<Problem, Error> {
         let align = align.max(1);
         let mut items: Vec<Item> = Vec::with_capacity(trace.blocks.len());
@@ -184,7 +183,7 @@ impl Problem {
         })
     }
 
-    /// How many sections there are.
+    /// The number of sections.
     pub(super) fn sections(&self) -> u32 {
         self.live.len() as u32
     }
@@ -208,7 +207,7 @@ impl Problem {
                     .any(|x| self.spans(b).iter().any(|y| x.0 < y.1 && y.0 < x.1)))
     }
 
-    /// Refuses a trace in which two blocks have places that meet.
+    /// Refuses a trace in which two blocks with fixed places overlap.
     pub(super) fn fixed_apart(&self, trace: &Trace) -> Result<(), Error> {
         let mut tree = Tree::new(self.sections().max(1));
         let fixed = || self.items.iter().filter(|item| item.fixed != FREE);
@@ -272,8 +271,8 @@ impl Problem {
         (places, base)
     }
 
-    /// No plan's peak is less: the most bytes alive in a section, or the end of a block that has
-    /// its place already.
+    /// No plan has a lower peak: the most bytes alive in a section, or the end of a block with a
+    /// fixed place.
     pub(super) fn bound(&self) -> u64 {
         let fixed = self
             .items
@@ -284,7 +283,7 @@ impl Problem {
     }
 }
 
-/// Where an item needs its bytes.
+/// The sections in which an item needs its bytes.
 pub(super) enum Spans<'a> {
     One((u32, u32)),
     Several(&'a [(u32, u32)]),
@@ -310,7 +309,7 @@ struct Span {
 
 /// Finds the sections of spans, and the bytes alive in each.
 fn sections(items: &[Item], spans: &mut [Span]) -> Vec<u64> {
-    // At the same tick, what goes is gone before anything comes.
+    // At the same tick, blocks end before other blocks start.
     let mut events: Vec<(u64, bool, u32)> = Vec::with_capacity(2 * spans.len());
     for (i, span) in spans.iter().enumerate() {
         events.push((span.from, true, i as u32));

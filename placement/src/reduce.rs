@@ -1,14 +1,14 @@
 //! Reduces blocks in the bytes of others, and streams, to plain blocks over time.
 //!
 //! **Blocks in the bytes of others** ([`Block::within`]) are merged with them. The merged block
-//! lives as long as any of them and is as large as the first, which is the largest.
+//! lives while any of them lives, and has the size of the first, which is the largest.
 //!
-//! **Streams.** Bytes that one stream frees are available to another only if that stream has waited
-//! for the first since. Without a wait, two blocks of different streams always conflict. With
-//! waits, a block exists longer for other streams than for its own, which a single life cannot
-//! express. So two conservative plans are made and the lower one is taken. In one, each stream has
-//! a region of its own, which loses nothing if no stream waits. In the other, every block lives
-//! until all other streams have waited for its own.
+//! **Streams.** Another stream may use bytes that a stream has freed only after it has waited for
+//! that stream. Without a wait, two blocks of different streams always conflict. With waits, a
+//! block lives longer for other streams than for its own, which a single life cannot express. So
+//! two conservative plans are made and the lower one is taken. In one, each stream has its own
+//! region, which loses nothing if no stream waits. In the other, every block lives until all other
+//! streams have waited for its stream.
 
 use super::place::{self, Error, Options, Placement};
 use super::problem::Problem;
@@ -17,19 +17,19 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// With more streams than this, each has a region of its own whatever it waits for: the table of
+/// With more streams than this, each has its own region and waits are ignored, because the table of
 /// waits is quadratic.
 const MOST_STREAMS: usize = 64;
 
-/// Plans a trace in which only times count, for a capacity.
+/// Plans a trace without streams, for a capacity.
 pub type Plan<'a> = dyn FnMut(&Trace, Option<u64>) -> Result<Placement, Error> + 'a;
 
 /// Finds an address for every block. `progress` receives the method being tried and the lowest peak
 /// so far.
 ///
 /// # Errors
-/// A block's life, gaps, size, alignment or fixed offset is invalid, the trace's constraints on it
-/// contradict, or blocks with fixed offsets overlap.
+/// A block's life, gaps, size, alignment or fixed offset is invalid, its constraints contradict
+/// each other, or blocks with fixed offsets overlap.
 pub fn place(
     trace: &Trace,
     options: &Options,
@@ -52,8 +52,8 @@ pub fn place(
     )
 }
 
-/// No plan's peak is less: the most bytes alive at once, each stream for itself if none waits for
-/// another. 0 for a trace that [`place`] refuses.
+/// No plan has a lower peak: the most bytes alive at once, or, if no stream waits for another, the
+/// sum of this over the streams. 0 for a trace that [`place`] refuses.
 pub fn lower_bound(trace: &Trace, align: u64) -> u64 {
     let Ok(merged) = Merged::new(trace) else {
         return 0;
@@ -72,7 +72,7 @@ fn bound(trace: &Trace, align: u64) -> u64 {
         .fold(0, u64::saturating_add)
 }
 
-/// Plans a trace by a planner that knows times only.
+/// Plans a trace with a planner that supports only times.
 pub fn reduced(
     trace: &Trace,
     align: u64,
@@ -92,9 +92,9 @@ pub fn reduced(
 /// A trace without blocks in the bytes of others.
 struct Merged<'a> {
     trace: Cow<'a, Trace>,
-    /// For each block of the given trace the one that has its bytes.
+    /// For each block of the given trace, the merged block with its bytes.
     of: Vec<usize>,
-    /// For each block of this trace one of the given one.
+    /// For each merged block, one block of the given trace.
     first: Vec<usize>,
 }
 
@@ -137,8 +137,9 @@ impl Merged<'_> {
 /// them.
 ///
 /// # Errors
-/// A block that lies in itself, in a missing, smaller or already freed block, or in one of another
-/// stream; a dynamic block, which gets its address at run time; fixed addresses that differ.
+/// A block is in its own bytes, or in the bytes of a missing, smaller or already freed block, or of
+/// another stream's block; a dynamic block is involved, which gets its address at run time; fixed
+/// addresses differ.
 pub fn roots(blocks: &[Block]) -> Result<Vec<usize>, Error> {
     let mut roots: Vec<Option<usize>> = blocks
         .iter()
@@ -180,7 +181,7 @@ pub fn roots(blocks: &[Block]) -> Result<Vec<usize>, Error> {
                 "it is in the bytes of {id}, and the place of a dynamic block is not planned"
             ));
         }
-        // Invariant: those on the path have no root yet.
+        // Invariant: blocks on the path have no root yet.
         let mut path = vec![];
         let mut at = i;
         let root = loop {
@@ -221,7 +222,7 @@ pub fn roots(blocks: &[Block]) -> Result<Vec<usize>, Error> {
     Ok(roots)
 }
 
-/// One block for all that share the bytes of the first.
+/// One block for all blocks that share the bytes of the first.
 fn union(first: &Block, members: &[&Block]) -> Block {
     let mut needed: Vec<(u64, u64)> = members.iter().flat_map(|block| spans(block)).collect();
     needed.sort_unstable();
@@ -236,14 +237,15 @@ fn union(first: &Block, members: &[&Block]) -> Block {
     }
 }
 
-/// When a block needs its bytes: its life without its gaps.
+/// The times when a block needs its bytes: its life without its gaps.
 fn spans(block: &Block) -> impl Iterator<Item = (u64, u64)> {
     let starts = std::iter::once(block.start).chain(block.gaps.iter().map(|gap| gap.1));
     let ends = block.gaps.iter().map(|gap| gap.0).chain([block.end]);
     starts.zip(ends).filter(|(start, end)| start < end)
 }
 
-/// The block as if it needed its bytes at these times, which are in order of their starts.
+/// The block, with these times as the times when it needs its bytes. They are in order of their
+/// starts.
 fn during(block: &Block, needed: &[(u64, u64)]) -> Block {
     let (mut gaps, mut end) = (vec![], 0);
     for (i, &(from, to)) in needed.iter().enumerate() {
@@ -267,7 +269,7 @@ fn during(block: &Block, needed: &[(u64, u64)]) -> Block {
     }
 }
 
-/// Blocks that take bytes, by stream.
+/// Blocks of more than zero bytes, by stream.
 fn by_stream(trace: &Trace) -> BTreeMap<u32, Vec<usize>> {
     let mut streams: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
     for (i, block) in trace.blocks.iter().enumerate() {
@@ -276,7 +278,7 @@ fn by_stream(trace: &Trace) -> BTreeMap<u32, Vec<usize>> {
     streams
 }
 
-/// Some blocks of a trace, which is all that planners look at.
+/// Some blocks of a trace, without the parts that planners do not read.
 fn part(trace: &Trace, which: &[usize]) -> Trace {
     let blocks = which.iter().map(|&i| trace.blocks[i].clone()).collect();
     Trace {
@@ -295,12 +297,12 @@ fn over_streams(
     if streams.len() < 2 {
         return plan(trace, capacity);
     }
-    // All together are in order; then so is a part of them.
+    // The whole trace is valid, so a part of it is too.
     Problem::new(trace, align)?;
     let fixed = trace.blocks.iter().any(|block| block.offset.is_some());
     let bound = bound(trace, align);
     let mut best = match fixed {
-        // A given address belongs to no region.
+        // Regions cannot have fixed addresses.
         true => None,
         false => Some(apart(trace, &streams, align, capacity, plan)?),
     };
@@ -316,7 +318,7 @@ fn over_streams(
         }
     }
     let best = best.expect("one of both should have been tried");
-    // What a planner has proven is about the lives that it was given.
+    // A planner's proof is only about the lives that it got.
     let lower_bound = if trace.waits.is_empty() && !fixed {
         best.lower_bound
     } else {
@@ -329,7 +331,7 @@ fn over_streams(
     })
 }
 
-/// A region for each stream.
+/// Plans a region for each stream.
 fn apart(
     trace: &Trace,
     streams: &BTreeMap<u32, Vec<usize>>,
@@ -348,7 +350,7 @@ fn apart(
             (own.max(align).max(1), which, part(trace, which))
         })
         .collect();
-    // By falling alignment, so that no bytes are lost between regions.
+    // In descending order of alignment, so that no bytes are lost between regions.
     parts.sort_by_key(|(own, ..)| Reverse(*own));
     let bounds: Vec<u64> = parts
         .iter()
@@ -413,8 +415,8 @@ pub fn until_waited(trace: &Trace) -> Trace {
     ends.sort_unstable();
     let mut waits: Vec<_> = trace.waits.iter().collect();
     waits.sort_by_key(|wait| wait.tick);
-    // From the end of time to its beginning: when each stream will know of all that another has
-    // been asked to do by now.
+    // From the last tick to the first: when each stream has waited for all work that was submitted
+    // to another by now.
     let never = u64::MAX;
     let mut knows = vec![vec![never; number.len()]; number.len()];
     let mut until: BTreeMap<(u64, u32), u64> = BTreeMap::new();
@@ -437,7 +439,7 @@ pub fn until_waited(trace: &Trace) -> Trace {
             .filter(|&&other| other != own)
             .map(|other| knows[number[&own]][number[other]])
             .max();
-        // What comes at the tick of the wait itself may come before it.
+        // A request at the tick of the wait itself may come before it.
         until.insert(
             (to, own),
             known.unwrap_or(0).saturating_add(1).min(over).max(to),

@@ -1,8 +1,8 @@
 //! Makes a plan fit a capacity by moving few blocks. Blocks above the capacity are removed and
 //! inserted again one by one. A block without a hole replaces the blocks that are cheapest to move,
 //! which are then inserted in turn. Each time a block is in the way its price rises, so the search
-//! leaves the same corner alone for a while (ejection pools: Nagata and Bräysy, 2009, for vehicle
-//! routes; rising priorities: Joslin and Clements' squeaky wheels).
+//! avoids the same area for a while (ejection pools: Nagata and Bräysy, 2009, for vehicle routes;
+//! rising priorities: Joslin and Clements' squeaky wheels).
 
 use super::order::next;
 use super::problem::{FREE, Item, Problem};
@@ -13,23 +13,23 @@ const OPEN: u64 = u64::MAX;
 /// A search for a plan within a capacity.
 pub(super) struct Repair<'a> {
     problem: &'a Problem,
-    /// Nothing lies below.
+    /// No item is below this address.
     base: u64,
     /// Items alive at the first of every `stride` sections.
     alive: Vec<Vec<u32>>,
     stride: u32,
     /// The first item that starts in a section or after it.
     first: Vec<u32>,
-    /// How hard an item is to put elsewhere, by its size and life; and how often it was in the way.
+    /// How hard it is to move an item, by its size and life; and how often it was in the way.
     weight: Vec<u64>,
     trouble: Vec<u32>,
     at: Vec<u64>,
     random: u64,
-    /// Placed items that meet the one at hand: addresses and numbers, by their beginning; and ends
-    /// and costs, by their ends.
+    /// Placed items that live at the same time as the current one: addresses and numbers, sorted by
+    /// start; and ends and costs, sorted by end.
     near: Vec<(u64, u64, u32)>,
     ends: Vec<(u64, u64)>,
-    /// How many items were looked at.
+    /// The number of examined items.
     pub(super) work: u64,
 }
 
@@ -97,7 +97,7 @@ impl<'a> Repair<'a> {
         Some(std::mem::take(&mut self.at))
     }
 
-    /// Finds the placed items that meet one.
+    /// Finds the placed items that live at the same time as an item.
     fn look(&mut self, of: u32) {
         let item = &self.problem.items[of as usize];
         self.near.clear();
@@ -114,8 +114,8 @@ impl<'a> Repair<'a> {
         self.near.sort_unstable();
     }
 
-    /// Puts an item into the smallest hole that it fits, or in place of others, which go to the
-    /// pool.
+    /// Places an item in the smallest hole that is large enough, or in the place of other items,
+    /// which go to the pool.
     fn insert(&mut self, i: u32, capacity: u64, pool: &mut Vec<u32>) -> Option<()> {
         let item = self.problem.items[i as usize];
         self.look(i);
@@ -153,8 +153,8 @@ impl<'a> Repair<'a> {
             .min(1 << 40)
     }
 
-    /// The offset where the blocks in the way are cheapest to move; none if fixed blocks are in the
-    /// way everywhere.
+    /// The offset at which moving the blocks in the way costs least; none if fixed blocks are in
+    /// the way everywhere.
     fn cheapest(&mut self, item: &Item, capacity: u64) -> Option<u64> {
         let mut ends = std::mem::take(&mut self.ends);
         ends.clear();
@@ -177,7 +177,7 @@ impl<'a> Repair<'a> {
                 }
             }
         };
-        // On top of one, or at the bottom.
+        // On top of an item, or at the bottom.
         let mut in_way = InWay::default();
         for k in 0..=ends.len() {
             let at = if k == 0 { self.base } else { ends[k - 1].0 }.next_multiple_of(item.align);
@@ -190,7 +190,7 @@ impl<'a> Repair<'a> {
                 &mut self.random,
             );
         }
-        // Directly under one, or at the top.
+        // Directly under an item, or at the top.
         let mut in_way = InWay::default();
         for k in 0..=self.near.len() {
             let hi = self.near.get(k).map_or(capacity, |&(lo, _, _)| lo);
@@ -211,8 +211,8 @@ impl<'a> Repair<'a> {
     }
 }
 
-/// What costs the items that are in the way at addresses that rise: how many begin below a place's
-/// end and how many end before it, and what these cost.
+/// Computes the cost of the items in the way, for rising addresses: the number of items that start
+/// below the end of a place, the number that end before it, and their costs.
 #[derive(Default)]
 struct InWay {
     begun: (usize, u128),
@@ -220,7 +220,7 @@ struct InWay {
 }
 
 impl InWay {
-    /// What is in the way of `bytes` bytes at `at`, which is not below the last one.
+    /// The cost of the items in the way of `bytes` bytes at `at`, which is not below the last `at`.
     fn cost(&mut self, repair: &Repair<'_>, ends: &[(u64, u64)], at: u64, bytes: u64) -> u128 {
         while self.ended.0 < ends.len() && ends[self.ended.0].0 <= at {
             self.ended.1 += u128::from(ends[self.ended.0].1);

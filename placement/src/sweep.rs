@@ -1,12 +1,12 @@
-//! First fit and best fit in the order of time, forward or backward: an allocator that serves the
-//! trace. What is in a block's way at the moment it comes is all that ever is, so one set of free
-//! addresses is enough, and a block takes a tenth of the time that it takes in any other order.
-//! Backward is better most often: a step's last part tears down what its first built up.
+//! First fit and best fit in the order of time, forward or backward, like an allocator that serves
+//! the trace. Only blocks that are alive when a block starts can be in its way. So one set of free
+//! addresses is enough, and a block takes a tenth of the time of any other order. Backward is
+//! usually better, because the last part of a step frees what the first part allocated.
 
 use super::problem::{FREE, Problem};
 use std::cmp::Reverse;
 
-/// A way through time.
+/// A direction through time, and a fit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Sweep {
     /// From the last section to the first.
@@ -15,7 +15,7 @@ pub(super) struct Sweep {
     pub(super) snug: bool,
 }
 
-/// Ranges `lo..hi` that are free, in ascending order, none touching the next; the last has no end.
+/// Free ranges `lo..hi` in ascending order, none touching the next; the last has no end.
 struct Holes(Vec<(u64, u64)>);
 
 impl Holes {
@@ -44,7 +44,7 @@ impl Holes {
         at
     }
 
-    /// Gives a range back.
+    /// Frees a range.
     fn give(&mut self, lo: u64, hi: u64) {
         let k = self.0.partition_point(|hole| hole.0 < lo);
         match (0 < k && self.0[k - 1].1 == lo, self.0[k].0 == hi) {
@@ -60,7 +60,7 @@ impl Holes {
 }
 
 impl Sweep {
-    /// What it is called.
+    /// Its name.
     pub(super) fn name(self) -> String {
         let direction = if self.backward { "backward" } else { "forward" };
         format!(
@@ -69,12 +69,12 @@ impl Sweep {
         )
     }
 
-    /// Whether it can place a problem's items: none has a fixed place or a gap.
+    /// Whether a sweep can place a problem's items: none has a fixed place or a gap.
     pub(super) fn can(problem: &Problem) -> bool {
         problem.spans.is_empty() && problem.items.iter().all(|item| item.fixed == FREE)
     }
 
-    /// Places items from `base` on, large ones first among those that come at the same time.
+    /// Places items from `base` on. Of items that start at the same time, large ones come first.
     pub(super) fn place(self, problem: &Problem, base: u64) -> Vec<u64> {
         let items = &problem.items;
         let comes = |i: u32| match self.backward {
@@ -114,7 +114,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// What is placed meets nothing, and first fit is first fit by the tree in the same order.
+        /// Placed items do not overlap, and first fit gives the same result as first fit by the
+        /// tree in the same order.
         #[test]
         fn sweeps_place_as_the_tree_does(
             raw in prop::collection::vec((0u64..40, 1u64..20, 1u64..9, 0u32..3), 1..60),

@@ -14,7 +14,7 @@ pub struct Block {
     pub bytes: u64,
     /// The address must be a multiple of this power of two; 0 and 1 mean any address.
     pub alignment: u64,
-    /// Where it has to be, if that is given.
+    /// Its fixed address, if it has one.
     pub offset: Option<u64>,
     /// The position of the block in whose bytes this one is made. The two have the same address.
     /// That block lives at least until this one begins, and is at least as large.
@@ -22,7 +22,7 @@ pub struct Block {
     /// Times within `start..end`, ascending and disjoint, at which its bytes are not needed and
     /// other blocks may use them.
     pub gaps: Vec<(u64, u64)>,
-    /// What is known of its request.
+    /// What is known about its request.
     pub origin: Origin,
 }
 
@@ -30,23 +30,24 @@ pub struct Block {
 /// unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Origin {
-    /// The computation phases (forward or backward of one micro-batch) in which it came and went.
+    /// The computation phases (forward or backward of one micro-batch) in which it was allocated
+    /// and freed.
     pub phases: (u32, u32),
-    /// The modules that ran when it came and went.
+    /// The modules that ran when it was allocated and freed.
     pub modules: (u32, u32),
-    /// The stream that asked for it.
+    /// The stream that requested it.
     pub stream: u32,
-    /// True if its size is known only when it is asked for, as in an expert of a mixture.
+    /// True if its size is known only at run time, as in an expert of a mixture.
     pub dynamic: bool,
 }
 
-/// A stream waits for all that another has been asked to do. What that one freed before this tick,
-/// the waiting one may have after it.
+/// A stream waits for all work that was submitted to another. Bytes that the other stream freed
+/// before this tick are available to the waiting stream after it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Wait {
     /// When.
     pub tick: u64,
-    /// Who waits.
+    /// The stream that waits.
     pub stream: u32,
     /// The stream that is waited for.
     pub on: u32,
@@ -55,18 +56,18 @@ pub struct Wait {
 /// Blocks of one pool.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Trace {
-    /// The blocks, as they stand in the file.
+    /// The blocks, in the order of the file.
     pub blocks: Vec<Block>,
     /// Names of phases in the order in which they begin, with their times; the first is unknown.
     pub phases: Vec<Span>,
-    /// The same of modules. A module that runs several times stands here as often.
+    /// The same for modules. A module that runs several times has an entry for each run.
     pub modules: Vec<Span>,
     /// Waits of streams for each other, in order of time.
     pub waits: Vec<Wait>,
 }
 
 impl Trace {
-    /// The trace as if one stream had asked for everything.
+    /// The trace as if one stream had made all requests.
     pub fn one_stream(&self) -> Trace {
         let mut trace = self.clone();
         trace

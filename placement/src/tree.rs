@@ -11,7 +11,7 @@
 struct Ranges(Vec<(u64, u64)>);
 
 impl Ranges {
-    /// Adds a range. False if all of it was there.
+    /// Adds a range. False if it was already contained.
     fn insert(&mut self, mut lo: u64, mut hi: u64) -> bool {
         let first = self.0.partition_point(|range| range.1 < lo);
         match self.0.get_mut(first) {
@@ -37,13 +37,13 @@ pub(super) struct Tree {
     leaves: usize,
     /// For node `i` its `here` at `2 * i` and its `below` after it.
     sets: Vec<Ranges>,
-    /// Positions in `sets` that the span at hand is about: kept to spare allocations.
+    /// Positions in `sets` of the current span; stored to avoid allocations.
     query: Vec<usize>,
-    /// For each set of the query at hand, how many ranges are passed.
+    /// For each set of the current query, the number of ranges that are passed.
     passed: Vec<usize>,
-    /// Ranges in use over the query at hand.
+    /// Ranges in use over the current query.
     used: Vec<(u64, u64)>,
-    /// How many sets and ranges were looked at.
+    /// The number of examined sets and ranges.
     pub(super) work: u64,
 }
 
@@ -62,7 +62,7 @@ impl Tree {
         }
     }
 
-    /// Forgets all addresses.
+    /// Removes all addresses.
     pub(super) fn clear(&mut self) {
         self.sets.iter_mut().for_each(|ranges| ranges.0.clear());
     }
@@ -85,12 +85,12 @@ impl Tree {
     }
 
     /// Calls `above` with the ancestors of the nodes that make up `start..end`, each once, from
-    /// below; it says whether its own ancestors are wanted.
+    /// below. Its result says whether the ancestors of this node are needed.
     fn ancestors(&self, start: u32, end: u32, mut above: impl FnMut(usize) -> bool) {
         let (first, last) = (start as usize + self.leaves, end as usize + self.leaves);
         let mut wanted = (true, true);
-        // A node over an end of the span is an ancestor exactly if it reaches out of the span at
-        // that end.
+        // A node that contains an end of the span is an ancestor if and only if it extends beyond
+        // the span at that end.
         for up in 1..=self.leaves.ilog2() {
             let (left, right) = (first >> up, (last - 1) >> up);
             let reaches = (left << up != first, ((right + 1) << up) != last);
@@ -115,14 +115,14 @@ impl Tree {
         nodes.clear();
         self.nodes(start, end, |node| nodes.push(node));
         for &node in &nodes {
-            // A leaf is above nothing.
+            // A leaf has no descendants.
             if node < self.leaves {
                 self.sets[2 * node].insert(lo, hi);
             }
             self.sets[2 * node + 1].insert(lo, hi);
         }
         self.query = nodes;
-        // What holds it already is below nodes that hold it too.
+        // If a node already contains the range, all nodes above it do too.
         let mut sets = std::mem::take(&mut self.sets);
         self.ancestors(start, end, |node| sets[2 * node + 1].insert(lo, hi));
         self.sets = sets;
@@ -163,8 +163,8 @@ impl Tree {
         loop {
             let mut next = at;
             for (&set, passed) in self.query.iter().zip(&mut self.passed) {
-                // Most often there are none or one or two to pass. Ranges of one set do not touch,
-                // yet the gap between two may be too small.
+                // Usually at most two ranges must be passed. Ranges of one set do not touch, but
+                // the gap between two may be too small.
                 let before = *passed;
                 for &(lo, hi) in &self.sets[set].0[*passed..] {
                     if next + bytes <= lo {
@@ -220,7 +220,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// First fit by the tree is first fit by looking at every earlier item.
+        /// First fit by the tree gives the same result as comparing every earlier item.
         #[test]
         fn lowest_is_lowest(items in prop::collection::vec((0u32..20, 1u32..8, 1u64..6), 1..40)) {
             let mut tree = Tree::new(32);

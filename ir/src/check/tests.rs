@@ -1,7 +1,7 @@
-//! Three kinds of test. One small program, changed in one place for every rule. Mutants of random
-//! programs, compared with [`legal`], which says the same as the checker in the plainest way, by
-//! 64-byte units and by all pairs of lines. And [`shuffled`], which knows nothing of rules: it runs
-//! the lines in random permitted orders and looks at what they read.
+//! There are three kinds of test. The first changes one small program in one place for every rule.
+//! The second compares mutants of random programs with [`legal`], a simple implementation of the
+//! same rules, with 64-byte units and all pairs of lines. The third, [`shuffled`], uses no rules:
+//! it runs the lines in random permitted orders and compares what they read.
 
 use super::{Proof, check};
 use crate::finding::Place;
@@ -24,7 +24,7 @@ const D2H: usize = 2;
 
 // --- builder ---
 
-/// A program that grows line by line.
+/// A program that is built line by line.
 #[derive(Default)]
 struct Draft {
     graph: Graph,
@@ -273,8 +273,7 @@ fn an_empty_program_is_proved() {
 
 // --- form ---
 
-/// Nothing that can be written into the types makes the checker panic or hang: each of these is
-/// refused with a sentence.
+/// No value of the types makes the checker panic or hang: each of these is refused with a sentence.
 #[test]
 fn malformed_programs_are_refused() {
     let bad = Value::new(99);
@@ -492,7 +491,7 @@ fn buffers_lie_in_their_pools() {
     );
 }
 
-/// The state that nobody reads in this step lies where the product's scratch is.
+/// A state that no line reads in this step is at the place of the product's scratch.
 #[test]
 fn scratch_spoils_what_it_covers() {
     let program = |at: u64| {
@@ -607,7 +606,7 @@ fn scratch_is_there_and_apart() {
 
 #[test]
 fn operands_are_found() {
-    // h's bytes are t's by then, and the other places hold other things.
+    // h's bytes belong to t by then, and the other places hold other values.
     refused(
         |p| args(p, 5)[1] = loc(2),
         "i5: reads h for %flat at device+128, which holds %t since i3",
@@ -620,8 +619,8 @@ fn operands_are_found() {
         |p| args(p, 2)[0] = loc(6),
         "i2: reads y for %h at device+320, which holds nothing yet",
     );
-    // The values of a step are not those of the next: y's bytes still hold the last step's y, under
-    // another name.
+    // Values of one step are not values of the next: y's bytes still hold y of the last step, which
+    // is another value.
     refused(
         |p| args(p, 5)[0] = loc(6),
         "i5: reads y for %t at device+320, which holds nothing yet",
@@ -632,7 +631,7 @@ fn operands_are_found() {
     );
 }
 
-/// A chunk moves as one copy or in parts, and its values are found at their places in it.
+/// A chunk may be copied as one or in parts. Its values are found at their places in it.
 #[test]
 fn copies_move_what_they_hold() {
     let program = |parts: &[(u64, u64)], read_at: u64| {
@@ -663,7 +662,7 @@ fn copies_move_what_they_hold() {
     );
 }
 
-/// What is overwritten in part is gone, but only for those who read it.
+/// A value that is partly overwritten is lost, but only lines that read it are wrong.
 #[test]
 fn a_value_may_be_overwritten_in_part() {
     let program = |late: bool| {
@@ -711,8 +710,8 @@ fn values_of_no_bytes_are_everywhere() {
     assert_eq!(findings(&draft.end()), [""; 0]);
 }
 
-/// h is computed again into the bytes that came back from the host; the same node, so the same
-/// value.
+/// h is computed again into the bytes that came back from the host. It is the same node, so it is
+/// the same value.
 #[test]
 fn reruns_reproduce_their_value() {
     let rerun = |p: &mut Program| {
@@ -801,7 +800,8 @@ fn in_place_pairs_are_declared() {
     );
 }
 
-/// p' may lie on p and m' on m, but not p' on m; and the three results are disjoint.
+/// p' may be in the bytes of p and m' in the bytes of m, but not p' in the bytes of m. The three
+/// results are disjoint.
 #[test]
 fn adamw_works_in_place() {
     let program = |to: [usize; 3]| {
@@ -877,7 +877,7 @@ fn types_of_in_place_pairs_agree() {
         ["i0: overwrites its operand %b (device+256..320) with %y (device+256..512)"]
     );
 
-    // As many bytes, but of another type: the pair is declared for equal types alone.
+    // The same number of bytes, but another type: the pair is declared only for equal types.
     let mut draft = Draft::new();
     let (x, b) = (draft.input("x", "f32[1,16]"), draft.input("b", "f32[16]"));
     let y = draft.node(op("add"), &[b, x], "y");
@@ -932,11 +932,11 @@ fn conflicting_lines_are_ordered() {
         drop(5),
         "i5: reads h.2 (device+256..320) while i4 on h2d still writes h.2: no wait orders them",
     );
-    // Through others is as good: i4 waits for i3, which waits for i1.
+    // An indirect wait is enough: i4 waits for i3, which waits for i1.
     accepted(|p| line(p, 4).after[0].instr = i(3));
 }
 
-/// Nothing of this step orders the copy at its end with the next step's start.
+/// Nothing in this step orders the copy at its end before the next step's start.
 #[test]
 fn steps_overlap() {
     let program = |wait: Option<Dep>| {
@@ -960,7 +960,7 @@ fn steps_overlap() {
         "i0: in the next step writes place (device+0..64) while i1 of this step on compute still \
          writes place: no wait orders them",
     ];
-    // That i0 also writes what i2 still reads is not said again: one wait mends both.
+    // i0 also writes bytes that i2 still reads. This is not reported again: one wait solves both.
     assert_eq!(findings(&program(None)), races);
     assert_eq!(
         findings(&program(Some(Dep {
@@ -1003,7 +1003,7 @@ fn the_host_orders_steps() {
         draft.schedule.entry = vec![(x, bx), (w, bw)];
         draft.schedule.exit = vec![(w, bw), (y, there)];
         if input {
-            // The copy reads the input's bytes last, so that the host waits for it.
+            // The copy is the last to read the input's bytes, so the host waits for it.
             draft.copy(D2H, bx, home, 64, &[]);
         }
         draft.end()
@@ -1015,7 +1015,7 @@ fn the_host_orders_steps() {
     assert_eq!(findings(&program(false, true)), [""; 0]);
 }
 
-/// An output that is left in two places may be read from either.
+/// An output with two places may be read from either.
 #[test]
 fn the_host_surely_waits_for_one_place() {
     let program = |places: usize| {
@@ -1123,8 +1123,8 @@ fn what_must_leave_leaves() {
     assert_eq!(findings.unwrap_err()[0].place, Place::Exit(0));
 }
 
-/// The host reads outputs before it writes inputs, so an output may lie in an input's bytes, and
-/// may be the input.
+/// The host reads outputs before it writes inputs. So an output may be in an input's bytes, and may
+/// be the input.
 #[test]
 fn outputs_may_take_the_place_of_inputs() {
     let mut draft = Draft::new();
@@ -1203,7 +1203,7 @@ impl Random {
 struct Growth {
     random: Random,
     draft: Draft,
-    /// Where each root lies now.
+    /// The current place of each root.
     on_device: BTreeMap<Value, Loc>,
     on_host: BTreeMap<Value, Loc>,
 }
@@ -1240,11 +1240,11 @@ impl Growth {
         self.on_device.insert(root, to);
         to
     }
-    /// Runs the node of a value, in place if it may and likes to.
+    /// Runs the node of a value, in place if that is allowed and `in_place` is true.
     fn run(&mut self, value: Value, in_place: bool) -> Loc {
         let node = self.draft.graph.def_node(value).unwrap();
         let data = self.draft.graph.nodes[node].clone();
-        // Bringing one operand never drops another.
+        // Bringing one operand must not drop another.
         let args: Vec<Loc> = data
             .inputs
             .iter()
@@ -1309,7 +1309,7 @@ fn random_program(seed: u64) -> Program {
     };
     let draft = &mut growth.draft;
     let random = &mut growth.random;
-    // The graph: two widths of values, which never meet.
+    // The graph: values of two widths, which are never combined.
     let mut made: Vec<Value> = vec![];
     let mut updates: Vec<(State, Value)> = vec![];
     for (lane, ty) in ["f32[16]", "f32[48]"].iter().enumerate() {
@@ -1344,8 +1344,8 @@ fn random_program(seed: u64) -> Program {
             known.push(result);
         }
         let gradients: Vec<Value> = known[3..].to_vec();
-        // Not a state's old value under another name: that would have to be saved before the
-        // state's update.
+        // Not the old value of a state under another name, because that would have to be saved
+        // before the update.
         let computed: Vec<Value> = gradients
             .iter()
             .copied()
@@ -1508,7 +1508,7 @@ fn value_units(program: &Program, value: Value, loc: Loc) -> (Pool, std::ops::Ra
     )
 }
 
-/// For each line, which lines the host waits for after its step.
+/// Whether the host waits for each line after its step.
 fn watched(program: &Program) -> Vec<bool> {
     let Program {
         graph, schedule, ..
@@ -1543,8 +1543,8 @@ fn unite(set: &mut Set, other: &Set) {
     set.iter_mut().zip(other).for_each(|(a, &b)| *a |= b);
 }
 
-/// For each position the positions before it. `wait` may add waits: it is asked at each line, with
-/// what is known.
+/// For each position, the positions before it. `wait` is called at each line with the set so far,
+/// and may add waits.
 fn predecessors(
     program: &mut Program,
     mut wait: impl FnMut(&Program, usize, &Set, &[Set]) -> Vec<Dep>,
@@ -1627,8 +1627,8 @@ fn synchronise(program: &mut Program) {
     });
 }
 
-/// What the checker says, by brute force. Before: the program is well formed but for its lines'
-/// order and addresses.
+/// The result of the checker, by brute force. Before: the program is well-formed except for the
+/// order of its lines and their addresses.
 fn legal(program: &Program) -> bool {
     /// For each pool and unit: step, root, unit of the root.
     type Memory = Vec<Vec<Option<(usize, Value, usize)>>>;
@@ -1680,7 +1680,7 @@ fn legal(program: &Program) -> bool {
             }
         }
     }
-    // Both steps. A state's old value is what the step before left.
+    // Both steps. A state's old value is the one that the step before left.
     let mut memory: Memory = plan
         .peak
         .values()
@@ -1781,9 +1781,9 @@ fn legal(program: &Program) -> bool {
 
 const POISON: u64 = 0xdead;
 
-/// Runs three steps in a random order that streams, waits and the host permit. A line first reads
-/// and spoils what it will write; later it reads again and writes. An error is a wrong operand,
-/// state or output, or a standstill.
+/// Runs three steps in a random order that streams, waits and the host permit. When a line starts,
+/// it reads its operands and overwrites its results with poison. Later it reads again and writes.
+/// An error is a wrong operand, state or output, or a deadlock.
 fn shuffled(program: &Program, seed: u64) -> Result<(), String> {
     const STEPS: usize = 3;
     let (graph, schedule) = (&program.graph, &program.schedule);
@@ -1853,10 +1853,10 @@ fn shuffled(program: &Program, seed: u64) -> Result<(), String> {
         queues[schedule.instrs[i(t % n)].stream.index()].push(t);
     }
     let mut next = vec![0; queues.len()];
-    // What a line that has begun has read.
+    // The operands that each started line has read.
     let mut running: Vec<Option<Vec<u64>>> = vec![None; queues.len()];
     let mut done = vec![false; STEPS * n];
-    // Steps that the host has let start.
+    // The number of steps that the host has started.
     let mut started = 1;
     let mut priority: Vec<u64> = queues.iter().map(|_| random.next()).collect();
     loop {
@@ -1995,7 +1995,7 @@ fn shuffled(program: &Program, seed: u64) -> Result<(), String> {
 
 // --- mutants ---
 
-/// The same verdict as brute force; and what is accepted is harmless in many orders.
+/// The checker agrees with brute force, and an accepted program is right in many orders.
 #[track_caller]
 fn agree(program: &Program, what: &str) -> bool {
     let verdict = check(program);
@@ -2096,15 +2096,15 @@ fn mutants_are_refused_or_harmless() {
             n_accepted += usize::from(agree(&mutant, &format!("program {seed}, {what}")));
         }
     }
-    // Some of each kind, or the test says little.
+    // Some of each kind, otherwise the test is weak.
     assert!(
         n_mutants / 20 < n_accepted && n_accepted < n_mutants / 2,
         "{n_accepted} of {n_mutants} mutants accepted"
     );
 }
 
-/// The judge has eyes: most waits, when dropped, let some order go wrong. (Not all: a rerun may
-/// write what lies there.)
+/// Checks that [`shuffled`] finds errors: for most waits, some order is wrong without the wait.
+/// (Not for all: a rerun may write the same value.)
 #[test]
 fn dropped_waits_do_harm() {
     let (mut n_dropped, mut n_harmful) = (0, 0);
@@ -2128,8 +2128,8 @@ fn dropped_waits_do_harm() {
     );
 }
 
-/// Any number in the place of any other: the checker answers. Arithmetic that overflows would panic
-/// in this build.
+/// Any number is replaced by any other: the checker must return. An overflow would panic in this
+/// build.
 #[test]
 fn garbage_is_answered() {
     let mut n_refused = 0;
@@ -2296,7 +2296,7 @@ fn large_programs_are_proved() {
     let proof = proof(&program);
     let seconds = start.elapsed().as_secs_f64();
     assert_eq!((program.graph.order.len(), proof.lines), (18_001, 30_001));
-    // Seconds, not minutes, in any build on any machine: a quadratic pass would take these.
+    // Seconds, not minutes, in any build on any machine. A quadratic pass would take minutes.
     assert!(seconds < 20.0, "{seconds} s");
     if std::env::var_os("LIGHTERAGE_TIMES").is_some() {
         let mut out = std::io::stderr();

@@ -1,10 +1,10 @@
-//! Changes to a graph that keep it in SSA form: each value is defined once, above its readers.
+//! Changes to a graph that keep it in SSA form: each value is defined once, before its readers.
 //!
-//! Passes do not write `def`, `outputs` or `order` themselves. [`Graph::edit`] collects what is
-//! inserted and removed and rebuilds the order once; [`Graph::define`] adds a node that computes
-//! values which the graph already has; [`Graph::set_order`] replaces the order. In debug builds
-//! each of them ends with [`Graph::ssa_fault`], so a pass that forgets to remove a node fails where
-//! it happens, and not in the pass after it.
+//! Passes do not write `def`, `outputs` or `order` themselves. [`Graph::edit`] collects inserted
+//! and removed nodes and rebuilds the order once. [`Graph::define`] adds a node that computes
+//! values which the graph already has. [`Graph::set_order`] replaces the order. In debug builds
+//! each of them ends with [`Graph::ssa_fault`]. So a pass that forgets to remove a node fails
+//! there, and not in a later pass.
 
 use super::{Def, Error, Graph, Node, NodeData, Phase, Value, ValueData};
 use crate::op::Op;
@@ -12,12 +12,11 @@ use crate::table::Table;
 use crate::types::TensorType;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Changes to a graph that are not finished. The graph's order is that from before, until
-/// [`Edit::finish`].
+/// Unfinished changes to a graph. The graph keeps its old order until [`Edit::finish`].
 #[derive(Debug)]
 pub struct Edit<'g> {
     graph: &'g mut Graph,
-    /// New nodes, by the node before which they stand.
+    /// New nodes, by the node before which they are inserted.
     before: BTreeMap<Node, Vec<Node>>,
     removed: BTreeSet<Node>,
 }
@@ -32,11 +31,11 @@ impl Graph {
         }
     }
 
-    /// Adds a node that computes `values`, each of which some node computes so far. It is in no
-    /// order yet; the nodes from which it takes the values must leave the order.
+    /// Adds a node that computes `values`, which other nodes have computed so far. The new node is
+    /// not in the order yet. The old nodes of the values must leave the order.
     ///
     /// # Panics
-    /// In debug builds if the operands give the op results of other types.
+    /// In debug builds if the op's results would have other types.
     pub fn define(
         &mut self,
         values: &[Value],
@@ -67,15 +66,15 @@ impl Graph {
     /// Replaces the order. Nodes that are left out are no longer part of the step.
     ///
     /// # Panics
-    /// In debug builds if a value is then read before it is defined, or is not defined by the node
-    /// that it names.
+    /// In debug builds if a value would be read before its definition, or is not defined by the
+    /// node that it names.
     pub fn set_order(&mut self, order: Vec<Node>) {
         self.order = order;
         self.debug_assert_ssa();
     }
 
-    /// What is wrong with the definitions of the values that nodes of the order read or compute, if
-    /// anything is. [`crate::verify::graph`] checks more, and lists all of it.
+    /// The first error in the definitions of the values that nodes of the order read or compute.
+    /// [`crate::verify::graph`] checks more, and returns all errors.
     pub fn ssa_fault(&self) -> Option<String> {
         let mut seen = Table::filled(self.nodes.len(), false);
         for &node in &self.order {
@@ -114,8 +113,8 @@ impl Graph {
         Some(format!("the step leaves %{lost}, which no line defines"))
     }
 
-    /// Panics in debug builds if the graph is not in SSA form: see [`Graph::ssa_fault`]. For passes
-    /// that build an order node by node.
+    /// Panics in debug builds if the graph is not in SSA form: see [`Graph::ssa_fault`]. It is for
+    /// passes that build an order node by node.
     pub fn debug_assert_ssa(&self) {
         if cfg!(debug_assertions)
             && let Some(fault) = self.ssa_fault()
@@ -130,7 +129,7 @@ impl Graph {
         Ok(op.infer(&types)?)
     }
 
-    /// Adds a node and its results. It is in no order yet.
+    /// Adds a node and its results. It is not in the order yet.
     pub(super) fn add_unordered(
         &mut self,
         op: Op,
@@ -172,8 +171,8 @@ impl Edit<'_> {
         self.graph
     }
 
-    /// Adds a node before `at`, after those that were added there before; it has the phase and the
-    /// module of `at`. `names` are the results' names.
+    /// Adds a node before `at`, after earlier insertions at the same place. It has the phase and
+    /// the module of `at`. `names` are the results' names.
     pub fn insert_before(
         &mut self,
         at: Node,
@@ -188,8 +187,7 @@ impl Edit<'_> {
         Ok(node)
     }
 
-    /// Makes a node compute another function of other operands. Its results stay, and so must their
-    /// types.
+    /// Changes a node's op and operands. Its results stay, and their types must not change.
     ///
     /// # Panics
     /// In debug builds if the types of the results change.
@@ -210,12 +208,12 @@ impl Edit<'_> {
         data.inputs = inputs;
     }
 
-    /// Makes operand `index` of a node another value.
+    /// Replaces operand `index` of a node by another value.
     pub fn set_input(&mut self, node: Node, index: usize, value: Value) {
         self.graph.nodes[node].inputs[index] = value;
     }
 
-    /// Makes everything that reads `from` read `to`: nodes, and the step's end.
+    /// Replaces `from` by `to` in all readers: nodes, and the end of the step.
     ///
     /// # Panics
     /// In debug builds if the two differ in type.
@@ -249,7 +247,7 @@ impl Edit<'_> {
     }
 
     /// Makes `value`, a result of another node, result `index` of `node`, and removes the other
-    /// node. What was result `index` before must have no readers.
+    /// node. The old result `index` must have no readers.
     ///
     /// # Panics
     /// If the other node has more results than this one.
@@ -262,7 +260,7 @@ impl Edit<'_> {
             1,
             "no other result should be lost"
         );
-        // The values trade places, so that each is still defined once.
+        // The two values are exchanged, so each is still defined once.
         let old = std::mem::replace(&mut self.graph.nodes[node].outputs[index], value);
         self.graph.values[value].def = Def::Node(node, index);
         self.graph.nodes[other].outputs = vec![old];
@@ -270,7 +268,7 @@ impl Edit<'_> {
         self.remove(other);
     }
 
-    /// Takes a node out of the order.
+    /// Removes a node from the order.
     pub fn remove(&mut self, node: Node) {
         self.removed.insert(node);
     }

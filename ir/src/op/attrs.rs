@@ -34,7 +34,7 @@ pub enum Attr {
 pub enum Kind {
     Int,
     Float,
-    /// Int or Float: an operand that is a number. Int for integer tensors.
+    /// Int or Float, for a number that is used like an operand. Int for integer tensors.
     Number,
     Bool,
     Ints,
@@ -46,7 +46,7 @@ pub enum Kind {
 /// Attributes as text and files have them, in the order of their names.
 pub type Attrs = BTreeMap<&'static str, Attr>;
 
-/// A number that stands for an operand: an integer for integer tensors.
+/// A number that is used like an operand: an integer for integer tensors.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[allow(missing_docs, reason = "the names are the documentation")]
 pub enum Number {
@@ -129,7 +129,7 @@ impl Field for Number {
     }
 }
 
-/// What is wrong with given attributes.
+/// Why attributes are wrong.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[allow(missing_docs, reason = "the messages are the documentation")]
 pub enum AttrError {
@@ -159,7 +159,7 @@ pub(super) trait Attributes: Sized {
     /// Names and kinds, sorted by name.
     const KEYS: &'static [(&'static str, Kind)];
     fn to_attrs(&self) -> Attrs;
-    /// Takes the attributes out of what is given to an op.
+    /// Removes the op's attributes from `given`, and returns them.
     fn take(op: &'static str, given: &mut BTreeMap<String, Attr>) -> Result<Self, AttrError>;
     fn same(&self, other: &Self) -> bool;
 }
@@ -280,7 +280,7 @@ attributes! {
     LayerNormBwd {
         /// How many of the last dimensions were normalised.
         dims: i64,
-        /// 1 for each result that is wanted, else 0: dx, dw, db.
+        /// 1 for each result that is needed, else 0: dx, dw, db.
         mask: Vec<i64>,
     }
     /// Of `batch_norm`.
@@ -290,7 +290,7 @@ attributes! {
     }
     /// Of `batch_norm_bwd`.
     BatchNormBwd {
-        /// 1 for each result that is wanted, else 0: dx, dw, db.
+        /// 1 for each result that is needed, else 0: dx, dw, db.
         mask: Vec<i64>,
     }
     /// Of products.
@@ -317,7 +317,7 @@ attributes! {
         dilation: Vec<i64>,
         /// As in [`Convolution`].
         groups: i64,
-        /// 1 for each result that is wanted, else 0: dx, dw, db.
+        /// 1 for each result that is needed, else 0: dx, dw, db.
         mask: Vec<i64>,
         /// As in [`Convolution`].
         padding: Vec<i64>,
@@ -337,14 +337,14 @@ attributes! {
         /// Distance between windows.
         stride: Vec<i64>,
     }
-    /// Of ops that say the shape of their result.
+    /// Of ops with the shape of their result as an attribute.
     Sizes {
         /// The shape.
         shape: Vec<i64>,
     }
     /// Of attention.
     Attention {
-        /// True if a query takes part with the keys up to its own position only.
+        /// True if a query uses only the keys up to its own position.
         causal: bool,
         /// The factor of the scores.
         scale: f64,
@@ -440,14 +440,14 @@ attributes! {
         dtype: DType,
         /// The shape.
         shape: Vec<i64>,
-        /// Tells the random ops of a graph apart.
+        /// Distinguishes the random ops of a graph.
         stream: i64,
     }
     /// Of `dropout`.
     Dropout {
         /// The probability that an element becomes 0.
         p: f64,
-        /// Tells the random ops of a graph apart.
+        /// Distinguishes the random ops of a graph.
         stream: i64,
     }
     /// Of `dropout_bwd`.

@@ -1,12 +1,13 @@
-//! Why an op does not fit its operands, why there is no such body, or no kernel for it. The three
-//! stand together: a body does not fit because a step of it does not, and the other way round.
+//! Why an op does not fit its operands, why a body is impossible, and why a body has no kernel. The
+//! three types are in one file because they contain each other: a body does not fit if one of its
+//! steps does not, and a fused op does not fit if its body does not.
 
 use super::{Elements, OpKind};
 use crate::types::{DType, TensorType, TypeError};
 use std::fmt;
 use thiserror::Error;
 
-/// An op, the types of the operands it was given, and why they do not fit.
+/// An op, the types of its operands, and why they do not fit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ShapeError {
     /// The op.
@@ -18,7 +19,7 @@ pub struct ShapeError {
 }
 
 impl ShapeError {
-    /// The operand that does not fit, if it is a single one.
+    /// The operand that does not fit, if it is only one.
     pub fn operand(&self) -> Option<usize> {
         match self.kind {
             Misfit::ElementType { operand, .. }
@@ -78,7 +79,7 @@ pub enum Misfit {
     ElementType { operand: usize, wanted: DType },
     #[error("operand {operand} should be i64 or i32")]
     NoIndex { operand: usize },
-    /// No kernel computes on elements of this type.
+    /// No kernel supports elements of this type.
     #[error("operand {operand} should hold {}", described(*.wanted))]
     NoKernel { operand: usize, wanted: Elements },
     #[error("operands {} and {} should have one type", .operands.0, .operands.1)]
@@ -101,7 +102,7 @@ pub enum Misfit {
     /// An attribute; the message begins with its name.
     #[error("{key}{why}")]
     Attribute { key: &'static str, why: String },
-    /// Operands that do not fit each other, or the attributes.
+    /// Operands that do not fit each other or the attributes.
     #[error("{0}")]
     Operands(String),
     #[error("{0}")]
@@ -111,8 +112,8 @@ pub enum Misfit {
     Body(#[from] Box<BodyError>),
 }
 
-/// Why there is no such body, or why it does not fit its operands. Steps, operands and values are
-/// counted from 0.
+/// Why a body is impossible, or does not fit its operands. Steps, operands and values are counted
+/// from 0.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[allow(missing_docs, reason = "the messages are the documentation")]
 pub enum BodyError {
@@ -162,7 +163,7 @@ impl From<SpaceError> for String {
     }
 }
 
-/// Why no kernel goes over some values row by row.
+/// Why no kernel can process some values row by row.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[allow(missing_docs, reason = "the messages are the documentation")]
 pub enum SpaceError {

@@ -2,8 +2,8 @@
 //!
 //! The table of ops is one declaration, in the crate `ops`. From it come [`OpKind`] (identity
 //! without attributes), its [`Facts`], and here [`Op`]: an enum with a variant for each op, which
-//! holds the op's attributes as a struct of [`attrs`]. A new op appears in all of them at once, and
-//! matches on them do not compile until they say what to do with it.
+//! holds the op's attributes as a struct of [`attrs`]. A new op appears in all of them at once.
+//! Matches on them do not compile until they handle it.
 //!
 //! All values are row-major and contiguous.
 
@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// A pattern or type that stands for the attributes of an op that has some.
+/// A pattern or type in place of the attributes, for an op that has some.
 macro_rules! bound {
     ($attrs:ident, $name:ident) => {
         $name
@@ -49,7 +49,7 @@ macro_rules! attrs_type {
         attrs::$attrs
     };
 }
-/// An op of attributes.
+/// An op with its attributes.
 macro_rules! made {
     ($kind:ident, $given:expr) => {{
         let () = $given;
@@ -59,7 +59,7 @@ macro_rules! made {
         Op::$kind($given)
     };
 }
-/// An op's work: elementwise if the table says nothing.
+/// An op's work: elementwise if the table gives none.
 macro_rules! work_of {
     () => {
         work::elementwise
@@ -174,7 +174,7 @@ impl Op {
     pub fn name(&self) -> &'static str {
         self.kind().name()
     }
-    /// What is known of the op, whatever its attributes are.
+    /// Facts about the op that do not depend on its attributes.
     pub fn facts(&self) -> &'static Facts {
         self.kind().facts()
     }
@@ -188,7 +188,7 @@ impl Op {
         let (least, most) = self.facts().inputs;
         let shapes = if (least..=most).contains(&types.len()) {
             let call = Call { types };
-            // The rule comes first: what it says of an operand is more to the point.
+            // The rule comes first, because its message about an operand is more precise.
             self.shapes(&call)
                 .and_then(|shapes| call.expect_elements(self.facts().elements).map(|()| shapes))
         } else {
@@ -244,7 +244,7 @@ pub struct Work {
     pub flops: f64,
     /// True if the operations are products that run at the machine's matrix rate.
     pub matrix: bool,
-    /// Bytes that the kernel needs while it runs, besides operands and results.
+    /// Bytes that the kernel needs while it runs, in addition to operands and results.
     pub scratch: u64,
 }
 

@@ -9,7 +9,7 @@ use crate::types::{DType, TensorType};
 
 pub(super) type Shapes = Result<Vec<TensorType>, Misfit>;
 
-/// Types of an op's operands: what shape rules and work functions see.
+/// Types of an op's operands, for shape rules and work functions.
 pub(super) struct Call<'a> {
     pub(super) types: &'a [&'a TensorType],
 }
@@ -52,7 +52,7 @@ impl<'a> Call<'a> {
             wanted,
         })
     }
-    /// Operand 0, if there is one, has elements on which there is a kernel.
+    /// Checks that a kernel exists for the elements of operand 0, if there is an operand.
     pub(super) fn expect_elements(&self, wanted: Elements) -> Result<(), Misfit> {
         if self.types.is_empty() {
             return Ok(());
@@ -98,7 +98,7 @@ impl<'a> Call<'a> {
 fn ensure(condition: bool, misfit: impl FnOnce() -> Misfit) -> Result<(), Misfit> {
     if condition { Ok(()) } else { Err(misfit()) }
 }
-/// True if kernels that take `wanted` take elements of this type.
+/// True if kernels for `wanted` support elements of this type.
 fn has_kernel(dtype: DType, wanted: Elements) -> bool {
     let is_number = dtype != DType::Bool && !dtype.is_eight_bit_float();
     match wanted {
@@ -109,11 +109,11 @@ fn has_kernel(dtype: DType, wanted: Elements) -> bool {
         Elements::Floats => is_number && dtype.is_float(),
     }
 }
-/// The attribute `dtype` is an element type with which there is a kernel.
+/// Checks that a kernel exists for the element type of the attribute `dtype`.
 fn expect_made(dtype: DType, wanted: Elements, why: &str) -> Result<(), Misfit> {
     ensure(has_kernel(dtype, wanted), || attribute("dtype", why))
 }
-/// A number that stands beside elements of this type: an integer, unless they are floats.
+/// Checks a number that is used with elements of this type: an integer, unless they are floats.
 fn expect_number(key: &'static str, number: Number, dtype: DType) -> Result<(), Misfit> {
     let fits = matches!(number, Number::Int(_)) || dtype.is_float();
     ensure(fits, || {
@@ -250,7 +250,7 @@ fn reduced_shape(a: &Reduction, c: &Call<'_>) -> Result<Vec<u64>, Misfit> {
 pub(super) fn reduce(a: &Reduction, c: &Call<'_>) -> Shapes {
     ty(c.at(0).dtype(), &reduced_shape(a, c)?)
 }
-/// The greatest or least elements: where no elements are reduced, there is none.
+/// The largest or smallest elements. At least one element must be reduced.
 pub(super) fn extreme(a: &Reduction, c: &Call<'_>) -> Shapes {
     let types = reduce(a, c)?;
     ensure(c.at(0).numel() > 0 || types[0].numel() == 0, || {
@@ -286,7 +286,7 @@ fn normalised<'a>(dims: i64, c: &Call<'a>, x: usize) -> Result<(&'a [u64], &'a [
         dims.ok_or_else(|| attribute("dims", format!(" should be in 1..={}", shape.len())))?;
     Ok(shape.split_at(shape.len() - dims))
 }
-/// The types whose result is wanted.
+/// The types of the needed results.
 fn masked(mask: &[i64], types: Vec<TensorType>) -> Shapes {
     let fits =
         mask.len() == types.len() && mask.iter().all(|&m| m == 0 || m == 1) && mask.contains(&1);
@@ -415,7 +415,7 @@ struct Windows<'a> {
 }
 
 impl Windows<'_> {
-    /// How many there are along each spatial dimension.
+    /// The number of windows along each spatial dimension.
     fn count(&self, input: &[u64]) -> Result<Vec<u64>, Misfit> {
         (0..input.len()).map(|i| self.along(i, input[i])).collect()
     }
@@ -531,7 +531,7 @@ pub(super) fn max_pool2d_bwd(a: &Sizes, c: &Call<'_>) -> Shapes {
 
 // --- attention ---
 
-/// Checks q, k, v at operands `q` to `q + 2`, and the mask at operand `mask` if there is one.
+/// Checks q, k, v at operands `q` to `q + 2`, and the mask at operand `mask` if it exists.
 fn attention(c: &Call<'_>, q: usize, mask: usize) -> Result<(), Misfit> {
     let (qs, ks, vs) = (c.shape(q), c.shape(q + 1), c.shape(q + 2));
     ensure([qs, ks, vs].iter().all(|s| s.len() == 4), || {
@@ -592,7 +592,7 @@ pub(super) fn embedding_bwd(a: &EmbeddingBwd, c: &Call<'_>) -> Shapes {
     let rows = u64::try_from(a.rows).map_err(|_| attribute("rows", " should not be negative"))?;
     ty(c.at(0).dtype(), &[rows, dy[index.len()]])
 }
-/// True if there is one loss for all rows.
+/// True if all rows have one common loss.
 fn is_reduced(reduction: i64) -> Result<bool, Misfit> {
     match reduction {
         NllLoss::NONE => Ok(false),
@@ -647,7 +647,8 @@ pub(super) fn nll_loss_bwd(a: &NllLossBwd, c: &Call<'_>) -> Shapes {
 
 // --- indices ---
 
-/// Checks that operand 1 has the rank of operand 0 and is no larger in dimensions other than `dim`.
+/// Checks that operand 1 has the rank of operand 0 and is not larger in dimensions other than
+/// `dim`.
 fn indexed(dim: i64, c: &Call<'_>) -> Result<(), Misfit> {
     let dim = c.dim("dim", dim, 0)?;
     c.expect_index(1)?;
@@ -788,7 +789,7 @@ pub(super) fn pad(a: &Pad, c: &Call<'_>) -> Shapes {
 
 // --- sources ---
 
-/// The element types that ops make out of nothing.
+/// The element types of ops without operands.
 const MADE: &str = " should not be a floating-point type of 8 bits";
 
 pub(super) fn full(a: &Full, _: &Call<'_>) -> Shapes {
@@ -841,7 +842,7 @@ fn options(c: &Call<'_>, i: usize, n: u64) -> Result<(), Misfit> {
     c.expect(i, DType::F64)?;
     c.expect_shape(i, &[n])
 }
-/// Checks the factor of the gradient at operand `i`, if it is there.
+/// Checks the factor of the gradient at operand `i`, if it exists.
 fn scale(c: &Call<'_>, i: usize) -> Result<(), Misfit> {
     if c.types.len() <= i {
         return Ok(());

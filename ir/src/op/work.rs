@@ -1,5 +1,5 @@
 //! Arithmetic and scratch of one run of an op, from its attributes and the types of its operands
-//! and results, which fit.
+//! and results. Before: the types fit.
 
 use super::Work;
 use super::attrs::*;

@@ -1,6 +1,6 @@
-//! Canonical ids: those that the text gives. Values count inputs, then states, then the nodes'
-//! results; nodes count in order; buffers count by first mention. What no line mentions is dropped,
-//! but for buffers: they are kept, at the end.
+//! Canonical ids: the ids in the order of the text. Values are numbered as inputs, then states,
+//! then the nodes' results; nodes in order; buffers by first mention. Rows that no line mentions
+//! are dropped. Only buffers are kept, at the end.
 //!
 //! Before: `verify` has no finding. After: the same meaning, and [`print`](super::print_program)
 //! then [`parse`](super::parse_program) gives an equal value.
@@ -10,7 +10,7 @@ use crate::graph::{Def, Graph, Node, NodeData, Output, StateData, Value, ValueDa
 use crate::schedule::{Buffer, InstrData, InstrKind, Loc, Schedule};
 use crate::table::{Id, Table};
 
-/// Where each row of a table went; `None` if it was dropped.
+/// The new id of each row of a table; `None` if it was dropped.
 pub type Moved<K> = Table<K, Option<K>>;
 
 fn moved<K: Id>(map: &Moved<K>, id: K) -> K {
@@ -22,13 +22,14 @@ fn moved<K: Id>(map: &Moved<K>, id: K) -> K {
 
 impl Graph {
     /// The same graph with canonical ids and without values and nodes that are not part of the
-    /// step. Panics if a line uses one of those: [`verify::graph`](crate::verify::graph) finds
-    /// that.
+    /// step. Panics if a line uses one of these; [`verify::graph`](crate::verify::graph) finds such
+    /// lines.
     pub fn compact(&self) -> Graph {
         self.compact_with_maps().0
     }
 
-    /// The same, with where each value and each node went: for whoever keeps ids beside the graph.
+    /// The same, with the new id of each value and each node. It is for callers that store ids of
+    /// the graph.
     pub fn compact_with_maps(&self) -> (Graph, Moved<Value>, Moved<Node>) {
         let mut values: Moved<Value> = Table::filled(self.values.len(), None);
         let mut nodes: Moved<Node> = Table::filled(self.nodes.len(), None);
@@ -105,7 +106,7 @@ impl Graph {
 }
 
 impl Program {
-    /// The same program with canonical ids: those of [`Graph::compact`], and buffers in the order
+    /// The same program with canonical ids: the ids of [`Graph::compact`], and buffers in the order
     /// of their first mention.
     pub fn compact(&self) -> Program {
         let (graph, values, nodes) = self.graph.compact_with_maps();

@@ -1,4 +1,4 @@
-//! Text to tokens. A line's end is a token, a comment is none.
+//! Text to tokens. The end of a line is a token; a comment is not.
 
 use super::{ParseError, is_word};
 use std::fmt;
@@ -8,7 +8,7 @@ use std::fmt;
 pub(super) enum Token<'a> {
     /// A bare name, a keyword, a number.
     Word(&'a str),
-    /// A quoted name, its escapes resolved.
+    /// A quoted name with resolved escapes.
     Quoted(String),
     /// One of `% { } [ ] : = , @ + ^ |`.
     Sign(char),
@@ -33,7 +33,7 @@ impl fmt::Display for Token<'_> {
     }
 }
 
-/// At most forty characters: a message should fit a line.
+/// At most forty characters, so that a message fits on a line.
 pub(super) fn shortened(text: &str) -> String {
     match text.char_indices().nth(40) {
         Some((end, _)) => format!("{}..", &text[..end]),
@@ -41,7 +41,7 @@ pub(super) fn shortened(text: &str) -> String {
     }
 }
 
-/// A position in a text, with the token that stands there.
+/// A position in a text, with its token.
 pub(super) struct Lexer<'a> {
     text: &'a str,
     /// The start of `token`, bytes.

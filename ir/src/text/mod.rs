@@ -1,13 +1,13 @@
-//! The text form: every level prints, and what is printed parses back to an equal value. The
-//! grammar stands in `docs/ir.md`.
+//! The text form: every level prints, and printed text parses back to an equal value. The grammar
+//! is in `docs/ir.md`.
 //!
-//! Before: any value prints, a broken one too, so that a finding can be shown under its line.
-//! After: a value that [`verify`](crate::verify) accepts parses back to its compact form
-//! ([`Graph::compact`], [`Program::compact`]): text has names where tables have ids, so ids count
-//! in the order of the text, and what no line mentions is dropped.
+//! Before: any value prints, also a broken one, so a finding can be shown under its line. After: a
+//! value that [`verify`](crate::verify) accepts parses back to its compact form
+//! ([`Graph::compact`], [`Program::compact`]). Text has names where tables have ids. So ids are
+//! numbered in the order of the text, and rows that no line mentions are dropped.
 //!
-//! The parser reads a token at a time, in linear time and without recursion. It refuses text whose
-//! types do not follow from the op's shape rule, so that a wrong dump is found where it is wrong.
+//! The parser reads one token at a time, in linear time and without recursion. It refuses text
+//! whose types do not follow from the op's shape rule, so an error in a dump is found at its place.
 //! Everything else is left to `verify`.
 
 mod compact;
@@ -23,7 +23,7 @@ use crate::schedule::{Instr, Schedule};
 use crate::{Attr, Op, Program};
 use std::fmt;
 
-/// What a file holds.
+/// The content of a file.
 #[derive(Clone, PartialEq, Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -46,7 +46,7 @@ impl File {
     }
 }
 
-/// Where text is not of the grammar, and what was expected there.
+/// Where text does not follow the grammar, and what was expected there.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParseError {
     /// The line, from 1.
@@ -85,7 +85,7 @@ pub fn print_program_with(program: &Program, comment: &dyn Fn(Instr) -> Option<S
 }
 
 /// The text of a graph, each finding under its line as `; error: message`. Findings about lines
-/// that are not printed stand under the first line.
+/// that are not printed are under the first line.
 pub fn print_graph_with_findings(graph: &Graph, findings: &[Finding]) -> String {
     print::graph(graph, findings)
 }
@@ -95,22 +95,22 @@ pub fn print_program_with_findings(program: &Program, findings: &[Finding]) -> S
     print::program(program, &|_| None, findings)
 }
 
-/// The text of one line of a schedule, without its indent. Buffers are named, not placed.
+/// The text of one line of a schedule, without its indent. Buffers have names, but no places.
 pub fn print_instr(graph: &Graph, schedule: &Schedule, instr: Instr) -> String {
     print::instr_alone(graph, schedule, instr)
 }
 
-/// An op's name and attributes as they stand in a node's line.
+/// An op's name and attributes as in a node's line.
 pub fn print_op(op: &Op) -> String {
     print::op_alone(op)
 }
 
-/// An attribute's value as it stands in a node's line.
+/// An attribute's value as in a node's line.
 pub fn print_attr(attr: &Attr) -> String {
     print::attr_text(attr)
 }
 
-/// Reads a graph; nothing but comments may follow it.
+/// Reads a graph; only comments may follow it.
 pub fn parse_graph(text: &str) -> Result<Graph, ParseError> {
     parse::graph_alone(text)
 }

@@ -1,8 +1,8 @@
 //! Text to values: one function for each rule of the grammar in `docs/ir.md`, one token of
 //! look-ahead.
 //!
-//! Statements stand in a fixed order, so that one value has one text; names are looked up where
-//! they stand, except a state's value after the step, which a later line defines.
+//! Statements have a fixed order, so one value has one text. Names are looked up when they are
+//! read, except a state's value after the step, which a later line defines.
 
 use super::lex::{Lexer, Token, shortened};
 use super::print::runs;
@@ -54,7 +54,7 @@ pub(super) fn file(text: &str) -> Result<File> {
     Ok(file)
 }
 
-/// A name where it stands, so that an error can point at it.
+/// A name with its position, so that an error can point at it.
 struct Name {
     text: String,
     position: usize,
@@ -84,7 +84,7 @@ impl<'a> Parser<'a> {
     fn at_sign(&self, sign: char) -> bool {
         matches!(self.lexer.token, Token::Sign(found) if found == sign)
     }
-    /// Moves past a word if it stands here.
+    /// Skips this word if it is the next token.
     fn take_word(&mut self, word: &str) -> Result<bool> {
         let found = self.at_word(word);
         if found {
@@ -125,14 +125,14 @@ impl<'a> Parser<'a> {
             _ => self.expected(what),
         }
     }
-    /// The end of the text; empty lines and comments may stand before it.
+    /// The end of the text; empty lines and comments may come before it.
     fn end(&mut self) -> Result<()> {
         match self.lexer.token {
             Token::End => Ok(()),
             _ => self.expected("the end of the text"),
         }
     }
-    /// A bare word that is no name: a number, a keyword.
+    /// A bare word that is not a name: a number, a keyword.
     fn bare(&mut self, what: &str) -> Result<&'a str> {
         match self.lexer.token {
             Token::Word(word) => {
@@ -363,7 +363,7 @@ fn attr_word(word: &str) -> Option<Attr> {
         return Some(Attr::Type(dtype));
     }
     if let Some(bits) = word.strip_prefix("nan.") {
-        // The bits of a number that is one of the other NaNs.
+        // The bits of another NaN.
         let bits = u64::from_str_radix(bits, 16).ok().map(f64::from_bits);
         return bits.filter(|x| x.is_nan()).map(Attr::Float);
     }
@@ -372,7 +372,8 @@ fn attr_word(word: &str) -> Option<Attr> {
         return None;
     }
     match word.contains(['.', 'e']) {
-        // Finite: a number too large for f64 should not turn into infinity unseen.
+        // Only finite numbers: a number that is too large for f64 must not become infinity
+        // silently.
         true => word
             .parse::<f64>()
             .ok()
@@ -384,7 +385,7 @@ fn attr_word(word: &str) -> Option<Attr> {
 
 // --- graph ---
 
-/// Statements come in sections; going back is an error.
+/// Statements are in sections; returning to an earlier section is an error.
 struct Sections<T> {
     at: T,
 }
@@ -550,8 +551,7 @@ impl Parser<'_> {
             }
         }
         for ((name, value), position) in names.into_iter().zip(results).zip(positions) {
-            // Names of one line may be equal to each other; those of earlier lines were looked at
-            // before.
+            // Two names of one line may be equal; names of earlier lines were compared before.
             if let Some(_earlier) = values.insert(name, value) {
                 return self.error_at(position, "this value is defined twice");
             }
@@ -589,7 +589,7 @@ impl Parser<'_> {
 
 // --- schedule ---
 
-/// What the schedule's lines have named so far.
+/// The names in the schedule's lines so far.
 #[derive(Default)]
 struct Names {
     pools: HashMap<String, Pool>,
@@ -597,9 +597,9 @@ struct Names {
     buffers: HashMap<String, Buffer>,
     /// Each buffer's offset, if it has one.
     offsets: Vec<Option<u64>>,
-    /// Where each buffer is named first.
+    /// The position where each buffer is named first.
     positions: Vec<usize>,
-    /// Peaks that pools state, and where.
+    /// Peaks in the text of pools, with their positions.
     peaks: Vec<(Pool, u64, usize)>,
 }
 
@@ -721,7 +721,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// A pool's space, where its name does not tell.
+    /// A pool's space, if it is not the space with the pool's name.
     fn space(&mut self) -> Result<MemorySpace> {
         let name = self.name("the pool's space")?;
         match MemorySpace::from_name(&name.text) {
@@ -736,7 +736,7 @@ impl Parser<'_> {
         }
     }
 
-    /// `name@pool+offset:size` where a buffer is named first, then `name`; `+offset` is a place
+    /// `name@pool+offset:size` at the first mention of a buffer, later `name`; `+offset` is a place
     /// inside it.
     fn loc(&mut self, schedule: &mut Schedule, names: &mut Names) -> Result<Loc> {
         let name = self.name("a buffer's name")?;

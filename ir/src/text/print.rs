@@ -1,5 +1,4 @@
-//! Values to text. Never fails: an id that stands for nothing prints as `"?v7"`, so that `verify`
-//! can point at it.
+//! Values to text. Never fails: an invalid id prints as `"?v7"`, so that `verify` can point at it.
 
 use super::{RESERVED, is_word};
 use crate::finding::{Finding, Place};
@@ -11,7 +10,7 @@ use crate::{Attr, Body, Op, Program};
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
-/// The column at which comments start, if the line is not longer.
+/// The column at which comments start, unless the line is longer.
 const COMMENT_COLUMN: usize = 64;
 
 pub(super) fn graph(graph: &Graph, findings: &[Finding]) -> String {
@@ -49,7 +48,7 @@ pub(super) fn op_alone(op: &Op) -> String {
 
 // --- lines ---
 
-/// The text so far, and the findings that have not found their line yet.
+/// The text so far, and the findings whose line was not printed yet.
 struct Lines {
     text: String,
     findings: BTreeMap<Place, Vec<String>>,
@@ -61,7 +60,7 @@ impl Lines {
     fn new(findings: &[Finding]) -> Lines {
         let mut by_place: BTreeMap<Place, Vec<String>> = BTreeMap::new();
         for finding in findings {
-            // A comment ends with its line: a message of several lines becomes one.
+            // A comment ends with its line, so a message of several lines becomes one line.
             let message = finding.message.replace(char::is_control, " ");
             by_place.entry(finding.place).or_default().push(message);
         }
@@ -258,7 +257,7 @@ fn call_text(op: &Op, operands: &str) -> String {
     text
 }
 
-/// The shortest text that reads back to the same bits and not as an integer.
+/// The shortest text that parses to the same bits, and not to an integer.
 fn float(x: f64) -> String {
     if x.is_nan() && x.to_bits() != f64::NAN.to_bits() {
         return format!("nan.{:016x}", x.to_bits());
@@ -269,7 +268,7 @@ fn float(x: f64) -> String {
 
 // --- schedule ---
 
-/// Which buffers the text has named: the first mention says where a buffer lies.
+/// The buffers that the text has named. The first mention gives a buffer's place.
 struct Mentions<'a> {
     schedule: &'a Schedule,
     plan: Option<&'a Plan>,
@@ -313,7 +312,7 @@ fn schedule_block(lines: &mut Lines, program: &Program, comment: &dyn Fn(Instr) 
     lines.heads[1] = Some(lines.text.len());
     for (pool, data) in schedule.pools.iter() {
         let mut line = format!("  pool {}", name(&data.name));
-        // Most pools are named after their space.
+        // Most pools have the name of their space.
         if MemorySpace::of_pool_named(&data.name) != data.space {
             line.push_str(&format!(" in {}", data.space.name()));
         }
@@ -515,8 +514,8 @@ fn quoted(text: &str) -> String {
             '\t' => out.push_str("\\t"),
             ' '..='~' => out.push(c),
             _ if c.is_alphanumeric() => out.push(c),
-            // Whatever could be invisible, or turn the direction of the text, is written by its
-            // number.
+            // Characters that could be invisible, or change the direction of the text, are written
+            // by their number.
             _ => write!(out, "\\u{{{:x}}}", u32::from(c)).expect("a String should take text"),
         }
     }

@@ -2,19 +2,19 @@
 //! program (Section 6).
 //!
 //! The paper has a variable for each layer and operation. Bytes of different layers differ only in
-//! when they may leave and must be back, and gaps of one kind are nested in each other. So here the
-//! amounts of all layers flow together: a few levels and flows per operation, and per layer how
-//! much of it is away in each gap.
+//! the times at which they may leave and must be back, and gaps of one kind are nested. So here all
+//! layers share a few levels and flows per operation, and each layer has only its bytes away in
+//! each gap.
 //!
 //! Two constraints are dropped. As in the paper's relaxation, transfers need not be of whole layers
 //! (Eqs 7, 8). And bytes that are away only between forward and backward have no uploads: each such
 //! byte is prefetched once, so the upward direction, which carries fewer bytes than the downward
-//! one, has the time for them; the timetable finds when. One constraint is added: memory is limited
-//! at the end of each operation too. Every schedule is a point of this program, with pieces of any
-//! size. So its optimum is at most the step time of any schedule.
+//! one, has enough time for them, and the timetable places them. One constraint is added: memory is
+//! also limited at the end of each operation. Every schedule, with pieces of any size, is a point
+//! of this program. So its optimum is at most the step time of any schedule.
 //!
-//! With `t` a moment, `y0` a layer's bytes away between backward and forward, `y1` those between
-//! forward and backward:
+//! `t` is a moment, `y0` the bytes of a layer that are away between backward and forward, and `y1`
+//! the bytes away between forward and backward:
 //!
 //! ```text
 //! back(t)  back already, not yet needed     back' = back + prefetched - needed             >= 0
@@ -36,8 +36,7 @@ use super::{Instance, Op};
 /// The relaxed problem's optimum.
 #[derive(Clone, Debug)]
 pub(super) struct Relaxed {
-    /// No step is shorter, µs. Proved from multipliers, so it stands whatever the solver's
-    /// rounding.
+    /// No step is shorter, µs. Proved from multipliers, so it holds for any rounding of the solver.
     pub(super) micros: f64,
     /// Idle time after each operation, µs.
     pub(super) idle: Vec<f64>,
@@ -45,8 +44,8 @@ pub(super) struct Relaxed {
     pub(super) away: Vec<[f64; 2]>,
 }
 
-/// What moving a byte costs beside its time: of two plans that are equally fast, the one that moves
-/// less.
+/// A small extra cost of moving a byte: of two equally fast plans, the one that moves less is
+/// chosen.
 const MOVE: f64 = 1e-5;
 
 /// Relaxes `instance`. `reserve` is memory to leave free during each operation, bytes; all 0 for a
@@ -73,7 +72,7 @@ pub(super) fn relax(instance: &Instance, ops: &[Op], reserve: &[f64]) -> Relaxed
             away: vec![[0.0; 2]; n_layers],
         };
     }
-    // A mean layer is 1, and so is the time in which it moves.
+    // Units: the mean layer is 1, and the time to move it is 1.
     let unit = total / n_layers as f64;
     let tick = unit / instance.bytes_per_micro;
     let no_limit = f64::INFINITY;
@@ -86,15 +85,15 @@ pub(super) fn relax(instance: &Instance, ops: &[Op], reserve: &[f64]) -> Relaxed
     let moves = |program: &mut Program, layer: usize, useful: bool| {
         (useful && 0.0 < weights[layer]).then(|| program.variable(0.0, weights[layer]))
     };
-    // Bytes of the first layer are not missed between its backward and its forward, which follow
-    // each other; so too the last layer's in the other gap.
+    // The backward and the forward of the first layer follow each other directly, so its bytes are
+    // not away between them. The same holds for the last layer in the other gap.
     let y0: Vec<_> = (0..n_layers)
         .map(|layer| moves(&mut program, layer, layer != 0))
         .collect();
     let y1: Vec<_> = (0..n_layers)
         .map(|layer| moves(&mut program, layer, layer + 1 != n_layers))
         .collect();
-    // Away of other layers while a layer runs, by gap; those of the outermost are 0.
+    // Bytes of other layers that are away while a layer runs, by gap; 0 for the outermost layers.
     let mut level = |present: bool| present.then(|| program.variable(0.0, no_limit));
     let c0: Vec<_> = (0..n_layers)
         .map(|layer| level(layer + 1 != n_layers))
@@ -117,7 +116,7 @@ pub(super) fn relax(instance: &Instance, ops: &[Op], reserve: &[f64]) -> Relaxed
         terms.extend(var.map(|var| (var, factor)));
     }
     for layer in (0..n_layers).rev() {
-        // c0 of the layer before: this one's joins. c1 of the layer after, likewise.
+        // c0 of the layer before, plus this layer's bytes. c1 of the layer after in the same way.
         let inner =
             |program: &mut Program, of: Option<Var>, outer: Option<Var>, own: Option<Var>| {
                 let Some(of) = of else { return };
@@ -175,13 +174,13 @@ pub(super) fn relax(instance: &Instance, ops: &[Op], reserve: &[f64]) -> Relaxed
         }
     }
     let point = program.solve();
-    // A schedule that does one thing at a time idles for at most three times its weights'
-    // transfers, and no better schedule holds a level above its weights. No schedule needs to move
-    // more than three times its weights, once up and twice down. The cost `MOVE` adds for that is
-    // subtracted once, and not per flow.
+    // A schedule that does one thing at a time is idle for at most three times the transfer time of
+    // all weights. No better schedule has a level above all weights. No schedule needs to move more
+    // than three times all weights, once up and twice down. The cost `MOVE` for these is subtracted
+    // once, not for each flow.
     let most = 3.0 * n_layers as f64 + 1.0;
     let bound = program.safe_bound(&point.rows, most) - MOVE * 3.0 * n_layers as f64;
-    // An inner point is never quite at 0.
+    // Values of an interior point are never exactly 0.
     let none = 1e-5 * compute / n_ops as f64;
     let at = |var: Option<Var>| var.map_or(0.0, |var| point.x[var.0] * unit);
     Relaxed {

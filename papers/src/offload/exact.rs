@@ -1,11 +1,11 @@
 //! Solves small instances exactly: does a step without a pause exist that moves whole layers? Also
 //! builds the instances of the hardness proof (Theorem 1): 3-partition as weight offloading.
 //!
-//! The search goes through states over time: the layers that are away, those on the host, those on
-//! the link. At each end of an operation or transfer it tries every transfer and every deletion. It
-//! is complete except for schedules in which, at the start of the first forward, a transfer is in
-//! progress or a layer is on both sides. Instances of 3-partition that have a step without a pause
-//! also have one without these cases.
+//! The search examines states over time: which layers are away, on the host, and on the link. At
+//! each end of an operation or transfer it tries every transfer and every deletion. It does not
+//! find schedules in which, at the start of the first forward, a transfer is in progress or a layer
+//! is on both sides. Instances of 3-partition that have a step without a pause also have one
+//! without these cases.
 
 use super::{Instance, Layer, Op};
 use std::collections::BTreeSet;
@@ -43,9 +43,9 @@ pub fn three_partition(numbers: &[u64]) -> Option<Instance> {
 /// Where a layer's weights are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum At {
-    /// On the host alone.
+    /// Only on the host.
     Host,
-    /// On the device, and changed since they were on the host.
+    /// On the device, and changed since the last upload.
     Device,
     /// On both.
     Both,
@@ -63,7 +63,7 @@ struct State {
     next: usize,
     /// When the one that runs ends.
     until: Option<u64>,
-    /// The layer on the link and when it is over, to the device and to the host.
+    /// The layer on the link and the end of its transfer, to the device and to the host.
     down: Option<(usize, u64)>,
     up: Option<(usize, u64)>,
     at: Vec<At>,
@@ -115,7 +115,7 @@ fn search(instance: &Instance, ops: &[Op], start: State, left: &mut usize) -> Op
     };
     let ticks = |micros: f64| (micros * instance.bytes_per_micro).round() as u64;
     let begin = start.at.clone();
-    // Without a pause, it stands when operations start; the last entry is the end.
+    // Without a pause, the starts of operations are fixed; the last entry is the end.
     let mut clock = vec![0];
     ops.iter()
         .for_each(|op| clock.push(clock[clock.len() - 1] + ticks(op.micros)));
@@ -140,7 +140,7 @@ fn search(instance: &Instance, ops: &[Op], start: State, left: &mut usize) -> Op
                 let layer = ops[j].layer;
                 let ready = clock[j] + ticks(ops[j].micros);
                 leaving += match state.at[layer] {
-                    // It has left, after its backward.
+                    // It has left the device after its backward.
                     At::Host | At::Both
                         if j < state.next && !(j + 1 == state.next && state.until.is_some()) =>
                     {
@@ -170,7 +170,7 @@ fn search(instance: &Instance, ops: &[Op], start: State, left: &mut usize) -> Op
         if limit < used || !in_time(&state) {
             continue;
         }
-        // What may begin now, beside nothing.
+        // Everything that may start now, in addition to starting nothing.
         for layer in (0..state.at.len()).filter(|&layer| 0 < instance.weight(layer)) {
             let mut next = state.clone();
             let end = state.now + instance.weight(layer);
@@ -179,7 +179,7 @@ fn search(instance: &Instance, ops: &[Op], start: State, left: &mut usize) -> Op
                 At::Host if state.down.is_none() && used + instance.weight(layer) <= limit => {
                     (next.at[layer], next.down) = (At::Arriving, Some((layer, end)));
                 }
-                // A backward that runs is changing them.
+                // A running backward changes them.
                 At::Device
                     if state.up.is_none()
                         && !(busy == Some(layer) && running.is_some_and(|op| op.backward)) =>
@@ -193,7 +193,7 @@ fn search(instance: &Instance, ops: &[Op], start: State, left: &mut usize) -> Op
         let mut next = state.clone();
         let Some(until) = state.until else {
             let Some(op) = ops.get(state.next) else {
-                // Back where it began, or better: nothing keeps bytes from being on both sides.
+                // The same state as at the start, or a better one: bytes may be on both sides.
                 let idle = state.up.is_none() && state.down.is_none();
                 let same = state.at.iter().zip(&begin);
                 if idle
@@ -253,7 +253,7 @@ fn settle(mut state: State, ops: &[Op]) -> State {
 mod tests {
     use super::*;
 
-    /// Can the numbers be parted into sets of this sum?
+    /// Can the numbers be divided into sets with this sum?
     fn parts(numbers: &[u64], part: u64) -> bool {
         let Some((&first, rest)) = numbers.split_first() else {
             return true;

@@ -1,29 +1,29 @@
-//! Greedy+: the relaxed problem's optimum made into a schedule.
+//! Greedy+: turns the optimum of the relaxed problem into a schedule.
 //!
-//! 1. Whole layers by [`select::windowed`], without a pause: where that fits, it is optimal, and
+//! 1. Tries whole layers by [`select::windowed`], without a pause. If this fits, it is optimal, and
 //!    takes milliseconds.
-//! 2. Else [`bound::relax`] says how much of each layer leaves in which gap and where the pauses
-//!    are. [`timetable`] finds times. Pieces in flight hold their place from start to end, which
-//!    the fluid plan knows nothing of: where the memory is exceeded, the relaxed problem is solved
-//!    again with a reserve there. Then pauses are shortened one by one, as long as all fits: the
-//!    timetable judges.
-//! 3. Pieces are made smaller if the step is further from the bound than [`CLOSE`]; if it still is,
-//!    the paper's algorithms may know better. That happens on chains of a few layers, where a piece
-//!    is much of the whole.
+//! 2. Otherwise [`bound::relax`] computes how much of each layer leaves in which gap and where the
+//!    pauses are. [`timetable`] finds times. A piece in transfer occupies its place from start to
+//!    end, which the relaxed plan ignores. So if memory is exceeded somewhere, the relaxed problem
+//!    is solved again with a reserve there. Then pauses are shortened one by one, as long as the
+//!    timetable says that everything fits.
+//! 3. If the step is further from the bound than [`CLOSE`], pieces are made smaller. If it still
+//!    is, the paper's algorithms may be better. This happens for chains of a few layers, where a
+//!    piece is a large part of the whole.
 
 use super::timetable::{Draft, Timetable, timetable};
 use super::{Algorithm, Instance, Op, Schedule, bound, lists, select, whole_layers};
 
-/// A step this near to the bound, relative, is good.
+/// The relative distance to the bound that is good enough.
 const CLOSE: f64 = 0.005;
-/// Pieces for each largest layer, to begin with and at most.
+/// The number of pieces of the largest layer, at first and at most.
 const PIECES: [u64; 2] = [32, 128];
-/// The smallest piece: below it the start-up cost of a transfer would count.
+/// The smallest piece. For smaller ones the start-up cost of a transfer would matter.
 const LEAST_PIECE: u64 = 1 << 20;
 /// Rounds of reserves.
 const ROUNDS: usize = 10;
 
-/// When operations start if these pauses follow them; the period comes last.
+/// The starts of operations with these pauses after them; the period comes last.
 fn starts(ops: &[Op], idle: &[f64]) -> Vec<f64> {
     let mut starts = vec![0.0];
     ops.iter()
@@ -32,7 +32,7 @@ fn starts(ops: &[Op], idle: &[f64]) -> Vec<f64> {
     starts
 }
 
-/// The best timetable for these pauses: early uploads last, or first.
+/// The better timetable for these pauses: with early uploads last, or first.
 fn best(
     instance: &Instance,
     ops: &[Op],
@@ -65,7 +65,7 @@ fn excess(timetable: &Timetable) -> u64 {
     timetable.over.iter().sum()
 }
 
-/// A schedule, and the bound where it was needed, µs.
+/// A schedule, and the bound if it was computed, µs.
 pub(super) fn fit(instance: &Instance, ops: &[Op]) -> (Schedule, Option<f64>) {
     let largest = instance
         .layers
@@ -79,7 +79,7 @@ pub(super) fn fit(instance: &Instance, ops: &[Op]) -> (Schedule, Option<f64>) {
     }
     let relaxed = bound::relax(instance, ops, &vec![0.0; ops.len()]);
     let mut schedule = lists::layer_to_layer(instance, ops);
-    // What was reserved for larger pieces is, in proportion, a good beginning for smaller ones.
+    // The reserve for larger pieces, in proportion, is a good start for smaller ones.
     let mut reserve = vec![0.0; ops.len()];
     for n in PIECES {
         reserve.iter_mut().for_each(|reserve| *reserve *= 0.25);
@@ -122,7 +122,7 @@ fn whole(instance: &Instance, ops: &[Op], piece_bytes: u64) -> Option<Schedule> 
             let Some(away) = select::windowed(instance, ops, &reserve, windows) else {
                 break;
             };
-            // What comes back in a step must come back within it.
+            // All bytes that leave must come back within a step.
             let moved: u64 = away.iter().flatten().sum();
             if instance.compute_micros() < moved as f64 / instance.bytes_per_micro {
                 break;
@@ -163,7 +163,7 @@ fn pauses(
         if excess(&timetable) == 0 {
             return Some(timetable.schedule);
         }
-        // A little more each time, so that the last bytes do not take many rounds.
+        // A little more each time, so that the last bytes do not need many rounds.
         let more = |over: u64| over as f64 * (1.0 + 0.1 * round as f64) + 0.01 * piece_bytes as f64;
         let over = timetable
             .over

@@ -1,39 +1,39 @@
-//! Schedules of whole layers, each transfer and operation as soon as it can be: the paper's
+//! Schedules of whole layers, with each transfer and operation as soon as possible: the paper's
 //! Algorithm 2, and layer to layer.
 //!
-//! Prefetches go in the order in which they are needed, uploads in the order in which their bytes
-//! are ready. A prefetch waits for the link and for its place in memory; an operation for its
-//! weights, the one before it and its place. The cycle is cut at its last backward: a number of
-//! prefetches ("the cut") happens at the end of the step before, all other transfers begin and end
-//! within the step. The best of all cuts is returned.
+//! Prefetches have the order in which they are needed, uploads the order in which their bytes are
+//! ready. A prefetch waits for the link and for its place in memory. An operation waits for its
+//! weights, for the operation before it, and for its place. The cycle is cut at its last backward:
+//! a number of prefetches ("the cut") run at the end of the step before, and all other transfers
+//! begin and end within the step. The best of all cuts is returned.
 
 use super::select::Away;
 use super::{Absence, Gap, Instance, Op, Schedule, Transfer, Way};
 
-/// A step as far as it is scheduled.
+/// A step that is being scheduled.
 struct Step<'a> {
     instance: &'a Instance,
     ops: &'a [Op],
     starts: Vec<f64>,
     transfers: Vec<Transfer>,
     absences: Vec<Absence>,
-    /// When memory is taken and released: ascending, at the same time releases first.
+    /// When memory is taken and released: ascending; at the same time, releases come first.
     changes: Vec<(f64, i64)>,
-    /// What is in use after all changes.
+    /// The memory in use after all changes.
     level: i64,
-    /// When the operation before ends.
+    /// The end of the operation before.
     ready: f64,
-    /// What stays of it.
+    /// The bytes that it leaves.
     left: i64,
     /// When the link is free, to the device and to the host.
     to_device: f64,
     to_host: f64,
-    /// How long an operation takes at least, µs: next to nothing.
+    /// The shortest time of an operation, µs: nearly zero.
     instant: f64,
 }
 
 impl Step<'_> {
-    /// The first time from `at` on from which `bytes` more fit for good, as far as is known.
+    /// The first time from `at` on after which `bytes` more always fit, given the changes so far.
     fn fits(&self, at: f64, bytes: i64) -> Option<f64> {
         let limit = self.instance.memory_bytes as i64;
         let mut level = self.level;
@@ -78,7 +78,7 @@ impl Step<'_> {
         end
     }
 
-    /// Brings a layer back, not before `at`: when that begins and ends.
+    /// Prefetches a layer, not before `at`. Returns the start and the end.
     fn prefetch(&mut self, layer: usize, at: f64) -> Option<(f64, f64)> {
         let bytes = self.instance.weight(layer) as i64;
         let start = self.fits(self.to_device.max(at), bytes)?;
@@ -86,7 +86,7 @@ impl Step<'_> {
         Some((start, self.transfer(layer, Way::ToDevice, start)))
     }
 
-    /// Uploads a layer, not before `at`: when that ends.
+    /// Uploads a layer, not before `at`. Returns the end.
     fn upload(&mut self, layer: usize, at: f64) -> f64 {
         self.transfer(layer, Way::ToHost, self.to_host.max(at))
     }
@@ -105,14 +105,14 @@ impl Step<'_> {
         });
     }
 
-    /// Runs the next operation, not before `at`: when it ends.
+    /// Runs the next operation, not before `at`. Returns its end.
     fn run(&mut self, at: f64) -> Option<f64> {
         let op = &self.ops[self.starts.len()];
         let (held, left) = (op.held_bytes as i64, op.left_bytes as i64);
         let start = self.fits(self.ready.max(at), held - self.left)?;
         self.change(start, held - self.left);
-        // Within a moment, releases come first: an operation that takes no time would take no
-        // memory either.
+        // At the same moment, releases come first. So an operation without any time would also take
+        // no memory.
         let end = start + op.micros.max(self.instant);
         self.change(end, left - held);
         (self.ready, self.left) = (end, left);
@@ -149,8 +149,8 @@ fn begin<'a>(
     (level <= instance.memory_bytes as i64).then_some(step)
 }
 
-/// Algorithm 2: the shortest step over all cuts, or none if at each something never finds its
-/// place. Without `discount`, a layer that leaves in both gaps is uploaded twice.
+/// Algorithm 2: the shortest step over all cuts; none if for every cut some transfer or operation
+/// never finds its place. Without `discount`, a layer that leaves in both gaps is uploaded twice.
 pub(super) fn schedule(
     instance: &Instance,
     ops: &[Op],
@@ -158,7 +158,7 @@ pub(super) fn schedule(
     discount: bool,
 ) -> Option<Schedule> {
     let n_layers = instance.layers.len();
-    // Gaps without an operation of another layer in between are none.
+    // A gap without an operation of another layer does not count.
     let gap = |layer: usize, gap: usize| {
         let none = (layer == 0 && gap == 0) || (layer + 1 == n_layers && gap == 1);
         !none && 0 < away[layer][gap]
@@ -186,8 +186,8 @@ fn at_cut(
 ) -> Option<Schedule> {
     let n_layers = instance.layers.len();
     let mut step = begin(instance, ops, first[cut..].iter().copied())?;
-    // When a layer's bytes are on the host, when its absence from the step before ends, when its
-    // own one begins.
+    // When a layer's bytes are on the host, when its absence from the step before ends, and when
+    // its absence of this step begins.
     let mut on_host: Vec<Option<f64>> = vec![None; n_layers];
     let mut returned = vec![None; n_layers];
     let mut waiting: Vec<(usize, f64)> = Vec::new();
@@ -200,8 +200,8 @@ fn at_cut(
         }
         let end = step.run(at)?;
         if gap(layer, 0) {
-            // Uploads that only the other gap needs, as long as they are over before this one is
-            // ready: the smallest first.
+            // Uploads that only the other gap needs, if they end before this one is ready; the
+            // smallest first.
             while let Some((k, start)) = waiting
                 .iter()
                 .enumerate()

@@ -10,14 +10,14 @@
 #[derive(Clone, Debug, Default)]
 pub(super) struct Program {
     cost: Vec<f64>,
-    /// Infinite where there is none.
+    /// Infinite if there is no bound.
     upper: Vec<f64>,
-    /// For each variable: the rows that it stands in, and its factor there.
+    /// For each variable: the rows that contain it, with its factor.
     columns: Vec<Vec<(usize, f64)>>,
     rhs: Vec<f64>,
 }
 
-/// A point that the method ended at.
+/// The point at which the method ended.
 #[derive(Clone, Debug)]
 pub(super) struct Point {
     /// A value for each variable.
@@ -30,9 +30,9 @@ pub(super) struct Point {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Var(pub(super) usize);
 
-/// Steps of the method; it needs some 20 to 50.
+/// The most steps of the method; it needs about 20 to 50.
 const STEPS: usize = 80;
-/// Residuals and gap, relative, at which it ends.
+/// The relative residuals and gap at which it ends.
 const CLOSE: f64 = 1e-6;
 
 impl Program {
@@ -65,7 +65,7 @@ impl Program {
         fixed + (0..self.cost.len()).map(slack).sum::<f64>()
     }
 
-    /// `Aᵀ y`, one variable's.
+    /// `Aᵀ y` for one variable.
     fn across(&self, column: usize, rows: &[f64]) -> f64 {
         self.columns[column]
             .iter()
@@ -73,13 +73,13 @@ impl Program {
             .sum()
     }
 
-    /// Solves the program, or goes as near as rounding lets it.
+    /// Solves the program, as exactly as rounding permits.
     pub(super) fn solve(&self) -> Point {
         let n = self.cost.len();
         let mut normal = Normal::new(self);
         let bounded: Vec<usize> = (0..n).filter(|&i| self.upper[i].is_finite()).collect();
         let (rhs_scale, cost_scale) = (1.0 + most(&self.rhs), 1.0 + most(&self.cost));
-        // Begin inside the bounds, away from them. `z` are the multipliers of x >= 0, `w` the room
+        // Start inside the bounds, away from them. `z` are the multipliers of x >= 0, `w` the room
         // below the upper bound, `v` its multipliers; without a bound `v` is 0 and `w` never used.
         let mut x: Vec<f64> = self
             .upper
@@ -110,7 +110,7 @@ impl Program {
             if done && mu * pairs <= CLOSE * (1.0 + objective) {
                 break;
             }
-            // Divisions are slow: once each.
+            // Divisions are slow, so each is computed once.
             let per_x: Vec<f64> = x.iter().map(|x| 1.0 / x).collect();
             let mut d: Vec<f64> = z.iter().zip(&per_x).map(|(z, per_x)| z * per_x).collect();
             bounded.iter().for_each(|&i| d[i] += v[i] / w[i]);
@@ -141,7 +141,7 @@ impl Program {
                     .for_each(|&i| dv[i] = (wv[i] + v[i] * dx[i]) / w[i]);
                 (dx, dy, dz, dv)
             };
-            // How far to go in that direction, x and w, and z and v, before one of them is 0.
+            // The largest step in this direction before one of x and w, or of z and v, becomes 0.
             let reach = |dx: &[f64], dz: &[f64], dv: &[f64]| {
                 let until = |value: &[f64], delta: &[f64]| {
                     let ends = value.iter().zip(delta);
@@ -208,16 +208,17 @@ fn most(values: &[f64]) -> f64 {
 /// `A`, column by column, and `A D Aᵀ`: its lower half and then its Cholesky factor, row by row
 /// from each row's first entry to the diagonal.
 struct Normal {
-    /// Where each column begins in `entries`.
+    /// The start of each column in `entries`.
     columns: Vec<usize>,
     entries: Vec<(u32, f64)>,
-    /// For each column, for each pair of its entries: where their product goes, and the product.
+    /// For each column and each pair of its entries: the position of their product, and the
+    /// product.
     products: Vec<(u32, f64)>,
-    /// Where each column begins in `products`.
+    /// The start of each column in `products`.
     pairs: Vec<usize>,
     /// Each row's first column.
     first: Vec<usize>,
-    /// Where each row begins in `values`.
+    /// The start of each row in `values`.
     start: Vec<usize>,
     values: Vec<f64>,
 }
@@ -280,8 +281,8 @@ impl Normal {
         self.columns.windows(2).map(column).collect()
     }
 
-    /// `A D Aᵀ = L Lᵀ`. A row that hangs on others gets a pivot so large that its multiplier stays
-    /// 0.
+    /// `A D Aᵀ = L Lᵀ`. A row that depends on others gets a pivot so large that its multiplier
+    /// stays 0.
     fn factor(&mut self, d: &[f64]) {
         self.values.fill(0.0);
         for (pairs, &d) in self.pairs.windows(2).zip(d) {
@@ -331,7 +332,7 @@ impl Normal {
     }
 }
 
-/// Four sums at a time: the compiler may then use wide registers.
+/// Four sums at a time, so that the compiler can use wide registers.
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     let mut sums = [0.0; 4];
     let (a4, b4) = (a.chunks_exact(4), b.chunks_exact(4));

@@ -7,10 +7,10 @@
 //! The step repeats, and transfers may cross from one step into the next. Before: an [`Instance`].
 //! After: a [`Solution`], whose schedule [`validate`](validate::validate) accepts.
 //!
-//! A layer's weights may be away in two gaps ([`Gap`]). Only a backward changes them, so bytes that
-//! were uploaded since need no second upload: one upload may serve two absences.
+//! A layer's weights may be away in two gaps ([`Gap`]). Only a backward changes them. So bytes that
+//! were uploaded after it need no second upload: one upload may serve two absences.
 //!
-//! [`solve`] offers the paper's algorithms, two others from the literature, and
+//! [`solve`] has the paper's algorithms, two others from the literature, and
 //! [`Algorithm::GreedyPlus`], the recommended one.
 
 mod bound;
@@ -32,9 +32,9 @@ use std::ops::Range;
 /// One layer of the chain.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Layer {
-    /// Its weights; its gradient is as large (Section 3).
+    /// Its weights. Its gradient has the same size (Section 3).
     pub weight_bytes: u64,
-    /// What its forward leaves for the backward.
+    /// The activations that its forward leaves for the backward.
     pub activation_bytes: u64,
     /// How long its forward takes, µs.
     pub forward_micros: f64,
@@ -45,9 +45,9 @@ pub struct Layer {
 /// A chain of layers, a device's memory and its link to the host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Instance {
-    /// From the first forward on.
+    /// In the order of the forwards.
     pub layers: Vec<Layer>,
-    /// The link's bandwidth each way, bytes per µs. Both ways work at the same time.
+    /// The link's bandwidth in each direction, bytes per µs. Both directions work at the same time.
     pub bytes_per_micro: f64,
     /// The device's memory.
     pub memory_bytes: u64,
@@ -62,7 +62,7 @@ pub enum Gap {
     ForwardToBackward,
 }
 
-/// Which way a transfer goes.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Way {
     /// To the device: a prefetch.
@@ -71,14 +71,14 @@ pub enum Way {
     ToHost,
 }
 
-/// Bytes on the link. It may end after the period: it then reaches into the next step.
+/// Bytes on the link. A transfer that ends after the period reaches into the next step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Transfer {
     /// The layer, from 0.
     pub layer: usize,
-    /// Which way.
+    /// Its direction.
     pub way: Way,
-    /// Which of the layer's bytes.
+    /// The range of the layer's bytes.
     pub bytes: Range<u64>,
     /// When it starts, µs, within the period.
     pub start: f64,
@@ -86,15 +86,15 @@ pub struct Transfer {
     pub end: f64,
 }
 
-/// Bytes that are not on the device: from their deletion until the prefetch that brings them back
-/// begins, when their place is taken again.
+/// Bytes that are not on the device: from their deletion until the start of the prefetch that
+/// brings them back, which takes their place again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Absence {
     /// The layer, from 0.
     pub layer: usize,
-    /// In which gap.
+    /// Its gap.
     pub gap: Gap,
-    /// Which of the layer's bytes.
+    /// The range of the layer's bytes.
     pub bytes: Range<u64>,
     /// When they are deleted, µs, within the period.
     pub from: f64,
@@ -110,9 +110,9 @@ pub struct Schedule {
     /// When the operations start, µs: `B_L … B_1`, then `F_1 … F_L`. The cycle is cut before `B_L`,
     /// as in the paper.
     pub starts: Vec<f64>,
-    /// What moves.
+    /// All transfers.
     pub transfers: Vec<Transfer>,
-    /// What is away.
+    /// All absences.
     pub absences: Vec<Absence>,
 }
 
@@ -120,18 +120,17 @@ ir::named! {
     /// How to solve.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
     pub enum Algorithm {
-        /// The relaxed problem's optimum, scheduled in pieces; whole layers first, where those
-        /// suffice.
+        /// The optimum of the relaxed problem, scheduled in pieces. Whole layers are tried first.
         GreedyPlus = "greedy+",
         /// The paper's Algorithms 1 and 2.
         Greedy = "greedy",
         /// The same without discount: each absence has its own upload (Section 7).
         GreedyStar = "greedy*",
-        /// Layer to layer (B. Pudipeddi et al., 2020): one layer on the device at a time, each
-        /// prefetch waited for.
+        /// Layer to layer (B. Pudipeddi et al., 2020): one layer on the device at a time, and
+        /// operations wait for each prefetch.
         L2l = "l2l",
-        /// The first layers, as many as it takes (STRONGHOLD, X. Sun et al., 2022), scheduled by
-        /// Algorithm 2.
+        /// The smallest number of first layers that fits (STRONGHOLD, X. Sun et al., 2022),
+        /// scheduled by Algorithm 2.
         FirstHalf = "first-half",
     }
 }
@@ -139,19 +138,19 @@ ir::named! {
 /// Why there is no solution.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Error {
-    /// The instance is invalid: what is wrong, and where.
+    /// The instance is invalid: the error, and its place.
     Invalid(String),
-    /// An operation does not fit the memory even alone.
+    /// An operation alone does not fit into the memory.
     TooSmall {
         /// The layer, from 0.
         layer: usize,
-        /// What its backward needs: activations up to it, its weights, its gradient. Less fits no
-        /// schedule at all.
+        /// The memory of its backward: activations up to it, its weights, its gradient. No schedule
+        /// fits into less.
         needed_bytes: u64,
-        /// What there is.
+        /// The device's memory.
         memory_bytes: u64,
     },
-    /// There are schedules, but this algorithm's rules lead to none.
+    /// Schedules exist, but this algorithm finds none.
     Stuck(Algorithm),
 }
 
@@ -182,21 +181,21 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// What [`solve`] found.
+/// The result of [`solve`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Solution {
-    /// Who found it.
+    /// The algorithm that found it.
     pub algorithm: Algorithm,
     /// The step.
     pub schedule: Schedule,
-    /// What the operations take without a pause, µs: no step is shorter.
+    /// The time of the operations without a pause, µs: no step is shorter.
     pub compute_micros: f64,
     /// No step is shorter than this either, µs; at least `compute_micros`.
     pub bound_micros: f64,
 }
 
 impl Solution {
-    /// For each layer, how many of its bytes are away in [`Gap::BackwardToForward`] and in
+    /// For each layer, the number of its bytes that are away in [`Gap::BackwardToForward`] and in
     /// [`Gap::ForwardToBackward`].
     pub fn away_bytes(&self) -> Vec<[u64; 2]> {
         let mut away = vec![[0; 2]; self.schedule.starts.len() / 2];
@@ -206,7 +205,7 @@ impl Solution {
         away
     }
 
-    /// Bytes that move in a step, one way.
+    /// Bytes that move in a step, in one direction.
     pub fn moved_bytes(&self, way: Way) -> u64 {
         let moved = self
             .schedule
@@ -225,10 +224,10 @@ struct Op {
     layer: usize,
     backward: bool,
     micros: f64,
-    /// What it needs beside all weights on the device: activations, and a backward its gradient (Eq
-    /// 1).
+    /// The bytes that it needs in addition to all weights on the device: activations, and for a
+    /// backward its gradient (Eq 1).
     held_bytes: u64,
-    /// What stays until the next operation starts: activations.
+    /// The bytes that stay until the next operation starts: activations.
     left_bytes: u64,
 }
 
@@ -246,7 +245,7 @@ impl Instance {
         if !(self.bytes_per_micro.is_finite() && 0.0 < self.bytes_per_micro) {
             return invalid("the link's bandwidth should be a positive number".into());
         }
-        // Sums of bytes stay exact as f64, and twice the weights stay far from the end of u64.
+        // Sums of bytes are exact as f64, and twice the weights is far below the maximum of u64.
         const MOST: u64 = 1 << 52;
         if self.memory_bytes > MOST {
             return invalid(format!(
@@ -297,8 +296,8 @@ impl Instance {
         }
     }
 
-    /// The smallest memory that any schedule fits: an operation's activations, weights and
-    /// gradient, the most of all operations.
+    /// The smallest memory into which any schedule fits: the activations, weights and gradient of
+    /// the operation that needs most.
     pub fn floor_bytes(&self) -> u64 {
         self.ops()
             .iter()
@@ -307,12 +306,12 @@ impl Instance {
             .unwrap_or(0)
     }
 
-    /// The memory with which nothing need ever move.
+    /// The memory with which no bytes need to move.
     pub fn keep_bytes(&self) -> u64 {
         self.weight_bytes() + self.ops().iter().map(|op| op.held_bytes).max().unwrap_or(0)
     }
 
-    /// What the operations take without a pause, µs.
+    /// The time of the operations without a pause, µs.
     pub fn compute_micros(&self) -> f64 {
         self.ops().iter().map(|op| op.micros).sum()
     }
@@ -357,12 +356,11 @@ impl Instance {
     }
 }
 
-/// Solves an instance. The bound is computed besides, unless the step has no pause and so needs
-/// none.
+/// Solves an instance. Also computes the bound, unless the step has no pause and needs no bound.
 ///
 /// # Errors
 ///
-/// What [`Instance::validate`] says, and [`Error::Stuck`] for algorithms other than
+/// The errors of [`Instance::validate`], and [`Error::Stuck`] for algorithms other than
 /// [`Algorithm::GreedyPlus`].
 pub fn solve(instance: &Instance, algorithm: Algorithm) -> Result<Solution, Error> {
     instance.validate()?;
@@ -390,9 +388,9 @@ pub fn solve(instance: &Instance, algorithm: Algorithm) -> Result<Solution, Erro
 }
 
 /// A selection, then Algorithm 2. A selection that fills the memory to the last byte leaves no
-/// place for the next layer while one runs, and each prefetch is waited for. With a place for one
-/// layer left free, gaps come out as in the paper's Table 1; so we take the best of one, a half and
-/// none.
+/// place for the next layer while one runs, so operations wait for each prefetch. If the place of
+/// one layer is left free, the pauses are as in the paper's Table 1. So the best of one, a half and
+/// none is taken.
 fn whole_layers(instance: &Instance, ops: &[Op], algorithm: Algorithm) -> Option<Schedule> {
     let largest = instance
         .layers
@@ -420,7 +418,7 @@ fn whole_layers(instance: &Instance, ops: &[Op], algorithm: Algorithm) -> Option
 ///
 /// # Errors
 ///
-/// What [`Instance::validate`] says.
+/// The errors of [`Instance::validate`].
 pub fn bound(instance: &Instance) -> Result<f64, Error> {
     instance.validate()?;
     let ops = instance.ops();

@@ -11,7 +11,7 @@ use super::{Instance, Op};
 /// Bytes away, by layer and gap.
 pub(super) type Away = Vec<[u64; 2]>;
 
-/// Positions of operations that a choice covers: half-open, two intervals.
+/// Positions of the operations that a choice covers: two half-open intervals.
 fn covered(n_layers: usize, layer: usize, gap: usize) -> [(usize, usize); 2] {
     let (backward, forward) = (n_layers - 1 - layer, n_layers + layer);
     match gap {
@@ -20,8 +20,8 @@ fn covered(n_layers: usize, layer: usize, gap: usize) -> [(usize, usize); 2] {
     }
 }
 
-/// How far each operation exceeds the memory, less a reserve, when all weights are on the device,
-/// bytes.
+/// The bytes by which each operation exceeds the memory minus a reserve, if all weights are on the
+/// device.
 fn excess(instance: &Instance, ops: &[Op], reserve: f64) -> Vec<f64> {
     let (total, limit) = (
         instance.weight_bytes() as f64,
@@ -120,7 +120,7 @@ fn choices(instance: &Instance, ops: &[Op], windows: f64) -> Vec<(usize, usize)>
         .collect()
 }
 
-/// The sums of the first of some numbers: of none, of one, of two.
+/// Prefix sums: of no number, of one, of two, ….
 fn sums(numbers: impl Iterator<Item = f64>) -> Vec<f64> {
     let mut sums = vec![0.0];
     for number in numbers {
@@ -135,7 +135,7 @@ fn over_covered(sums: &[f64], n_layers: usize, layer: usize, gap: usize) -> f64 
     covered.map(|(from, to)| sums[to] - sums[from]).sum()
 }
 
-/// Takes a choice's bytes out of the excess of the operations that it covers.
+/// Subtracts a choice's bytes from the excess of the operations that it covers.
 fn remove(excess: &mut [f64], instance: &Instance, layer: usize, gap: usize) {
     for (from, to) in covered(instance.layers.len(), layer, gap) {
         for excess in &mut excess[from..to] {
@@ -144,7 +144,8 @@ fn remove(excess: &mut [f64], instance: &Instance, layer: usize, gap: usize) {
     }
 }
 
-/// The first layers in both gaps, as few as fit the memory with `reserve` bytes left free.
+/// The smallest number of first layers, in both gaps, that fits into the memory with `reserve`
+/// bytes left free.
 pub(super) fn first(instance: &Instance, ops: &[Op], reserve: f64) -> Option<Away> {
     let n_layers = instance.layers.len();
     let mut excess = excess(instance, ops, reserve);
@@ -183,9 +184,9 @@ mod tests {
 
     #[test]
     fn algorithm_1_by_hand() {
-        // With all 30 bytes and a gradient, each backward exceeds by 10, forwards by nothing. Away
-        // between backward and forward, layer 2 helps B_1 and B_0; away between forward and
-        // backward, layer 0 helps B_2 and B_1. Of two equal profits the first is taken: (0, 1).
+        // With all 30 bytes and a gradient, each backward exceeds the memory by 10, and no forward
+        // does. Away between backward and forward, layer 2 helps B_1 and B_0; away between forward
+        // and backward, layer 0 helps B_2 and B_1. Of two equal profits the first is taken: (0, 1).
         // Then B_0 is left: (2, 0) covers it, and (1, 0) too: the lower layer.
         let instance = three();
         let ops = instance.ops();
@@ -199,7 +200,7 @@ mod tests {
     fn first_takes_as_few_layers_as_fit() {
         let instance = three();
         let ops = instance.ops();
-        // Layer 0 helps B_2 and B_1, and B_0 has to do with layer 1.
+        // Layer 0 helps B_2 and B_1. For B_0, only layer 1 is left.
         assert_eq!(
             first(&instance, &ops, 0.0),
             Some(vec![[10, 10], [10, 10], [0, 0]])

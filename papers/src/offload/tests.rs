@@ -230,7 +230,7 @@ fn the_validator_refuses_broken_schedules() {
             refused(
                 "bytes are never away: too much memory, or nothing",
                 &|schedule| {
-                    // Those of a layer alone may be dispensable; of all layers they are not.
+                    // The absences of one layer may be unnecessary, but not those of all layers.
                     schedule.absences.truncate(k);
                     schedule.absences.truncate(good.absences.len() / 2);
                 },
@@ -343,7 +343,7 @@ proptest! {
         for algorithm in [Algorithm::Greedy, Algorithm::GreedyStar, Algorithm::L2l,
             Algorithm::FirstHalf] {
             if let Ok(solution) = solve(&instance, algorithm) {
-                // As near as that to the bound it stops.
+                // It stops this near to the bound.
                 prop_assert!(best <= solution.schedule.period * 1.005 + 1e-9, "{}",
                     algorithm.name());
             }

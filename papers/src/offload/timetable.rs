@@ -3,9 +3,9 @@
 //!
 //! Before: when the operations start, and how many bytes of each layer should be away in each gap.
 //! After: a schedule, and how far each operation is from fitting the memory. With fixed operations,
-//! late prefetches and early uploads minimise the bytes on the device at every moment at once, up
-//! to the size of a piece. So no search among transfers is needed. Layers are split into pieces to
-//! fit the link's free time.
+//! late prefetches and early uploads minimise the bytes on the device at all moments, up to the
+//! size of a piece. So no search among transfers is needed. Layers are split into pieces to fit the
+//! link's free time.
 //!
 //! Bytes of a layer are numbered so that, as far as possible, the same bytes are away in both gaps:
 //! the discount of Section 3.
@@ -13,7 +13,7 @@
 use super::{Absence, Gap, Instance, Op, Schedule, Transfer, Way};
 use std::ops::Range;
 
-/// What to make a timetable of.
+/// The input of a timetable.
 pub(super) struct Draft<'a> {
     /// When operations start, µs.
     pub(super) starts: &'a [f64],
@@ -23,8 +23,8 @@ pub(super) struct Draft<'a> {
     pub(super) away: &'a [[u64; 2]],
     /// The largest transfer.
     pub(super) piece_bytes: u64,
-    /// Uploads that only the gap before backward needs go first, instead of using the link's
-    /// leftover time.
+    /// True if uploads that only the gap before the backward needs go first. Otherwise they use the
+    /// link's remaining time.
     pub(super) early_first: bool,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Timetable {
     pub(super) over: Vec<u64>,
 }
 
-/// The free time of one way of the link, within a period.
+/// The free time of one direction of the link, within a period.
 struct Free {
     period: f64,
     /// Disjoint and ascending.
@@ -50,9 +50,9 @@ impl Free {
         }
     }
 
-    /// Takes `amount` of free time within `[from, from + length]`, the first or the last there is;
-    /// spans of no more than `least` are passed over. What was taken, ascending, counted on from
-    /// `from`'s period; it may be less than asked for.
+    /// Takes `amount` of free time within `[from, from + length]`, from its start or from its end.
+    /// Spans of at most `least` are skipped. Returns the taken spans, ascending, with times that
+    /// count on from the period of `from`. They may be shorter than `amount`.
     fn take(
         &mut self,
         from: f64,
@@ -83,7 +83,7 @@ impl Free {
             } else {
                 (first..behind).collect()
             };
-            // Cuts, to be made when the numbers of spans matter no more.
+            // Cuts that are made later, because they change the numbers of spans.
             let mut cuts = Vec::new();
             for k in inside {
                 if missing <= 0.0 {
@@ -114,17 +114,16 @@ impl Free {
     }
 }
 
-/// A piece of a layer in flight: which bytes, from when to when. Times count on from the gap's
-/// period.
+/// A piece of a layer in transfer: its bytes, start and end. Times count on from the gap's period.
 type Piece = (Range<u64>, f64, f64);
 
 /// Makes the timetable. Bytes that find no time on the link stay on the device.
 pub(super) fn timetable(instance: &Instance, ops: &[Op], draft: &Draft<'_>) -> Timetable {
     let n_layers = instance.layers.len();
     let mut away = draft.away.to_vec();
-    // Bytes whose prefetch would begin before their upload ends stay on the device. This leaves
-    // room for other bytes to move differently, so everything is rebuilt. Two rounds are nearly
-    // always enough, and any number is correct.
+    // Bytes whose prefetch would begin before their upload ends stay on the device. Then other
+    // bytes may move at other times, so everything is rebuilt. Two rounds are nearly always enough,
+    // and any number is correct.
     loop {
         let links = link(instance, ops, draft, &away);
         let mut crossed = vec![[0u64; 2]; n_layers];
@@ -186,7 +185,7 @@ fn span(ops: &[Op], draft: &Draft<'_>, layer: usize, gap: Gap) -> (f64, f64) {
     }
 }
 
-/// What moves, by layer; prefetches by gap, too.
+/// Transfers by layer; prefetches also by gap.
 struct Links {
     prefetches: Vec<[Vec<Piece>; 2]>,
     uploads: Vec<Vec<Piece>>,
@@ -197,7 +196,7 @@ fn link(instance: &Instance, ops: &[Op], draft: &Draft<'_>, away: &[[u64; 2]]) -
     let rate = instance.bytes_per_micro;
     let mut uploads = vec![Vec::new(); n_layers];
     let mut prefetches: Vec<[Vec<Piece>; 2]> = vec![Default::default(); n_layers];
-    // A gap's bytes as pieces of the time taken for them; how many found time.
+    // A gap's bytes as pieces in the time taken for them, and the number of bytes that found time.
     let least = 0.125 * draft.piece_bytes as f64 / rate;
     let place = |free: &mut Free,
                  (from, length): (f64, f64),
@@ -238,8 +237,8 @@ fn link(instance: &Instance, ops: &[Op], draft: &Draft<'_>, away: &[[u64; 2]]) -
         }
         at
     };
-    // Shortest gaps first: they have the least choice. Whose bytes go when is all the same to the
-    // memory.
+    // Shortest gaps first, because they have the least choice. For the memory it does not matter
+    // which layer's bytes move at which time.
     let mut order: Vec<(usize, Gap)> = gaps(n_layers)
         .filter(|&(layer, gap)| 0 < away[layer][gap as usize])
         .collect();
@@ -260,7 +259,7 @@ fn link(instance: &Instance, ops: &[Op], draft: &Draft<'_>, away: &[[u64; 2]]) -
             let placed = place(free, window, 0..away[layer][0], false, &mut uploads[layer]);
             kept[layer][0] = placed;
             if draft.early_first && placed < away[layer][0] {
-                // Bytes behind those that found no time are no longer adjacent to them.
+                // Bytes behind bytes without time are no longer adjacent.
                 kept[layer][1] = kept[layer][1].min(placed);
             }
         }
@@ -314,7 +313,7 @@ fn link(instance: &Instance, ops: &[Op], draft: &Draft<'_>, away: &[[u64; 2]]) -
 }
 
 impl Links {
-    /// When a byte may be deleted in a gap, and up to which byte that is so.
+    /// When a byte may be deleted in a gap, and up to which byte the same holds.
     fn uploaded(
         &self,
         ops: &[Op],
@@ -376,8 +375,8 @@ fn over(instance: &Instance, ops: &[Op], schedule: &Schedule) -> Vec<u64> {
     let n_ops = ops.len();
     let period = schedule.period;
     let close = 1e-9 * period;
-    // Taken counts after released, as the validator has it; the operation, where order within a
-    // moment matters.
+    // At the same moment, taken bytes count after released ones, as in the validator. Brief
+    // operations are the exception.
     let brief = |j: usize| ops[j].micros <= 2.0 * close;
     let mut changes: Vec<(f64, usize, i64)> =
         Vec::with_capacity(2 * schedule.absences.len() + 2 * n_ops);
@@ -417,7 +416,7 @@ fn over(instance: &Instance, ops: &[Op], schedule: &Schedule) -> Vec<u64> {
     let limit = instance.memory_bytes as i64;
     let mut over = vec![0u64; n_ops];
     let mut op = n_ops - 1;
-    // What stands at the start belongs to the last operation's pause.
+    // Bytes in use at the start belong to the pause of the last operation.
     over[op] = u64::try_from(level - limit).unwrap_or(0);
     for (_, order, by) in changes {
         level += by;

@@ -1,20 +1,19 @@
-//! Checks a schedule. It shares only types with the algorithms that make schedules, and reads the
-//! problem anew.
+//! Checks a schedule. It shares only types with the algorithms that make schedules.
 //!
-//! It proves of a cyclic [`Schedule`]: operations run one at a time, in order, for their full
-//! duration; each direction of the link carries one transfer at a time, at most at its bandwidth;
-//! an operation finds all bytes of its layer on the device; deleted bytes have been uploaded since
-//! their layer's backward, and bytes that are away return once; at every moment the activations,
-//! the gradient, the weights and the destinations of arriving bytes fit the memory. Times are
-//! compared with a tolerance of one billionth of the period, and transfers with a tolerance of one
-//! byte.
+//! It proves these properties of a cyclic [`Schedule`]. Operations run one at a time, in order, for
+//! their full duration. Each direction of the link carries one transfer at a time, at most at its
+//! bandwidth. When an operation runs, all bytes of its layer are on the device. Deleted bytes were
+//! uploaded after their layer's backward, and bytes that are away return once. At every moment the
+//! activations, the gradient, the weights and the destinations of arriving bytes fit into the
+//! memory. Times are compared with a tolerance of one billionth of the period, and transfers with a
+//! tolerance of one byte.
 
 use super::{Absence, Instance, Schedule, Transfer, Way};
 use std::ops::Range;
 use thiserror::Error;
 
-/// What is wrong with a schedule. Operations are counted from 0, in the order in which they run;
-/// times are in µs.
+/// An error in a schedule. Operations are counted from 0, in the order in which they run; times are
+/// in µs.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[allow(missing_docs, reason = "the messages are the documentation")]
 pub enum Fault {
@@ -78,7 +77,7 @@ pub enum Fault {
 ///
 /// # Errors
 ///
-/// The first thing that is wrong.
+/// The first error.
 pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, Fault> {
     let cycle = Cycle::new(instance, schedule)?;
     cycle.check_operations()?;
@@ -98,12 +97,12 @@ struct Cycle<'a> {
     instance: &'a Instance,
     schedule: &'a Schedule,
     period: f64,
-    /// Times that differ by no more than this are equal, µs.
+    /// Times that differ by at most this are equal, µs.
     close: f64,
 }
 
 impl<'a> Cycle<'a> {
-    /// A fault if the period is no time, or if an operation has no start.
+    /// A fault if the period is not a positive time, or if an operation has no start.
     fn new(instance: &'a Instance, schedule: &'a Schedule) -> Result<Cycle<'a>, Fault> {
         let period = schedule.period;
         if !(period.is_finite() && period >= 0.0) {
@@ -128,7 +127,7 @@ impl<'a> Cycle<'a> {
         self.instance.layers.len()
     }
 
-    /// What operation `j` takes, µs.
+    /// The time of operation `j`, µs.
     fn micros(&self, j: usize) -> f64 {
         let n_layers = self.n_layers();
         if j < n_layers {
@@ -138,7 +137,7 @@ impl<'a> Cycle<'a> {
         }
     }
 
-    /// From when until when operation `j` runs, µs.
+    /// The start and the end of operation `j`, µs.
     fn operation(&self, j: usize) -> (f64, f64) {
         let start = self.schedule.starts[j];
         (start, start + self.micros(j))
@@ -152,13 +151,13 @@ impl<'a> Cycle<'a> {
         self.operation(self.n_layers() + layer)
     }
 
-    /// True if a layer has these bytes, and there are some.
+    /// True if a layer has these bytes, and the range is not empty.
     fn has(&self, layer: usize, bytes: &Range<u64>) -> bool {
         let layer = self.instance.layers.get(layer);
         bytes.start < bytes.end && layer.is_some_and(|layer| bytes.end <= layer.weight_bytes)
     }
 
-    /// True if [a, b) and [c, d) meet, when both repeat every period.
+    /// True if [a, b) and [c, d) overlap when both repeat every period.
     fn meet(&self, (a, b): (f64, f64), (c, d): (f64, f64)) -> bool {
         (-3..=3).any(|turn| {
             let by = turn as f64 * self.period;
@@ -174,13 +173,13 @@ impl<'a> Cycle<'a> {
         })
     }
 
-    /// True if an operation runs in an interval. An instant strictly inside counts as well:
-    /// operations may take no time.
+    /// True if an operation runs in an interval. An operation without time counts if it is strictly
+    /// inside.
     fn touches(&self, (a, b): (f64, f64), interval: (f64, f64)) -> bool {
         self.meet((a, b), interval) || self.is_within(0.5 * (a + b), interval)
     }
 
-    /// The transfers of a layer one way.
+    /// The transfers of a layer in one direction.
     fn transfers(&self, layer: usize, way: Way) -> impl Iterator<Item = &'a Transfer> {
         let transfers = self.schedule.transfers.iter();
         transfers.filter(move |transfer| transfer.layer == layer && transfer.way == way)
@@ -233,7 +232,7 @@ impl<'a> Cycle<'a> {
     }
 
     /// Every absence begins with bytes that are on the host and ends before they are needed.
-    /// Returns what is away of each layer.
+    /// Returns the absences of each layer.
     fn check_absences(&self) -> Result<Vec<Vec<Away>>, Fault> {
         let mut away: Vec<Vec<Away>> = vec![Vec::new(); self.n_layers()];
         for absence in &self.schedule.absences {
@@ -276,7 +275,7 @@ impl<'a> Cycle<'a> {
     }
 
     /// When the last byte of an absence is back, µs. Every byte comes back by one prefetch that
-    /// begins as the absence ends. Until its end the bytes are of no use.
+    /// begins when the absence ends. Before the prefetch ends the bytes cannot be used.
     fn arrival(&self, absence: &Absence) -> Result<f64, Fault> {
         let bytes = &absence.bytes;
         let period = self.period.max(f64::MIN_POSITIVE);
@@ -306,8 +305,8 @@ impl<'a> Cycle<'a> {
         Ok(arrived)
     }
 
-    /// The bytes of an absence have been uploaded before the deletion, and since the backward that
-    /// ended last before it.
+    /// The bytes of an absence were uploaded before the deletion, and after the last backward that
+    /// ended before it.
     fn check_uploaded(&self, absence: &Absence) -> Result<(), Fault> {
         let (_, changed) = self.backward(absence.layer);
         let steps = ((absence.from + self.close - changed) / self.period).floor();
@@ -339,7 +338,7 @@ impl<'a> Cycle<'a> {
         Ok(())
     }
 
-    /// Uploads send bytes that are on the device and that no backward changes meanwhile.
+    /// Uploads send bytes that are on the device and that no backward changes during the upload.
     fn check_uploads(&self, away: &[Vec<Away>]) -> Result<(), Fault> {
         for (layer, away) in away.iter().enumerate() {
             for transfer in self.transfers(layer, Way::ToHost) {
@@ -361,8 +360,8 @@ impl<'a> Cycle<'a> {
         Ok(())
     }
 
-    /// The peak of the memory, bytes: all weights minus those that are away, plus activations and
-    /// gradients of the operations. A fault where it is more than there is.
+    /// The peak of the memory, bytes: all weights minus the bytes that are away, plus activations
+    /// and gradients of the operations. A fault if it exceeds the device's memory.
     fn peak(&self) -> Result<u64, Fault> {
         let weights: u64 = self.instance.layers.iter().map(|l| l.weight_bytes).sum();
         let activations = self.activations();
@@ -392,7 +391,7 @@ impl<'a> Cycle<'a> {
         u64::try_from(peak).map_err(|_| Fault::MoreAway(peak))
     }
 
-    /// The bytes of activations that the first forwards leave, by their number.
+    /// The bytes of activations that the first forwards leave, by the number of forwards.
     fn activations(&self) -> Vec<u64> {
         let mut sums = vec![0];
         for layer in &self.instance.layers {
@@ -406,7 +405,7 @@ impl<'a> Cycle<'a> {
         self.micros(j) <= 2.0 * self.close
     }
 
-    /// What the operations take and release: activations and gradients.
+    /// The memory that operations take and release: activations and gradients.
     fn changes_by_operations(&self, activations: &[u64]) -> Vec<Change> {
         let n_layers = self.n_layers();
         let mut changes = vec![];
@@ -438,21 +437,21 @@ impl<'a> Cycle<'a> {
         changes
     }
 
-    /// When an absence ends, counted from the start of the period in which it begins, and how many
-    /// starts of a period it spans.
+    /// The end of an absence, counted from the start of the period in which it begins, and the
+    /// number of period starts that it spans.
     fn turns(&self, absence: &Absence) -> (f64, f64) {
         let from = absence.from.rem_euclid(self.period);
         let until = from + (absence.until - absence.from);
         (until, (until / self.period).floor())
     }
 
-    /// Bytes of an absence that are away as the period starts, once for each time that it wraps.
+    /// Bytes of an absence that are away when the period starts, counted once for each wrap.
     fn away_at_start(&self, absence: &Absence) -> i128 {
         let (_, turns) = self.turns(absence);
         i128::from(absence.bytes.end - absence.bytes.start) * turns as i128
     }
 
-    /// What an absence releases and takes.
+    /// The memory that an absence releases and takes.
     fn changes_by_absence(&self, absence: &Absence) -> [Change; 2] {
         let bytes = i128::from(absence.bytes.end - absence.bytes.start);
         let from = absence.from.rem_euclid(self.period);
@@ -460,7 +459,7 @@ impl<'a> Cycle<'a> {
         let starts = &self.schedule.starts;
         let n_layers = self.n_layers();
         let own = [n_layers - 1 - absence.layer, n_layers + absence.layer];
-        // A deletion after a brief operation of its layer follows what the operation releases.
+        // A deletion after a brief operation of its layer comes after the release of the operation.
         let brief = own
             .into_iter()
             .find(|&j| self.is_brief(j) && (from - starts[j]).abs() <= 2.0 * self.close);
@@ -483,13 +482,13 @@ impl<'a> Cycle<'a> {
     }
 }
 
-/// A change of the memory in use. Times are inexact, so bytes that are taken count a little later
-/// than bytes that are released. An operation of zero length takes and releases at the same
-/// moment. Then the rank decides.
+/// A change of the memory in use. Times are inexact, so taken bytes count a little later than
+/// released bytes. An operation of zero length takes and releases at the same moment. Then the rank
+/// decides.
 struct Change {
     /// µs.
     when: f64,
-    /// Of changes at the same moment, the one with the lower rank is first: 0, or by the
+    /// At the same moment, the change with the lower rank comes first: 0, or a rank from the
     /// operation's position.
     rank: usize,
     bytes: i128,

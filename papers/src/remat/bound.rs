@@ -1,12 +1,12 @@
 //! A lower bound on the time of any set of reruns.
 //!
-//! Take one line. The values in memory while its own node runs fit into the budget. Every other
-//! value that is read later was recomputed after the line by a run that had its operands, which
-//! were in memory at the line or recomputed in turn. So the reruns after the line are a choice as
-//! in [`cut`](super::cut) whose saved bytes fit, and the shortest time of such a choice is a bound.
-//! Pricing the bytes instead of limiting them (Lagrange) can only lower the bound, and turns the
-//! problem into a minimum cut. The best price gives the bound of the linear relaxation, because the
-//! cut's program is integral. The result is the best bound of several lines.
+//! Consider one line. The values in memory while its node runs must fit into the budget. Every
+//! other value that is read later must be recomputed after the line. That run needs its operands,
+//! which were in memory at the line, or are recomputed too. So the reruns after the line are a
+//! choice as in [`cut`](super::cut) whose saved bytes fit. The shortest time of such a choice is a
+//! bound. If the bytes get a price instead of a limit (Lagrange), the bound can only become lower,
+//! and the problem becomes a minimum cut. The best price gives the bound of the linear relaxation,
+//! because the cut's program is integral. The result is the best bound of several lines.
 
 use super::Problem;
 use super::cut::{self, Choice};
@@ -16,7 +16,8 @@ use super::profile::{Profile, line_of, step};
 /// same total work.
 const N_LINES: usize = 6;
 const LENGTH: usize = 20_000;
-/// Prices that are tried at a line. The search for the best price ends before in practice.
+/// The most prices that are tried at a line. In practice the search for the best price ends
+/// earlier.
 const N_PRICES: usize = 24;
 
 /// A lower bound on a step's time, in µs, over all sets of reruns whose peak is at most `budget`
@@ -32,7 +33,7 @@ pub fn lower_bound(problem: &Problem, budget: u64) -> f64 {
     }
     lines.retain(|&(bytes, _)| budget < bytes as u64);
     lines.sort_unstable_by(|a, b| b.cmp(a));
-    // The fullest, and others that are spread over those that are too full.
+    // The fullest line, and other lines, spread over the lines that are too full.
     let mut chosen: Vec<u32> = lines.first().map(|l| l.1).into_iter().collect();
     lines.sort_unstable_by_key(|l| l.1);
     let most = (N_LINES + LENGTH / n_lines.max(1) as usize).min(lines.len());
@@ -43,15 +44,15 @@ pub fn lower_bound(problem: &Problem, budget: u64) -> f64 {
     problem.base_micros() + reruns.fold(0.0, f64::max)
 }
 
-/// What is known of a line.
+/// The results for one line.
 pub(super) struct AtLine {
     /// Reruns take at least this long, µs.
     pub(super) least: f64,
-    /// The price at which that was found, µs per byte.
+    /// The price that gave `least`, µs per byte.
     pub(super) price: f64,
-    /// The cheapest choice found that fits; none if none was found.
+    /// The cheapest choice found that fits, if one was found.
     pub(super) fits: Option<Choice>,
-    /// The choice found that is next cheaper and does not fit.
+    /// The next cheaper choice found, which does not fit.
     pub(super) above: Option<Choice>,
 }
 
@@ -74,9 +75,9 @@ pub(super) fn at_line(
         above: None,
     };
     let room = budget as f64 - cut::must(problem, line) as f64;
-    // The value of a choice at a price is a line over prices: its time, and its bytes above the
-    // budget as slope. The lowest of all is concave; its top is where a falling and a rising one
-    // meet.
+    // The value of a choice is a linear function of the price: its time, with its bytes above the
+    // budget as slope. The minimum over all choices is concave. Its maximum is where a falling and
+    // a rising function meet.
     let all = saved_at_no_price(problem, line);
     if all as f64 <= room {
         return known;
@@ -97,7 +98,7 @@ pub(super) fn at_line(
         known.price = price;
         let micros: f64 = choice.nodes.iter().map(|&n| time(n)).sum();
         let this = (micros, choice.bytes as f64 - room);
-        // Within rounding of the capacities, nothing lies below the two.
+        // Except for the rounding of capacities, no choice is below these two.
         let meet = rising.0 + price * rising.1;
         if falling.is_some() && meet <= choice.least - price * room + 1e-3 + 1e-9 * meet {
             break;
@@ -113,7 +114,7 @@ pub(super) fn at_line(
     known
 }
 
-/// Bytes across a line, besides its own, if nothing runs again.
+/// Bytes across a line, in addition to its own, if nothing runs again.
 fn saved_at_no_price(problem: &Problem, line: u32) -> u64 {
     let profile = Profile::new(problem);
     (profile.bytes_at(step(line, line)) as u64).saturating_sub(cut::must(problem, line))

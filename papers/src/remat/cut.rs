@@ -1,11 +1,11 @@
 //! What to save across one line and what to recompute after it, as a minimum cut.
 //!
-//! Seen from one line, all that matters is which values survive it. Each value that is read after
-//! the line is either saved, at a price per byte, or its producer runs again, at the cost of its
-//! time, and then needs its own operands. For a given price the best choice is a minimum cut, as in
-//! Griewank and Walther's work and in PyTorch's partitioner (He, "Min-cut optimal recomputation",
-//! 2022). Everything else before and after the line is ignored. So the choice is a start for a
-//! search, and its value is a bound.
+//! For one line, only the values that survive it matter. Each value that is read after the line is
+//! either saved, at a price per byte, or its producer runs again. A rerun costs its time, and needs
+//! its own operands. For a given price the best choice is a minimum cut, as in Griewank and
+//! Walther's work and in PyTorch's partitioner (He, "Min-cut optimal recomputation", 2022).
+//! Everything else before and after the line is ignored. So the choice is a start for the search,
+//! and its value is a bound.
 
 use super::flow::{Network, UNLIMITED};
 use super::{Problem, Rerun, Value};
@@ -14,12 +14,12 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Capacities are whole picoseconds.
 const PER_MICRO: f64 = 1e6;
 
-/// What is chosen for one line and price.
+/// The choice for one line and price.
 #[derive(Clone, Debug)]
 pub(super) struct Choice {
     /// The nodes that run again after the line.
     pub(super) nodes: BTreeSet<u32>,
-    /// Bytes saved across the line, besides those that the line itself makes and reads.
+    /// Bytes saved across the line, in addition to the values that the line itself makes and reads.
     pub(super) bytes: u64,
     /// Lower bound, µs, with each saved byte counted at the price.
     pub(super) least: f64,
@@ -58,8 +58,8 @@ pub(super) fn choose(
 const SOURCE: u32 = 0;
 const SINK: u32 = 1;
 
-/// The network of what survives a line. A value on the source's side must be there after the line;
-/// a node on the source's side runs again.
+/// The network of the values that may survive a line. A value on the source's side must be
+/// available after the line; a node on the source's side runs again.
 struct Across<'a> {
     problem: &'a Problem,
     line: u32,
@@ -78,7 +78,8 @@ impl Across<'_> {
             || node.reads.binary_search(&value).is_ok()
     }
 
-    /// The values made so far that later lines read or the step must leave, without those here.
+    /// The values made so far that later lines read or the step must leave, except values that the
+    /// line itself makes or reads.
     fn wanted(&self) -> BTreeSet<u32> {
         let problem = self.problem;
         let is_made = |value: u32| problem.values[value as usize].maker <= self.line;
@@ -102,7 +103,7 @@ impl Across<'_> {
         while let Some(value) = stack.pop() {
             let Value { bytes, maker, .. } = self.problem.values[value as usize];
             let vertex = self.vertex_of[&value];
-            // Rounded down: so the cut is no more than the least.
+            // Rounded down, so that the cut is at most the true cost.
             let saved = (price * bytes as f64 * PER_MICRO).min(UNLIMITED as f64 / 1e3) as i64;
             if self.problem.nodes[maker as usize].until <= self.line {
                 self.network.arc(vertex, SINK, saved);
@@ -116,7 +117,7 @@ impl Across<'_> {
         }
     }
 
-    /// Adds a node, and puts the operands that it alone needs so far onto the stack.
+    /// Adds a node, and pushes the operands that only it needs so far onto the stack.
     fn add_node(&mut self, maker: u32, micros: f64, stack: &mut Vec<u32>) -> u32 {
         let problem = self.problem;
         let node = self.network.vertex();
@@ -160,7 +161,7 @@ impl Across<'_> {
     }
 }
 
-/// Reruns of the chosen nodes, each once, where it is first needed after the line.
+/// Reruns of the chosen nodes, each once, at the first line after `line` that needs it.
 pub(super) fn lay(problem: &Problem, line: u32, choice: &Choice) -> Vec<Rerun> {
     let mut left = choice.nodes.clone();
     let mut reruns = vec![];

@@ -5,7 +5,7 @@ pub(super) struct Network {
     /// The arcs that leave each vertex. Arc `a`'s reverse is `a ^ 1`.
     out: Vec<Vec<u32>>,
     head: Vec<u32>,
-    /// What an arc can still carry.
+    /// The remaining capacity of each arc.
     room: Vec<i64>,
 }
 
@@ -35,8 +35,8 @@ impl Network {
         }
     }
 
-    /// Sends as much as possible; returns how much, and whether each vertex is on the source's side
-    /// of the smallest cut that is nearest to the source.
+    /// Sends the largest flow. Returns its size, and whether each vertex is on the source's side of
+    /// the minimum cut that is nearest to the source.
     pub(super) fn cut(&mut self, source: u32, sink: u32) -> (i64, Vec<bool>) {
         let mut sent = 0;
         loop {
@@ -61,7 +61,7 @@ impl Network {
         (sent, reached)
     }
 
-    /// How many arcs with room lead from each vertex to the sink.
+    /// The distance from each vertex to the sink, over arcs with room.
     fn levels(&self, sink: u32) -> Vec<u32> {
         let mut level = vec![u32::MAX; self.out.len()];
         level[sink as usize] = 0;

@@ -1,30 +1,30 @@
-//! Recomputation on its own: which nodes run again so that a training step fits, op by op, in a
-//! fixed order.
+//! Recomputation as a separate problem: which nodes run again so that a training step fits, op by
+//! op, in a fixed order.
 //!
 //! A problem is a list of nodes in order, each with its time and the bytes of its results. A
 //! solution is a set of [`Rerun`]s: before line `line`, node `node` runs once more. The reruns
 //! before a line keep the nodes' own order. A reader takes a value from its producer's latest run.
-//! So a value is in memory from each run of its producer to the last read before the next run;
-//! values that the step must leave are in memory from the last run to the end. Therefore any set is
-//! a program that computes the right values: only its memory and its time differ. This is the space
-//! of Checkmate's integer program (Jain et al., "Checkmate: Breaking the Memory Wall with Optimal
-//! Tensor Rematerialization", 2020, section 4).
+//! So a value is in memory from each run of its producer to the last read before the next run.
+//! Values that the step must leave are in memory from the last run to the end. Therefore any set
+//! gives a program that computes the right values; only its memory and its time differ. This is the
+//! space of Checkmate's integer program (Jain et al., "Checkmate: Breaking the Memory Wall with
+//! Optimal Tensor Rematerialization", 2020, section 4).
 //!
 //! [`solve`] finds a set whose peak is within a budget. [`curve`] finds a family of sets, from
 //! keeping everything down to the smallest peak found. [`lower_bound`] bounds every set.
 //! [`evaluate`] defines the meaning of a set.
 //!
 //! A set can express more than cuts of gaps: a value may be held for a rerun after its last reader
-//! among the lines, and a rerun may stand earlier than the next read. To apply a set, run the
-//! reruns listed before each line, let readers take the latest copy, and end each buffer at its
-//! last read. Nothing else needs a decision.
+//! among the lines, and a rerun may come earlier than directly before the next read. To apply a
+//! set, run the reruns listed before each line, let readers take the latest copy, and end each
+//! buffer at its last read. No other decision is needed.
 //!
 //! `fixed` can express other limits on a line. If a block may hold at most `h` bytes from its
 //! forward to its backward and may need at most `b` bytes at once, fix `b - h` bytes on a line
 //! between the two. Both limits then become one budget, `b`.
 //!
-//! After: the reruns are plain data. They contain no addresses, so padding and fragmentation come
-//! on top. They ignore results written over operands, which need less.
+//! After: the reruns are plain data. They contain no addresses, so padding and fragmentation need
+//! additional memory. Results that are written over operands are ignored; they would need less.
 
 mod bound;
 mod cut;
@@ -41,7 +41,7 @@ mod tests;
 use std::collections::BTreeMap;
 use thiserror::Error;
 
-/// An operation. Node number `i` stands on line `i`.
+/// An operation. Node number `i` is on line `i`.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Node {
     /// Time of one run, µs.
@@ -50,8 +50,8 @@ pub struct Node {
     pub scratch: u64,
     /// The values that it reads.
     pub reads: Vec<u32>,
-    /// It may run again before any line up to this one; 0 if it may not. A node that reads bytes
-    /// which a later line overwrites may run again only up to that line.
+    /// It may run again before any line up to this one; 0 if it may not run again. A node that
+    /// reads bytes which a later line overwrites may run again only up to that line.
     pub until: u32,
 }
 
@@ -66,7 +66,7 @@ pub struct Value {
     pub kept: bool,
 }
 
-/// What is to be solved.
+/// A problem.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Problem {
     nodes: Vec<Node>,
@@ -76,7 +76,7 @@ pub struct Problem {
     results: Vec<Vec<u32>>,
 }
 
-/// Why nodes and values are no problem. All are counted from 0.
+/// Why nodes and values do not form a valid problem. All are counted from 0.
 #[derive(Clone, Copy, PartialEq, Debug, Error)]
 #[allow(missing_docs, reason = "the messages are the documentation")]
 pub enum ProblemError {
@@ -200,7 +200,7 @@ fn results(n_nodes: usize, values: &[Value]) -> Result<Vec<Vec<u32>>, ProblemErr
 /// Before line `line`, node `node` runs again.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Rerun {
-    /// The line before which it stands.
+    /// The line before which it runs.
     pub line: u32,
     /// The node.
     pub node: u32,
@@ -238,11 +238,11 @@ impl Solution {
     }
 }
 
-/// The meaning of a set of reruns: the lines run one by one, each value's latest copy found and its
-/// last read noted. Every solution is measured by this.
+/// The meaning of a set of reruns: it runs the lines one by one, and tracks each value's latest
+/// copy and its last read. Every solution is measured with it.
 ///
 /// # Panics
-/// If a node runs again that may not: see [`Problem::may_rerun`].
+/// If a node runs again that may not run again: see [`Problem::may_rerun`].
 pub fn evaluate(problem: &Problem, reruns: &[Rerun]) -> Evaluation {
     let n_lines = problem.nodes.len() as u32;
     assert!(

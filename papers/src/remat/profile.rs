@@ -1,7 +1,7 @@
 //! The memory of a set of reruns, updated while reruns are added and removed one at a time.
 //!
 //! Bytes are stored per step: a step is a run of a node, `(line, node)`, and steps are ordered as
-//! pairs. A line's steps are a short list. Over the lines stands a tree of maxima with pending
+//! pairs. A line's steps are a short list. Above the lines there is a tree of maxima with pending
 //! additions, so adding bytes to a range of steps takes logarithmic time. A rerun changes only the
 //! last read of its operands' copies, and splits its results' copies in two.
 //!
@@ -12,7 +12,7 @@ use super::{Problem, Rerun};
 /// A step as one number: line, then node.
 pub(super) type Step = u64;
 
-/// The step at which a node runs before (or, being its own, on) a line.
+/// The step at which a node runs before a line, or on its own line.
 pub(super) fn step(line: u32, node: u32) -> Step {
     u64::from(line) << 32 | u64::from(node)
 }
@@ -33,10 +33,10 @@ pub(super) struct Profile<'a> {
     runs: Vec<Vec<(u32, u32)>>,
     /// The steps that read each value, ascending.
     reads: Vec<Vec<Step>>,
-    /// Each line's runs in order, with their bytes minus those in the tree.
+    /// Each line's runs in order, with their bytes minus the additions in the tree.
     steps: Vec<Vec<(u32, i64)>>,
-    /// Maxima, the root at 1, the lines from `first_leaf` on; each includes its own addition and
-    /// not its ancestors'.
+    /// Maxima. The root is at 1, and the lines start at `first_leaf`. Each includes its own
+    /// addition, but not the additions of its ancestors.
     most: Vec<i64>,
     more: Vec<i64>,
     first_leaf: usize,
@@ -215,7 +215,7 @@ impl<'a> Profile<'a> {
         }
     }
 
-    /// Adds a rerun that is not there, or takes away one that is.
+    /// Adds a rerun, or removes it if it exists.
     pub(super) fn toggle(&mut self, rerun: Rerun) {
         if self.has(rerun) {
             self.remove(rerun)
@@ -301,13 +301,13 @@ impl<'a> Profile<'a> {
         self.refresh(line);
     }
 
-    /// True if the copy of a maker's run is the one that the step leaves.
+    /// True if the step leaves the copy of this run.
     fn is_kept_from(&self, value: u32, run: usize) -> bool {
         let data = &self.problem.values[value as usize];
         data.kept && run + 1 == self.runs[data.maker as usize].len()
     }
 
-    /// What the tree adds to a line's steps.
+    /// The bytes that the tree adds to a line's steps.
     fn added(&self, line: u32) -> i64 {
         let mut k = self.first_leaf + line as usize;
         let mut sum = 0;
@@ -318,7 +318,7 @@ impl<'a> Profile<'a> {
         sum
     }
 
-    /// Adds bytes to the steps from `from` on and before `to`.
+    /// Adds bytes to the steps from `from` to before `to`.
     fn add(&mut self, from: Step, to: Step, bytes: i64) {
         if to <= from || bytes == 0 {
             return;
@@ -333,7 +333,7 @@ impl<'a> Profile<'a> {
         self.add_in_line(last, 0, node_of(to), bytes);
     }
 
-    /// Adds bytes to a line's runs of the nodes from `from` on and before `to`.
+    /// Adds bytes to a line's runs of the nodes from `from` to before `to`.
     fn add_in_line(&mut self, line: u32, from: u32, to: u32, bytes: i64) {
         let Some(steps) = self.steps.get_mut(line as usize) else {
             return;
@@ -374,7 +374,7 @@ impl<'a> Profile<'a> {
         self.pull(last);
     }
 
-    /// Finds a line's maximum again.
+    /// Updates a line's maximum.
     fn refresh(&mut self, line: u32) {
         let most = self.steps[line as usize]
             .iter()
@@ -388,7 +388,7 @@ impl<'a> Profile<'a> {
         }
     }
 
-    /// Finds the maxima above a place of the tree again.
+    /// Updates the maxima above a place of the tree.
     fn pull(&mut self, mut k: usize) {
         while 1 < k {
             k /= 2;

@@ -2,16 +2,16 @@
 //!
 //! 1. *Fill*: while some step is above the budget, take the fullest one and cut values that are
 //!    idle there, lowest µs per byte first: the value's producer runs again before its next read.
-//!    Operands that are dead by then are either recomputed too or held until then, whichever is
-//!    cheaper at the current price of a byte.
-//! 2. *Thin*: remove reruns, slowest first, wherever the budget allows it.
+//!    Operands that would be dead by then are either also recomputed or held until then. The
+//!    cheaper of the two is chosen, at the current price of a byte.
+//! 2. *Thin*: remove reruns, slowest first, if the budget allows it.
 //! 3. *Change*: remove a few neighbouring reruns, fill with slightly perturbed times, thin, and
 //!    keep the result if it is not slower (greedy randomised adaptive search: Feo and Resende 1995;
 //!    ruin and recreate: Schrimpf et al. 2000).
 //!
-//! The search starts from no reruns, and from the values that a minimum cut saves across the
-//! fullest line ([`cut`]). Problems with few possible reruns are enumerated. The search ends after
-//! a number of elementary steps, never after a time.
+//! The search starts without reruns, and also from the values that a minimum cut saves across the
+//! fullest line ([`cut`]). For problems with few possible reruns, all sets are enumerated. The
+//! search ends after a number of elementary steps, never after a time.
 
 use super::bound::{at_line, fullest};
 use super::cut::{self, Choice};
@@ -23,7 +23,7 @@ use std::collections::BinaryHeap;
 /// How long to search.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Effort {
-    /// Elementary steps: prices asked and reruns added or taken away.
+    /// Elementary steps: computed prices, and added or removed reruns.
     pub steps: u64,
     /// Another seed finds other sets.
     pub seed: u64,
@@ -38,7 +38,7 @@ impl Default for Effort {
     }
 }
 
-/// Problems with no more possible reruns than this are enumerated: 1024 sets.
+/// With at most this number of possible reruns, all sets are enumerated: 1024 sets.
 const ENUMERABLE: usize = 10;
 
 /// The fastest set of reruns found whose peak is within `budget` bytes; `None` if none was found.
@@ -77,8 +77,8 @@ pub(super) fn search(
         .map(|best| Solution::new(problem, best.reruns))
 }
 
-/// Solutions from keeping everything down to the least memory that was found: each needs less and
-/// takes longer than the one before it.
+/// Solutions from keeping everything down to the smallest memory found. Each needs less and takes
+/// longer than the one before it.
 pub fn curve(problem: &Problem, effort: Effort) -> Vec<Solution> {
     let mut solutions = vec![Solution::new(problem, vec![])];
     let each = Effort {
@@ -98,7 +98,7 @@ pub fn curve(problem: &Problem, effort: Effort) -> Vec<Solution> {
             }
         }
     }
-    // What fits into less also fits into more.
+    // A solution for a smaller budget also fits a larger one.
     let mut fastest = f64::INFINITY;
     let mut curve = vec![];
     for solution in solutions.into_iter().rev() {
@@ -111,14 +111,14 @@ pub fn curve(problem: &Problem, effort: Effort) -> Vec<Solution> {
     curve
 }
 
-/// Each budget of a curve is this share of the last peak: the first, until nothing is found, then
-/// the next.
+/// Each budget of a curve is a share of the last peak: the first share until nothing is found, then
+/// the next one.
 const STEPS: [f64; 3] = [0.97, 0.99, 0.997];
-/// What share of a curve's effort each budget has. There may be more budgets, but where they are
-/// close, starts are good.
+/// Each budget gets the effort of the curve divided by this. There may be more budgets, but if they
+/// are close, starts are good.
 const N_POINTS: u64 = 10;
 
-/// The reruns that are allowed; of a problem that is too large to enumerate, some of them.
+/// The allowed reruns; for a problem that is too large to enumerate, only some of them.
 fn possible(problem: &Problem) -> Vec<Rerun> {
     let mut possible = vec![];
     for line in 0..problem.nodes.len() as u32 {
@@ -139,7 +139,7 @@ fn possible(problem: &Problem) -> Vec<Rerun> {
 pub(super) fn enumerate(problem: &Problem, budget: u64, possible: &[Rerun]) -> Option<Solution> {
     let mut profile = Profile::new(problem);
     let mut best: Option<(f64, Vec<Rerun>)> = None;
-    // Gray's order: one rerun comes or goes at a time.
+    // Gray's order: each step adds or removes one rerun.
     for set in 1..=1u64 << possible.len() {
         let beaten = best
             .as_ref()
@@ -160,7 +160,7 @@ struct Priced {
     value: u32,
 }
 impl Ord for Priced {
-    /// The cheapest is the greatest.
+    /// The cheapest one is the maximum.
     fn cmp(&self, other: &Priced) -> Ordering {
         other
             .price
@@ -184,22 +184,22 @@ struct Search<'a> {
     problem: &'a Problem,
     budget: i64,
     profile: Profile<'a>,
-    /// What was toggled since the last accepted set.
+    /// The reruns that were toggled since the last accepted set.
     trail: Vec<Rerun>,
-    /// Elementary steps so far, and after how many a fill gives up.
+    /// Elementary steps so far, and the number after which a fill gives up.
     steps: u64,
     limit: u64,
     random: u64,
-    /// How wrong times are: 0 for not at all.
+    /// The size of the errors in times; 0 means none.
     noise: f64,
-    /// Distinguishes the errors of one change from those of another.
+    /// Distinguishes the errors of different changes.
     salt: u64,
-    /// The going price, µs per byte, at which operands are held rather than computed again.
+    /// The current price, µs per byte, at which operands are held instead of computed again.
     price: f64,
-    /// Reruns may stand before lines that still have their operands, rather than directly before
-    /// the next read.
+    /// Whether reruns may come before lines at which their operands are still in memory, instead of
+    /// directly before the next read.
     early: bool,
-    /// The nodes of the cascade asked for last.
+    /// The nodes of the last computed cascade.
     cascade: Vec<u32>,
     /// Marks of the nodes in it.
     mark: Vec<u64>,
@@ -216,7 +216,7 @@ struct Best {
     reruns: Vec<Rerun>,
 }
 
-/// A cascade longer than this is not asked further.
+/// Longer cascades are dropped.
 const LONGEST_CASCADE: usize = 200;
 
 impl<'a> Search<'a> {
@@ -255,7 +255,7 @@ impl<'a> Search<'a> {
                 .map(|choice| cut::lay(problem, line, &choice))
                 .unwrap_or_default()
         };
-        // The best starts first: a short search does not reach the last ones.
+        // The best starts come first, because a short search does not reach the last ones.
         let mut all = vec![laid(known.fits), laid(known.above)];
         all.extend_from_slice(starts);
         all.push(vec![]);
@@ -282,7 +282,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// How far the present set's peak is above the budget, and its time: less is better.
+    /// The bytes of the current set's peak above the budget, and its time: less is better.
     fn score(&self) -> (i64, f64) {
         (
             (self.profile.peak() - self.budget).max(0),
@@ -290,7 +290,7 @@ impl<'a> Search<'a> {
         )
     }
 
-    /// Notes the present set if it is the best so far.
+    /// Records the current set if it is the best so far.
     fn note(&mut self) {
         let (above, micros) = self.score();
         if self.best.as_ref().is_none_or(|best| {
@@ -304,7 +304,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Makes a set the present one.
+    /// Makes a set the current one.
     fn set(&mut self, reruns: &[Rerun]) {
         for rerun in self.profile.reruns().to_vec() {
             self.profile.toggle(rerun);
@@ -337,7 +337,7 @@ impl<'a> Search<'a> {
         (self.next() % n as u64) as usize
     }
 
-    /// What a node is said to take, µs.
+    /// The time of a node including its error, µs.
     fn micros(&self, node: u32) -> f64 {
         let micros = self.problem.nodes[node as usize].micros;
         if self.noise == 0.0 {
@@ -347,7 +347,7 @@ impl<'a> Search<'a> {
         micros * (1.0 + self.noise * unit(bits)) / (1.0 + self.noise * unit(scramble(bits)))
     }
 
-    /// Lowers the peak to the budget, or as far as it can.
+    /// Lowers the peak to the budget, or as far as possible.
     fn fill(&mut self) {
         let most = self.profile.reruns().len() + 2 * self.problem.nodes.len() + 64;
         loop {
@@ -372,7 +372,7 @@ impl<'a> Search<'a> {
                 if bytes <= self.budget {
                     break;
                 }
-                // What was cut since may have changed the price.
+                // Later cuts may have changed the price.
                 let Some((price, line)) = self.ask(value, at) else {
                     continue;
                 };
@@ -398,8 +398,8 @@ impl<'a> Search<'a> {
     }
 
     /// The price, µs per byte, of cutting a value that is idle at a step, and the line before which
-    /// it would be recomputed. The nodes that would run are left in `cascade`. `None` if it is not
-    /// idle there, or if cutting it frees nothing.
+    /// it would be recomputed. Writes the nodes that would run to `cascade`. `None` if the value is
+    /// not idle there, or if cutting it frees nothing.
     fn ask(&mut self, value: u32, at: Step) -> Option<(f64, u32)> {
         let data = self.problem.values[value as usize];
         if data.bytes == 0 {
@@ -431,8 +431,8 @@ impl<'a> Search<'a> {
         (0 < freed).then(|| (micros / freed as f64, rerun.line))
     }
 
-    /// The last line after a step, and before that of a rerun, before which the rerun would find
-    /// its operands there.
+    /// The last line after a step, and before the line of a rerun, at which the operands of the
+    /// rerun are still in memory.
     fn early(&self, rerun: Rerun, at: Step) -> Option<u32> {
         let Rerun { line, node } = rerun;
         let ends = self.problem.nodes[node as usize]
@@ -473,7 +473,7 @@ impl<'a> Search<'a> {
                 } else {
                     held as f64 * self.price
                 };
-            // Holding extends its life. Where it was in memory already, this counts half.
+            // Holding extends its life. Bytes count less if the value is already in memory there.
             let holding = if self.price.is_infinite() {
                 f64::INFINITY
             } else {
@@ -508,8 +508,8 @@ impl<'a> Search<'a> {
         Some((micros, held))
     }
 
-    /// Takes reruns back, slowest first, where the peak stays within the budget, or is no higher
-    /// than it was. Asks at most `most` of them.
+    /// Removes reruns, slowest first, if the peak stays within the budget or does not rise. Tries
+    /// at most `most` of them.
     fn thin(&mut self, most: usize) {
         let limit = self.budget.max(self.profile.peak());
         let mut reruns: Vec<(f64, Rerun)> = if self.profile.reruns().len() <= most {
@@ -540,7 +540,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Takes some reruns away and fills again, over and over.
+    /// Repeatedly removes some reruns and fills again.
     fn change(&mut self, effort: Effort, going: f64) {
         let mut rounds = 0;
         while self.steps < effort.steps {
@@ -568,7 +568,7 @@ impl<'a> Search<'a> {
         log::debug!("{rounds} changes, {} steps", self.steps);
     }
 
-    /// Takes a few reruns away, or adds some.
+    /// Removes a few reruns, or adds some.
     fn ruin(&mut self) {
         let problem = self.problem;
         let mut out: Vec<Rerun> = vec![];
@@ -582,14 +582,14 @@ impl<'a> Search<'a> {
                     line: first.line,
                     node,
                 })),
-                // A node and those that it reads, wherever they run again.
+                // All reruns of a node and of the nodes that it reads.
                 1 => {
                     out.extend(self.profile.reruns_of(first.node));
                     for &read in &problem.nodes[first.node as usize].reads {
                         out.extend(self.profile.reruns_of(problem.values[read as usize].maker));
                     }
                 }
-                // Anything.
+                // Random reruns.
                 2 => {
                     out.push(first);
                     for _ in 0..self.below(4) {
@@ -598,12 +598,12 @@ impl<'a> Search<'a> {
                 }
                 // Cut another value, and remove reruns that become unnecessary.
                 3 => out = self.one_more(),
-                // One away, and another value is cut.
+                // Removes one rerun, and cuts another value.
                 4 => {
                     out = self.one_more();
                     out.push(first);
                 }
-                // One moves to a line nearby.
+                // Moves one rerun to a line nearby.
                 _ => {
                     let line =
                         (first.line + self.below(2 * NEARBY) as u32).saturating_sub(NEARBY as u32);
@@ -621,13 +621,13 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Some rerun.
+    /// A random rerun.
     fn pick(&mut self) -> Rerun {
         let pick = self.below(self.profile.reruns().len());
         self.profile.reruns()[pick]
     }
 
-    /// The reruns that cut some value where the memory is fullest.
+    /// The reruns that cut a value at the fullest step.
     fn one_more(&mut self) -> Vec<Rerun> {
         let at = self.profile.peak_step();
         for _ in 0..20 {
@@ -644,18 +644,18 @@ impl<'a> Search<'a> {
     }
 }
 
-/// The weight of operands that are in memory at the fullest step already and are held longer.
+/// The weight of operands that are already in memory at the fullest step and are held longer.
 const HELD_LATER: f64 = 0.25;
-/// Steps, for each node, that a start may take: where there is a solution, three are enough.
+/// The most steps of a start, for each node. If a solution exists, three are enough.
 const FILL: u64 = 5;
-/// So many values looked at, most of which are not there, count as one elementary step.
+/// The number of examined values that count as one elementary step. Most of them are not in memory.
 const LOOKS: u64 = 16;
-/// How many lines a rerun moves at most.
+/// The most lines by which a rerun moves.
 const NEARBY: usize = 4;
-/// Reruns that are asked after a change whether they are still needed.
+/// The most reruns that are checked after a change whether they are still needed.
 const THIN: usize = 600;
 
-/// A number's bits, mixed (splitmix64: Steele, Lea and Flood 2014).
+/// Mixes the bits of a number (splitmix64: Steele, Lea and Flood 2014).
 fn scramble(bits: u64) -> u64 {
     let bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -87,8 +87,8 @@ proptest! {
         }
     }
 
-    /// On problems that are small enough to try every set, the answer is the fastest that fits, and
-    /// the bound is no higher.
+    /// For problems that are small enough to try every set, the result is the fastest set that
+    /// fits, and the bound is not higher.
     #[test]
     fn small_problems_are_solved(problem in problems(2..6), share in 0.3f64..1.0) {
         let budget = (evaluate(&problem, &[]).peak as f64 * share) as u64;
@@ -104,7 +104,7 @@ proptest! {
         }
     }
 
-    /// Whatever is found fits, is no faster than the bound, and is found again.
+    /// Every solution fits, is not faster than the bound, and is the same in a second run.
     #[test]
     fn solutions_fit(problem in problems(8..60), share in 0.2f64..1.0) {
         let budget = (evaluate(&problem, &[]).peak as f64 * share) as u64;
@@ -214,7 +214,8 @@ fn chain(n: u32) -> Problem {
     .expect("a chain")
 }
 
-/// A chain of 16: every second value of some is dropped, and computed again from the one before it.
+/// A chain of 16: in a part of it, every second value is dropped, and computed again from the one
+/// before it.
 #[test]
 fn a_chain_drops_every_second() {
     let problem = chain(16);
@@ -224,8 +225,8 @@ fn a_chain_drops_every_second() {
     assert_eq!(solution.micros, 32.0 + 6.0);
 }
 
-/// A rerun makes all of a node's results: both of a pair are dropped and come back for the time of
-/// one run.
+/// A rerun makes all of a node's results: both values of a pair are dropped, and come back for the
+/// time of one run.
 #[test]
 fn a_rerun_restores_every_result() {
     let value = |bytes, maker, kept| Value { bytes, maker, kept };
@@ -254,7 +255,8 @@ fn a_rerun_restores_every_result() {
     assert_eq!((solution.peak, solution.micros), (82, 25.0));
 }
 
-/// What may not run again is kept, and a problem that needs it has no solution.
+/// A node that may not run again keeps its value, and a problem that needs its rerun has no
+/// solution.
 #[test]
 fn what_may_not_run_again_stays() {
     let mut problem = chain(8);
@@ -273,7 +275,7 @@ fn what_may_not_run_again_stays() {
     assert_eq!(lower_bound(&problem, 10), f64::INFINITY);
 }
 
-/// Problems that mean nothing are refused.
+/// Invalid problems are refused.
 #[test]
 fn malformed_problems_are_refused() {
     let node = Node {
@@ -320,7 +322,7 @@ fn malformed_problems_are_refused() {
     }
 }
 
-/// Nothing at all needs no memory and no time.
+/// An empty problem needs no memory and no time.
 #[test]
 fn an_empty_problem_is_solved() {
     let problem = Problem::new(vec![], vec![], vec![]).expect("an empty problem");

@@ -18,7 +18,7 @@ pub enum Budget {
 }
 
 ir::named! {
-    /// What computes.
+    /// The kind of kernels.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     pub enum Kernels {
@@ -46,13 +46,13 @@ pub struct Options {
     pub update: Update,
     /// The number of chunks of rows of the loss.
     pub loss_chunks: Chunks,
-    /// What computes.
+    /// The kind of kernels.
     pub kernels: Kernels,
     /// The budget.
     pub budget: Budget,
     /// The limit of the host's pool, bytes; the figure of the device file if absent.
     pub host: Option<u64>,
-    /// Who decides.
+    /// The planner.
     pub planner: Planner,
     /// Whether other budgets are planned too.
     pub extent: Extent,
@@ -72,7 +72,7 @@ impl Options {
 }
 
 ir::named! {
-    /// Who decides.
+    /// The planner.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub enum Planner {
         /// The best plan of all planners.

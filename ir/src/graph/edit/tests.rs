@@ -11,7 +11,7 @@ fn op(name: &str) -> Op {
     Op::new(name, []).unwrap()
 }
 
-/// `x -> y = exp(x) -> z = neg(y)`, which leaves `z`.
+/// `x -> y = exp(x) -> z = neg(y)`, with the output `z`.
 fn chain() -> Graph {
     let mut graph = Graph::new("chain");
     let x = graph.add_input("x", f32s(&[4]));

@@ -1,9 +1,9 @@
-//! Which elements an op of a body makes one of: the only place where bodies tell ops apart.
+//! Which elements an op of a body combines. Only here do bodies distinguish ops.
 
 use crate::op::Op;
 use crate::op::attrs::Reduction;
 
-/// What an op combines. Ops that combine nothing compute each element by itself.
+/// What an op combines. Ops that combine nothing compute each element separately.
 #[derive(Clone, Copy, Debug)]
 pub enum Combines<'a> {
     /// Elements along some dimensions become one.
@@ -19,22 +19,22 @@ pub enum Combines<'a> {
         dims: i64,
         /// The operand that is normalised.
         operand: usize,
-        /// How results and the other operands lie.
+        /// The layout of the results and the other operands.
         kind: Rows<'a>,
     },
     /// Nothing is combined.
     Nothing,
 }
 
-/// How operands and results of a normalisation lie.
+/// The layout of the operands and results of a normalisation.
 #[derive(Clone, Copy, Debug)]
 pub enum Rows<'a> {
     /// `layer_norm`: operands after the first are columns, results after the first are for rows.
     Forward,
-    /// `layer_norm_bwd`: two operands are for rows and those after them columns; the results that
-    /// are not dx are sums over rows.
+    /// `layer_norm_bwd`: two operands are for rows, and the operands after them are columns. The
+    /// results other than dx are sums over rows.
     Backward {
-        /// 1 for each result that is wanted: dx, dw, db.
+        /// 1 for each result that is needed: dx, dw, db.
         mask: &'a [i64],
     },
 }
@@ -60,7 +60,7 @@ impl<'a> Combines<'a> {
                 operand: 1,
                 kind: Rows::Backward { mask: &norm.mask },
             },
-            // A test asks each op that reads whole rows.
+            // A test checks each op that reads whole rows.
             _ => Combines::Nothing,
         }
     }
@@ -69,7 +69,7 @@ impl<'a> Combines<'a> {
 /// The first result of an op that is a sum over rows, if the op may have one.
 pub(super) fn first_sum(op: &Op) -> Option<usize> {
     match Combines::of(op) {
-        // The other reductions are not computed along columns.
+        // Kernels do not compute other reductions along columns.
         Combines::Dims(a) if sums(op) && a.dims.first() == Some(&0) => Some(0),
         Combines::Rows {
             kind: Rows::Backward { mask },

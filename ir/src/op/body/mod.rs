@@ -1,5 +1,5 @@
-//! What one kernel computes: ops in a line over the kernel's operands, whose intermediate values
-//! have no bytes of their own. A [`Body`] is the attribute of the op `fused`.
+//! What one kernel computes: a list of ops over the kernel's operands. Intermediate values have no
+//! bytes. A [`Body`] is the attribute of the op `fused`.
 //!
 //! Values are numbered: first the operands, then the results of all steps in order. A step uses
 //! only values with lower numbers.
@@ -12,7 +12,7 @@ use crate::types::TensorType;
 pub use combine::Combines;
 pub use space::{Along, Axes, Space};
 
-/// A line of ops. Invariant: each step uses values before it, and its op may stand in a body.
+/// A list of ops. Invariant: each step uses only values before it, and its op is allowed in a body.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Body {
     operands: usize,
@@ -28,7 +28,7 @@ pub struct Step {
     pub op: Op,
     /// Numbers of its operands.
     pub inputs: Vec<usize>,
-    /// How many results it has.
+    /// The number of its results.
     pub outputs: usize,
 }
 
@@ -63,8 +63,8 @@ impl Body {
             return Err(BodyError::NoResults);
         }
 
-        // A sum over rows is written at the end, by another part of the kernel than what reads
-        // operands of its size.
+        // A sum over rows is written at the end, by another part of the kernel than the part that
+        // reads operands of its size.
         let elementwise = (0..results.len()).filter(|&j| !summed.contains(&results[j]));
         let tables = space::tables(&steps);
         let read = (0..operands)
@@ -94,7 +94,7 @@ impl Body {
     }
     /// The (operand, result) pairs that may share their bytes, if their types are equal: an element
     /// of a result is written after the operands' elements at its place were read. Options are not
-    /// among them: every element reads the same ones.
+    /// among the pairs, because every element reads all options.
     pub fn inplace(&self) -> &[(usize, usize)] {
         &self.inplace
     }
@@ -108,7 +108,7 @@ impl Body {
         }
         types(&self.steps, operands.iter().copied())
     }
-    /// Where its kernel runs, over operands of these types.
+    /// The rows and columns of its kernel, for operands of these types.
     pub fn space(&self, operands: &[&TensorType]) -> Result<Space, SpaceError> {
         Space::new(
             &self.steps,
@@ -116,7 +116,7 @@ impl Body {
             &operands.iter().map(|&ty| ty.clone()).collect::<Vec<_>>(),
         )
     }
-    /// Types of the results. It is an error, too, if no kernel goes over such values row by row.
+    /// Types of the results. It is also an error if no kernel can process such values row by row.
     pub fn infer(&self, operands: &[&TensorType]) -> Result<Vec<TensorType>, BodyError> {
         let types = self.types(operands)?;
         self.space(operands)?;
@@ -146,7 +146,7 @@ impl Body {
 }
 
 impl Step {
-    /// Whether this may be step `step` of a body, after a number of values.
+    /// Checks that this may be step `step` of a body, with `before` values before it.
     fn check(&self, step: usize, before: usize) -> Result<(), BodyError> {
         let op = self.op.name();
         if self.op.facts().access == Access::Whole && !self.op.is_alias() {

@@ -1,32 +1,33 @@
 //! The rows and columns over which a kernel runs.
 //!
-//! Before: steps and the types of their operands. After: a [`Space`], if one exists: over which
-//! axes each value varies. A generator of kernels goes over such a space row by row, and reads
-//! operands where they lie.
+//! Before: steps and the types of their operands. After: a [`Space`], if one exists. It says over
+//! which axes each value varies. A generated kernel runs over such a space row by row, and reads
+//! operands at their places.
 //!
-//! The widest values of a body give the axes: their dimensions, cut where any of them is cut, so
-//! that `[B,S,D]` and its reshape `[B*S,D]` are B, S and D both. A value that is not the widest
-//! varies over some of the axes and is repeated along the others. Which ones follows from the ops
-//! that use it. Then neighbouring axes over which the same values vary become one, the last is
-//! the columns, and the others are the rows.
+//! The widest values of a body give the axes. These are their dimensions, split wherever one of the
+//! values splits them: `[B,S,D]` and its reshape `[B*S,D]` both have the axes B, S and D. A
+//! narrower value varies over some of the axes and is repeated along the others. The ops that use
+//! it determine which. Then neighbouring axes are merged if the same values vary over them. The
+//! last axis is the columns, and the others are the rows.
 
 use super::Step;
 use super::combine::{Combines, Rows, sums};
 use crate::op::{SpaceError, broadcast_shapes};
 use crate::types::TensorType;
 
-/// A set of axes, a bit each.
+/// A set of axes, one bit per axis.
 pub type Axes = u64;
 
-/// Rows and columns, and what is computed at each of them.
+/// Rows and columns, and the values that are computed over them.
 ///
-/// An operand may be read in several ways, along rows here and along columns there, so each reading
-/// is a value of its own: values are the operands, the steps' results in order, and the readings.
+/// An operand may be read in several ways, for example along rows by one step and along columns by
+/// another. So each reading is a separate value. The values are the operands, the steps' results in
+/// order, and the readings.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Space {
     /// Sizes of the axes that make up the rows, outermost first, and the columns last.
     pub sizes: Vec<u64>,
-    /// The steps that the results need, whose inputs are readings for operands.
+    /// The steps that the results need. Their inputs are readings instead of operands.
     pub steps: Vec<Step>,
     /// The results' numbers.
     pub results: Vec<usize>,
@@ -34,17 +35,19 @@ pub struct Space {
     pub types: Vec<TensorType>,
     /// The readings: value and operand.
     pub reads: Vec<(usize, usize)>,
-    /// Operands of which single elements are read: options of optimizers, states of random numbers.
+    /// Operands of which only single elements are read: options of optimizers, states of random
+    /// numbers.
     pub tables: Vec<usize>,
-    /// For each value: over which axes it varies.
+    /// For each value: the axes over which it varies.
     varies: Vec<Axes>,
-    /// For each value: whether it is a sum over rows, which is known after the last one.
+    /// For each value: whether it is a sum over rows. Such a value is known only after the last
+    /// row.
     summed: Vec<bool>,
 }
 
 /// The most parts of sums over rows: each has a row of partial sums.
 const MOST_SUMS: u64 = 32;
-/// The fewest rows of such a part, but for the last.
+/// The fewest rows of such a part, except the last.
 const SUMMED_ROWS: u64 = 16;
 
 /// What an op combines.
@@ -59,8 +62,8 @@ pub enum Along {
 }
 
 impl Space {
-    /// The space of the steps that the results need, over operands of these types. The message says
-    /// what does not fit into one.
+    /// The space of the steps that the results need, for operands of these types. The error says
+    /// what does not fit.
     pub fn new(
         steps: &[Step],
         results: &[usize],
@@ -130,8 +133,8 @@ impl Space {
         }
         Ok(summed)
     }
-    /// Into how many rows each, and how many parts, the rows are cut for sums over rows: each part
-    /// has its own sums, which are added up in order.
+    /// For sums over rows, the rows are cut into parts: the number of rows in each, and the number
+    /// of parts. Each part has its own sums, which are added up in order.
     pub fn parts(&self) -> (u64, u64) {
         let rows = self.rows();
         let each = rows
@@ -157,11 +160,11 @@ impl Space {
             .map(|&v| self.partial_bytes(v))
             .sum()
     }
-    /// How many columns.
+    /// The number of columns.
     pub fn columns(&self) -> u64 {
         self.sizes[self.sizes.len() - 1]
     }
-    /// How many rows.
+    /// The number of rows.
     pub fn rows(&self) -> u64 {
         self.sizes[..self.sizes.len() - 1].iter().product()
     }
@@ -179,12 +182,12 @@ impl Space {
         let rows: Axes = (1 << last) - 1;
         self.varies[v] & rows == rows
     }
-    /// Over which axes value `v` varies.
+    /// The axes over which value `v` varies.
     pub fn axes(&self, v: usize) -> Axes {
         self.varies[v]
     }
-    /// The strides of what varies over these axes along those of the rows, in elements; 0 where it
-    /// is repeated.
+    /// The strides along the axes of the rows, in elements, of a value that varies over `axes`; 0
+    /// where it is repeated.
     pub fn strides(&self, axes: Axes) -> Vec<u64> {
         let last = self.sizes.len() - 1;
         let mut stride = if axes >> last & 1 == 1 {
@@ -201,7 +204,7 @@ impl Space {
         }
         strides
     }
-    /// What a step that combines elements goes along.
+    /// What a step that combines elements combines.
     pub fn along(&self, step: &Step, result: usize) -> Along {
         match Combines::of(&step.op) {
             Combines::Dims(_) => {
@@ -219,7 +222,7 @@ impl Space {
     }
 }
 
-/// The steps that results need, and the results' numbers among these.
+/// The steps that the results need, and the results' new numbers.
 fn needed(steps: &[Step], results: &[usize], operands: usize) -> (Vec<Step>, Vec<usize>) {
     let values = operands + steps.iter().map(|step| step.outputs).sum::<usize>();
     let mut wanted = vec![false; values];
@@ -248,7 +251,7 @@ fn needed(steps: &[Step], results: &[usize], operands: usize) -> (Vec<Step>, Vec
     (kept, results.iter().map(|&v| number[v]).collect())
 }
 
-/// The axes' sizes, and over which of them each value varies.
+/// The sizes of the axes, and the axes over which each value varies.
 fn find(
     steps: &[Step],
     types: &[TensorType],
@@ -275,7 +278,7 @@ fn find(
     };
     for (v, ty) in types.iter().enumerate() {
         if v < operands || tables.contains(&v) {
-            // Operands are read as values of their own.
+            // Operands are read through readings, which are separate values.
             finder.varies[v] = Some(0);
         } else if ty.numel() == full {
             finder.varies[v] = Some(all);
@@ -283,8 +286,8 @@ fn find(
             finder.varies[v] = Some(0);
         }
     }
-    // Each round settles a value, or is the last. What takes part in nothing wide varies as it
-    // would there.
+    // Each round settles a value, or is the last. A value that no wide value depends on is settled
+    // as if it were broadcast.
     loop {
         while finder.round(steps, operands)? {}
         if !finder.guess()? {
@@ -298,8 +301,8 @@ fn find(
     merged(&axes, &varies, cut)
 }
 
-/// Neighbouring axes that the same values vary over as one, except where the columns begin: sizes,
-/// and over which of the merged axes each value varies.
+/// Merges neighbouring axes if the same values vary over them, but not across the start of the
+/// columns. Returns sizes, and the merged axes over which each value varies.
 fn merged(
     axes: &[u64],
     varies: &[Axes],
@@ -332,7 +335,7 @@ fn merged(
     Ok((groups.iter().map(|g| g.0).collect(), varies))
 }
 
-/// Values of which single elements are read: options of optimizers, states of random numbers.
+/// Values of which only single elements are read: options of optimizers, states of random numbers.
 pub(super) fn tables(steps: &[Step]) -> Vec<usize> {
     let mut tables = vec![];
     for step in steps {
@@ -345,7 +348,7 @@ pub(super) fn tables(steps: &[Step]) -> Vec<usize> {
 
 /// The sizes, outermost first, into which all of these shapes can be cut.
 fn axes<'a>(types: impl Iterator<Item = &'a TensorType>) -> Result<Vec<u64>, SpaceError> {
-    // How many elements there are from a cut on.
+    // The number of elements after each cut.
     let mut cuts = std::collections::BTreeSet::from([1]);
     for ty in types {
         let mut product = 1;
@@ -398,7 +401,7 @@ impl Finder<'_> {
             Some(_) => Err(SpaceError::RowsAndColumns),
         }
     }
-    /// Settles what `v` varies over where it is broadcast to the widest shape `to`.
+    /// Settles the axes of `v`, which is broadcast to the widest shape `to`.
     fn broadcast(&mut self, v: usize, to: &[u64]) -> Result<bool, SpaceError> {
         let dims = self.dims(to);
         let shape = self.types[v].shape();
@@ -413,8 +416,8 @@ impl Finder<'_> {
             .fold(0, |set, (i, _)| set | dims[missing + i]);
         self.settle(v, axes)
     }
-    /// Settles a value that is not, as if it were broadcast to one of the widest; true if there was
-    /// one.
+    /// Settles a value that is not settled yet, as if it were broadcast to a widest value. True if
+    /// one was settled.
     fn guess(&mut self) -> Result<bool, SpaceError> {
         let types = self.types;
         let Some(v) = self.varies.iter().position(Option::is_none) else {
@@ -430,7 +433,7 @@ impl Finder<'_> {
             None => Ok(false),
         }
     }
-    /// Goes through the steps; true if a value was settled.
+    /// Processes all steps; true if a value was settled.
     fn round(&mut self, steps: &[Step], operands: usize) -> Result<bool, SpaceError> {
         let mut news = false;
         let mut at = operands;
@@ -443,7 +446,7 @@ impl Finder<'_> {
     fn is_full(&self, v: usize) -> bool {
         self.varies[v] == Some(self.all)
     }
-    /// Settles what a step says of its operands and results, of which `at` is the first.
+    /// Settles what a step determines about its operands and results. `at` is its first result.
     fn step(&mut self, step: &Step, at: usize) -> Result<bool, SpaceError> {
         match Combines::of(&step.op) {
             Combines::Dims(reduction) => {
@@ -529,7 +532,8 @@ impl Finder<'_> {
             }
             return Ok(news);
         }
-        // Narrower than the widest: all its values vary over the same axes, or over none.
+        // For a step that is narrower than the widest, all values vary over the same axes, or over
+        // none.
         let n = types[at].numel();
         let group: Vec<usize> = inputs
             .chain(at..at + step.outputs)
@@ -545,7 +549,7 @@ impl Finder<'_> {
         }
         Ok(news)
     }
-    /// The axis at which the columns begin, if a step says so. All that do should agree.
+    /// The axis at which the columns begin, if a step determines it. All such steps should agree.
     fn cut(&self, steps: &[Step], operands: usize) -> Result<Option<usize>, SpaceError> {
         let mut cut = None;
         let mut at = operands;
@@ -560,8 +564,8 @@ impl Finder<'_> {
         }
         Ok(cut)
     }
-    /// The first axis of the columns, as a step that combines whole rows or whole columns has them.
-    /// `None` if it combines nothing.
+    /// The first axis of the columns for a step that combines whole rows or whole columns. `None`
+    /// if it combines nothing.
     fn columns(&self, step: &Step, at: usize) -> Result<Option<usize>, SpaceError> {
         let x = step.inputs.first().copied();
         let shape = |x: Option<usize>| self.types[x.expect("it should have operands")].shape();
@@ -606,8 +610,8 @@ impl Finder<'_> {
 mod tests {
     use crate::text::parse_graph;
 
-    /// The space of the only node of a graph, in short: sizes, then each reading's strides along
-    /// the rows, and `c` if it has an element a column; or why there is none.
+    /// The space of the only node of a graph, as text: sizes, then each reading's strides along the
+    /// rows, and `c` if it has an element for each column; or the error.
     fn space(text: &str) -> String {
         let graph = match parse_graph(text) {
             Ok(graph) => graph,
@@ -685,8 +689,8 @@ mod tests {
 
     #[test]
     fn a_row_is_not_read_as_columns() {
-        // Row sums [3] of [3,3], added to [3,3] as if they were a row: right as a graph, no kernel
-        // of one pass over rows.
+        // Row sums [3] of [3,3] are added to [3,3] as if they were a row. The graph is right, but
+        // no kernel can compute it in one pass over rows.
         let text = "graph g {\n input %a : f32[3,3]\n fwd - %y = fused %a body={%1 = sum %0 \
             dims=[1] keepdim=false | %2 = add %0, %1 | %2} : f32[3,3]\n output y = %y\n}";
         assert_eq!(
