@@ -419,7 +419,7 @@ pub fn generated(
         .iter()
         .map(|&v| graph.values[v].ty.clone())
         .collect();
-    match kernel(&data.op, &types, target) {
+    match kernel(&data.op, &types, target, scratch) {
         Ok(kernel) if kernel.scratch_bytes <= scratch => Ok(Some(kernel)),
         Ok(kernel) if is_group => Err(Error::Scratch {
             node: name(),
@@ -434,13 +434,22 @@ pub fn generated(
     }
 }
 
-/// The kernel of one op for a target: made from instructions, or, for a GPU, one that is written
-/// for it.
-pub fn kernel(op: &Op, operands: &[TensorType], target: &Target) -> Result<Generated, Unsupported> {
-    if target.is_gpu() && !op.facts().may_be_generated() && op.body().is_none() {
-        return device::kernel(op, operands);
+/// The kernel of one op for a target: made from instructions; or, for a GPU, one that is written
+/// for the op, if there is no other that does with `scratch` bytes of scratch.
+pub fn kernel(
+    op: &Op,
+    operands: &[TensorType],
+    target: &Target,
+    scratch: u64,
+) -> Result<Generated, Unsupported> {
+    let made = kernels::generate_op(op, operands, target);
+    let fits = made
+        .as_ref()
+        .is_ok_and(|made| made.scratch_bytes <= scratch);
+    if fits || !target.is_gpu() || op.body().is_some() {
+        return made;
     }
-    kernels::generate_op(op, operands, target)
+    device::kernel(op, operands).or(made)
 }
 
 /// A kernel as artifacts have it, whose object has a number, for operands and results of given

@@ -14,6 +14,10 @@ use DType::{BF16, Bool, F16, F32, F64, I32, I64, U8};
 /// Exactly the same.
 const SAME: Close = Close::Ulps(0.0);
 
+/// Exactly the same, of numbers whose sums are none of infinities: cases need a processor with
+/// fused multiply-adds.
+const PRODUCT: Close = Close::OfLargest(0.0);
+
 /// Collects ops with their operands.
 struct Wishes {
     all: Vec<Wanted>,
@@ -94,8 +98,14 @@ pub(crate) fn cases(target: &Target) -> Vec<Case> {
     losses(&mut wishes);
     random(&mut wishes);
     functions(&mut wishes);
+    lines(&mut wishes);
+    reductions(&mut wishes);
+    norms(&mut wishes);
+    windows(&mut wishes);
+    products(&mut wishes);
+    attention(&mut wishes);
     let generate = |wanted: &Wanted| {
-        codegen::kernel(&wanted.op, &types(wanted), target)
+        codegen::kernel(&wanted.op, &types(wanted), target, scratch(wanted))
             .unwrap_or_else(|e| panic!("{e}: {:?}", types(wanted)))
     };
     let generated: Vec<Generated> = wishes.all.iter().map(generate).collect();
@@ -109,6 +119,14 @@ pub(crate) fn cases(target: &Target) -> Vec<Case> {
         cases.push(case(wanted, generated, ptx, &outs, &expected));
     }
     cases
+}
+
+/// The scratch that a plan has for it.
+fn scratch(wanted: &Wanted) -> u64 {
+    let types = types(wanted);
+    let outs = results(&wanted.op, &types);
+    let types: Vec<&TensorType> = types.iter().collect();
+    wanted.op.work(&types, &outs).scratch
 }
 
 fn moves(w: &mut Wishes) {
@@ -390,4 +408,231 @@ fn functions(w: &mut Wishes) {
     let ins = vec![w.of_numbers(F32, &[3], &[1e6, -3.3e9, 1e12])];
     w.of("sin", &[], ins.clone(), Close::Ulps(1.0));
     w.of("cos", &[], ins, Close::Ulps(1.0));
+}
+
+fn lines(w: &mut Wishes) {
+    for (dtype, dim) in [(F32, 1), (BF16, 0), (F64, 2), (I32, 1), (U8, 2)] {
+        let x = ty(dtype, &[3, 17, 5]);
+        w.on(
+            "cumsum",
+            &[("dim", Attr::Int(dim))],
+            std::slice::from_ref(&x),
+            SAME,
+        );
+        for (n, largest) in [(1, true), (3, false), (0, true)] {
+            let attrs = [
+                ("dim", Attr::Int(dim)),
+                ("k", Attr::Int(n)),
+                ("largest", Attr::Bool(largest)),
+            ];
+            w.on("topk", &attrs, std::slice::from_ref(&x), SAME);
+        }
+    }
+    let attrs = [
+        ("dim", Attr::Int(0)),
+        ("k", Attr::Int(2)),
+        ("largest", Attr::Bool(true)),
+    ];
+    w.on("topk", &attrs, &[ty(F32, &[2])], SAME);
+}
+
+/// Those that kernels made from instructions need scratch for, or cannot compute.
+fn reductions(w: &mut Wishes) {
+    let over = |dims: &[i64]| [("dims", ints(dims)), ("keepdim", Attr::Bool(false))];
+    for dtype in [F32, BF16, F64, I32] {
+        w.on(
+            "sum",
+            &over(&[0]),
+            &[ty(dtype, &[301, 35])],
+            Close::OfLargest(64.0),
+        );
+        w.on(
+            "sum",
+            &over(&[0, 2]),
+            &[ty(dtype, &[3, 5, 7])],
+            Close::OfLargest(1.0),
+        );
+        w.on("sum", &over(&[1]), &[ty(dtype, &[3, 0, 7])], SAME);
+        w.on("amax", &over(&[0]), &[ty(dtype, &[9, 40])], SAME);
+        w.on("amin", &over(&[0, 2]), &[ty(dtype, &[3, 5, 7])], SAME);
+    }
+    w.on(
+        "mean",
+        &over(&[0]),
+        &[ty(BF16, &[300, 3])],
+        Close::OfLargest(1.0),
+    );
+    w.on("any", &over(&[0]), &[ty(F32, &[300, 3])], SAME);
+    w.on("any", &over(&[1]), &[ty(Bool, &[2, 3, 3])], SAME);
+}
+
+fn norms(w: &mut Wishes) {
+    for (dtype, shape) in [
+        (F32, [3, 5, 4, 7]),
+        (BF16, [2, 3, 9, 1]),
+        (F64, [1, 2, 1, 1]),
+    ] {
+        let x = ty(dtype, &shape);
+        let channels = ty(dtype, &shape[1..2]);
+        let close = Close::OfLargest(2.0);
+        let ins = [x.clone(), channels.clone(), channels.clone()];
+        w.on("batch_norm", &[("eps", Attr::Float(1e-5))], &ins, close);
+        let mut ins = vec![x.clone(), x];
+        ins.extend(vec![channels; 3]);
+        for mask in [[1, 1, 1], [0, 1, 0], [1, 0, 1]] {
+            w.on("batch_norm_bwd", &[("mask", ints(&mask))], &ins, close);
+        }
+    }
+}
+
+fn windows(w: &mut Wishes) {
+    for (dtype, ceil) in [(F32, true), (BF16, false), (I32, false)] {
+        let attrs = [
+            ("ceil", Attr::Bool(ceil)),
+            ("dilation", ints(&[1, 2])),
+            ("kernel", ints(&[3, 2])),
+            ("padding", ints(&[1, 0])),
+            ("stride", ints(&[2, 1])),
+        ];
+        w.on("max_pool2d", &attrs, &[ty(dtype, &[2, 3, 6, 7])], SAME);
+    }
+    for dtype in [F32, BF16] {
+        let ins = vec![
+            w.small(dtype, &[2, 3, 4, 5]),
+            w.indices(I64, &[2, 3, 4, 5], [0, 12]),
+        ];
+        w.of(
+            "max_pool2d_bwd",
+            &[("shape", ints(&[2, 3, 3, 4]))],
+            ins,
+            SAME,
+        );
+    }
+    let of = |groups, lists: [&[i64]; 3]| {
+        [
+            ("dilation", ints(lists[0])),
+            ("groups", Attr::Int(groups)),
+            ("padding", ints(lists[1])),
+            ("stride", ints(lists[2])),
+        ]
+    };
+    let lines: [&[i64]; 3] = [&[1], &[2], &[3]];
+    // The type, the groups, the lists of attributes, and the shapes of x and w.
+    type Case = (
+        DType,
+        i64,
+        [&'static [i64]; 3],
+        &'static [u64],
+        &'static [u64],
+    );
+    let cases: [Case; 4] = [
+        (
+            F32,
+            1,
+            [&[1, 1], &[1, 1], &[1, 1]],
+            &[2, 3, 5, 6],
+            &[4, 3, 3, 3],
+        ),
+        (
+            F32,
+            2,
+            [&[2, 1], &[0, 2], &[2, 3]],
+            &[1, 4, 7, 5],
+            &[6, 2, 3, 2],
+        ),
+        (BF16, 1, lines, &[2, 3, 10], &[2, 3, 3]),
+        (
+            F64,
+            3,
+            [&[1, 1], &[0, 0], &[1, 1]],
+            &[1, 3, 3, 3],
+            &[3, 1, 3, 3],
+        ),
+    ];
+    for (dtype, groups, lists, x, weights) in cases {
+        let attrs = of(groups, lists);
+        let close = Close::OfLargest(4.0);
+        let mut ins = vec![ty(dtype, x), ty(dtype, weights)];
+        w.on("convolution", &attrs, &ins, close);
+        let y = results(&op("convolution", &attrs), &ins).remove(0);
+        let backward = [vec![y], ins.clone()].concat();
+        ins.push(ty(dtype, &weights[..1]));
+        w.on("convolution", &attrs, &ins, close);
+        for mask in [[1, 1, 1], [0, 1, 0], [1, 0, 0]] {
+            let attrs = [&attrs[..], &[("mask", ints(&mask))]].concat();
+            w.on("convolution_bwd", &attrs, &backward, close);
+        }
+    }
+}
+
+fn products(w: &mut Wishes) {
+    let flags = |ta, tb| [("ta", Attr::Bool(ta)), ("tb", Attr::Bool(tb))];
+    for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
+        for dtype in [F32, BF16] {
+            let [m, k, n] = [70, 19, 67];
+            let x = ty(dtype, &if ta { [k, m] } else { [m, k] });
+            let y = ty(dtype, &if tb { [n, k] } else { [k, n] });
+            w.on("matmul", &flags(ta, tb), &[x.clone(), y.clone()], PRODUCT);
+            w.on("addmm", &flags(ta, tb), &[ty(dtype, &[n]), x, y], PRODUCT);
+        }
+        let batch = |rows: u64, columns: u64, flipped: bool| {
+            let [a, b] = if flipped {
+                [columns, rows]
+            } else {
+                [rows, columns]
+            };
+            ty(F32, &[3, a, b])
+        };
+        let (x, y) = (batch(5, 33, ta), batch(33, 2, tb));
+        w.on("matmul", &flags(ta, tb), &[x.clone(), y.clone()], PRODUCT);
+        w.on(
+            "addmm",
+            &flags(ta, tb),
+            &[ty(F32, &[3, 5, 2]), x, y],
+            PRODUCT,
+        );
+    }
+    // Sums that are cut.
+    let long = [ty(F32, &[2, 1100]), ty(F32, &[1100, 3])];
+    w.on("matmul", &flags(false, false), &long, PRODUCT);
+    for dtype in [F16, F64, I32, I64, U8] {
+        let ins = [ty(dtype, &[3, 17]), ty(dtype, &[17, 5])];
+        w.on("matmul", &flags(false, false), &ins, PRODUCT);
+    }
+    let none = [ty(F32, &[2, 1]), ty(F32, &[2, 0]), ty(F32, &[0, 3])];
+    w.on("addmm", &flags(false, false), &none, PRODUCT);
+}
+
+fn attention(w: &mut Wishes) {
+    // Batch, heads of q and of k, queries, keys, widths of q and of v; a mask.
+    type Case = (DType, [u64; 7], Option<(DType, &'static [u64])>);
+    let cases: [Case; 6] = [
+        (F32, [2, 2, 2, 5, 7, 6, 3], None),
+        (F32, [1, 4, 2, 6, 6, 16, 16], None),
+        (BF16, [1, 2, 1, 3, 4, 8, 8], None),
+        (F64, [1, 1, 1, 3, 3, 4, 4], None),
+        (F32, [2, 2, 2, 3, 5, 4, 4], Some((F32, &[2, 1, 1, 5]))),
+        (F32, [2, 2, 2, 3, 5, 4, 4], Some((Bool, &[3, 5]))),
+    ];
+    for (dtype, [b, h, g, s, t, d, e], mask) in cases {
+        for causal in [false, true] {
+            let attrs = [("causal", Attr::Bool(causal)), ("scale", Attr::Float(0.3))];
+            let shapes = [[b, h, s, d], [b, g, t, d], [b, g, t, e]];
+            let mut ins = shapes.map(|shape| w.small(dtype, &shape)).to_vec();
+            ins.extend(mask.map(|(dtype, shape)| w.small(dtype, shape)));
+            let close = Close::OfLargest(16.0);
+            // The backward has the forward's results.
+            let of = op("sdpa", &attrs);
+            let types: Vec<TensorType> = ins.iter().map(|(ty, _)| ty.clone()).collect();
+            let outs = results(&of, &types);
+            let tensors: Vec<&OwnedTensor> = ins.iter().map(|(_, tensor)| tensor).collect();
+            let found = crate::code::plain(&of, &tensors, &outs).expect("attention should run");
+            let mut backward = vec![w.small(dtype, &[b, h, s, e])];
+            backward.extend_from_slice(&ins[..3]);
+            backward.extend(outs.into_iter().zip(found));
+            backward.extend_from_slice(&ins[3..]);
+            w.of("sdpa", &attrs, ins, close);
+            w.of("sdpa_bwd", &attrs, backward, close);
+        }
+    }
 }

@@ -126,7 +126,7 @@ fn the_script_reads_what_is_written_for_it() {
         + std::fs::metadata(folder.join("kernels.json"))
             .unwrap()
             .len();
-    assert!(n_bytes < 16 << 20, "{n_bytes} bytes travel");
+    assert!(n_bytes < 32 << 20, "{n_bytes} bytes travel");
     let path = folder.to_str().unwrap();
     if let Some((code, said)) = script(&[path, "--dry-run"]) {
         assert_eq!(code, Some(0), "{said}");

@@ -14,6 +14,7 @@ mod fixtures;
 mod fuse;
 mod fuzz;
 mod gpu;
+mod gpu_models;
 mod kernels;
 mod loss;
 mod mutants;

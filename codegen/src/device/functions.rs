@@ -163,7 +163,7 @@ pub(super) fn cos(k: &mut Kernel<'_>) {
 }
 
 /// e^x, within f64's range; what is beyond it is 0 or an infinity.
-fn exponential(g: &mut Grid, x: Value) -> Value {
+pub(super) fn exponential(g: &mut Grid, x: Value) -> Value {
     let [least, most] = [-746.0, 710.0].map(|x| g.float(x, Kind::F64));
     let low = g.less(x, least);
     let bounded = g.b.select(low, least, x);
@@ -200,7 +200,7 @@ fn exponential(g: &mut Grid, x: Value) -> Value {
 }
 
 /// The logarithm of any number that is not negative.
-fn any_logarithm(g: &mut Grid, x: Value) -> Value {
+pub(super) fn any_logarithm(g: &mut Grid, x: Value) -> Value {
     let [zero, inf, lowest] =
         [0.0, f64::INFINITY, f64::NEG_INFINITY].map(|x| g.float(x, Kind::F64));
     let y = logarithm(g, x);

@@ -184,17 +184,19 @@ impl Grid {
         self.when(first, then);
     }
 
-    /// The numbers that the block's threads have as one, known to all of them: by halves. `room` is
-    /// memory for a number of each thread. The number of threads is a power of two.
+    /// The numbers that the block's threads have as `left`, by halves: thread `i`'s are those of
+    /// the threads whose number leaves the same rest when divided by `left`. All threads know their
+    /// one. `room` is memory for a number of each thread; threads and `left` are powers of two.
     pub(super) fn fold(
         &mut self,
         x: Value,
         room: Tensor,
+        left: u64,
         combine: impl Fn(&mut Grid, Value, Value) -> Value,
     ) -> Value {
         self.put(room, self.thread, x);
         let mut half = u64::from(self.threads) / 2;
-        while half > 0 {
+        while half >= left {
             self.b.barrier();
             let end = self.b.long(half);
             let lower = self.less(self.thread, end);
@@ -207,8 +209,8 @@ impl Grid {
             half /= 2;
         }
         self.b.barrier();
-        let zero = self.b.long(0);
-        let x = self.get(room, zero);
+        let [_, own] = self.divided(self.thread, left);
+        let x = self.get(room, own);
         // The room may be written again only when all have read it.
         self.b.barrier();
         x
@@ -216,7 +218,7 @@ impl Grid {
 
     /// [`Grid::fold`] of sums.
     pub(super) fn total(&mut self, x: Value, room: Tensor) -> Value {
-        self.fold(x, room, |g, a, b| g.add(a, b))
+        self.fold(x, room, 1, |g, a, b| g.add(a, b))
     }
 
     // --- numbers ---

@@ -1,5 +1,5 @@
 //! Kernels for GPUs of the ops that no other generated kernel computes: those whose results are
-//! made of any elements of their operands.
+//! made of any elements of their operands, and reductions for which there is no scratch.
 //!
 //! Each is written for its shapes as a list of phases, with the interface of generated kernels
 //! ([`crate::kernels`]): any number of blocks computes the same bits, and what the op's facts
@@ -10,17 +10,24 @@
 //! An index that is out of range reads bits that are all ones, in floating-point numbers NaN, and
 //! writes nothing.
 
+mod attention;
 mod functions;
 mod grid;
+mod lines;
 mod loss;
 mod moves;
+mod norms;
+mod product;
 mod random;
+mod reduce;
 mod tables;
+mod windows;
 
 use crate::kernels::{Function, Generated, Unsupported, named, nothing};
 use crate::mlir::{self, Module, Value};
 use grid::{Grid, THREADS};
 use ir::{Op, TensorType};
+use reduce::Fold;
 
 /// The kernel of an op over operands of the given types.
 pub(crate) fn kernel(op: &Op, operands: &[TensorType]) -> Result<Generated, Unsupported> {
@@ -35,9 +42,6 @@ pub(crate) fn kernel(op: &Op, operands: &[TensorType]) -> Result<Generated, Unsu
     write(&mut kernel, op).map_err(|why| Unsupported::op(op.name(), why))?;
     kernel.finish()
 }
-
-/// Why an op has no kernel here.
-const NO_CODE: &str = "there is no code for it on GPUs";
 
 /// Writes the phases of an op. The match lists every op: a new one does not compile until it says
 /// where its kernel for GPUs comes from.
@@ -70,20 +74,25 @@ fn write(k: &mut Kernel<'_>, op: &Op) -> Result<(), &'static str> {
         Op::Index => tables::index(k),
         Op::IndexPut(a) => tables::index_put(k, a),
 
-        Op::Cumsum(_)
-        | Op::TopK(_)
-        | Op::BatchNorm(_)
-        | Op::BatchNormBwd(_)
-        | Op::Matmul(_)
-        | Op::Addmm(_)
-        | Op::Convolution(_)
-        | Op::ConvolutionBwd(_)
-        | Op::MaxPool2d(_)
-        | Op::MaxPool2dBwd(_)
-        | Op::Sdpa(_)
-        | Op::SdpaBwd(_) => return Err(NO_CODE),
+        Op::Sum(a) => reduce::reduce(k, a, Fold::Sum),
+        Op::Mean(a) => reduce::reduce(k, a, Fold::Mean),
+        Op::Amax(a) => reduce::reduce(k, a, Fold::Largest),
+        Op::Amin(a) => reduce::reduce(k, a, Fold::Smallest),
+        Op::Any(a) => reduce::reduce(k, a, Fold::Any),
+        Op::Cumsum(a) => lines::cumsum(k, a),
+        Op::TopK(a) => lines::topk(k, a),
+        Op::BatchNorm(a) => norms::batch_norm(k, a),
+        Op::BatchNormBwd(a) => norms::batch_norm_bwd(k, a),
+        Op::Matmul(a) => product::matmul(k, a),
+        Op::Addmm(a) => product::addmm(k, a),
+        Op::Convolution(a) => windows::convolution(k, a),
+        Op::ConvolutionBwd(a) => windows::convolution_bwd(k, a),
+        Op::MaxPool2d(a) => windows::max_pool2d(k, a),
+        Op::MaxPool2dBwd(_) => windows::max_pool2d_bwd(k),
+        Op::Sdpa(a) => attention::sdpa(k, a),
+        Op::SdpaBwd(a) => attention::sdpa_bwd(k, a),
 
-        // Steps of kernels that are made from instructions.
+        // Only steps of kernels that are made from instructions.
         Op::Neg
         | Op::Abs
         | Op::Sign
@@ -136,11 +145,6 @@ fn write(k: &mut Kernel<'_>, op: &Op) -> Result<(), &'static str> {
         | Op::SiluBwd
         | Op::GeluBwd(_)
         | Op::ThresholdBwd(_)
-        | Op::Sum(_)
-        | Op::Mean(_)
-        | Op::Amax(_)
-        | Op::Amin(_)
-        | Op::Any(_)
         | Op::Softmax(_)
         | Op::LogSoftmax(_)
         | Op::SoftmaxBwd(_)

@@ -520,18 +520,19 @@ fn clipping_and_threads_are_heard() {
 }
 
 #[test]
-fn what_has_no_kernel_for_a_gpu_is_named() {
+fn a_step_is_compiled_for_the_gpu_that_it_is_planned_for() {
     let folder = Folder::new("gpu");
     let file = folder.file("step.lit");
     let compile = format!(
         "compile {} --optimizer adamw --device h100 -o {file}",
         model(GPT2)
     );
-    run(&compile).expect(2).says(&[
-        "Unsupported: addmm on sm_90 (node ",
-        "Unsupported: matmul on",
-        "--target cpu",
-    ]);
+    run(&compile).expect(0);
+    let text = run(&format!("inspect {file}")).expect(0).out;
+    for part in ["planned for h100", "for sm_90", "a GPU of sm_90", "matmul"] {
+        assert!(text.contains(part), "{part:?} should be in:\n{text}");
+    }
+    run(&format!("{compile} --target sm_86")).expect(0);
     run(&format!("{compile} --kernels plain")).expect(2).says(&[
         "--kernels plain",
         "sm_90",

@@ -1,0 +1,384 @@
+//! Attention: for heads of 64 or 128 bf16 numbers without a mask the kernels of
+//! [`crate::attention`]; for all others a block of threads for each query, or for each key, that
+//! computes scores again for every pass and keeps those of some keys in shared memory.
+//!
+//! A query that may look at nothing gives zeros, a logsumexp of 0 and no gradient.
+
+use super::Kernel;
+use super::functions::{any_logarithm, exponential};
+use super::grid::{Grid, Tensor};
+use super::moves::broadcast;
+use crate::kernels::wide;
+use crate::mlir::{Arith, Emit, Kind, Predicate, Value};
+use ir::op::attrs::Attention;
+use ir::{DType, TensorType};
+
+/// Threads of a block, and keys or queries whose scores they keep.
+const THREADS: u64 = 128;
+
+/// What the passes share: q[B,H,S,D], k[B,G,T,D], v[B,G,T,E].
+struct Call<'a> {
+    a: &'a Attention,
+    /// Heads of q over the batch, and how many of them share one of k and v.
+    heads: u64,
+    group: u64,
+    queries: u64,
+    keys: u64,
+    width: u64,
+    values: u64,
+    /// The operand that q is; k and v follow.
+    q: usize,
+    mask: Option<Mask>,
+    /// The type that is computed in.
+    dtype: DType,
+    heads_of_one: u64,
+}
+
+/// What is added to scores, or says which take part: how far its elements are apart.
+struct Mask {
+    operand: usize,
+    dtype: DType,
+    steps: Vec<i64>,
+}
+
+impl<'a> Call<'a> {
+    fn new(k: &Kernel<'_>, a: &'a Attention, q: usize, mask: usize) -> Call<'a> {
+        let [qs, vs] = [q, q + 2].map(|i| k.operands[i].shape().to_vec());
+        let full = [qs[0], qs[1], qs[2], vs[2]];
+        let mask = k.operands.get(mask).map(|ty: &TensorType| Mask {
+            operand: mask,
+            dtype: ty.dtype(),
+            steps: broadcast(ty.shape(), &full),
+        });
+        let dtype = match wide(k.operands[q].dtype()) {
+            Kind::F64 => DType::F64,
+            _ => DType::F32,
+        };
+        Call {
+            a,
+            heads: qs[0] * qs[1],
+            group: qs[1].checked_div(vs[1]).unwrap_or(1),
+            queries: qs[2],
+            keys: vs[2],
+            width: qs[3],
+            values: vs[3],
+            q,
+            mask,
+            dtype,
+            heads_of_one: qs[1],
+        }
+    }
+
+    fn kind(&self) -> Kind {
+        wide(self.dtype)
+    }
+
+    /// The product of two rows of `n` numbers.
+    fn dot(&self, g: &mut Grid, [x, y]: [(Tensor, Value); 2], n: u64) -> Value {
+        let start = g.float(0.0, self.kind());
+        let sum = g.count(n, &[start], |g, i, sum| {
+            let [x, y] = [x, y].map(|(of, first)| {
+                let at = g.b.addi(first, i);
+                g.get(of, at)
+            });
+            vec![g.b.fma(x, y, sum[0])]
+        });
+        sum[0]
+    }
+
+    /// The score of a query and a key, and whether the key takes part: numbers of rows over all
+    /// heads of q, and of k.
+    fn score(&self, g: &mut Grid, query: Value, key: Value) -> Value {
+        let (q, k) = (g.operand(self.q), g.operand(self.q + 1));
+        let [from_q, from_k] = [query, key].map(|row| g.times(row, self.width));
+        let score = self.dot(g, [(q, from_q), (k, from_k)], self.width);
+        let scale = g.float(self.a.scale, self.kind());
+        let score = g.mul(score, scale);
+        let Some(mask) = &self.mask else {
+            return score;
+        };
+        let [head, row] = g.divided(query, self.queries);
+        let [batch, head] = g.divided(head, self.heads_of_one);
+        let [_, column] = g.divided(key, self.keys);
+        let at = g.offset(&[batch, head, row, column], &mask.steps, 0);
+        let of = g.operand(mask.operand);
+        let given = g.get(of, at);
+        if mask.dtype == DType::Bool {
+            let (zero, lowest) = (g.b.long(0), self.lowest(g));
+            let takes_part = g.b.compare(Predicate::Ne, given, zero);
+            return g.b.select(takes_part, score, lowest);
+        }
+        g.add(score, given)
+    }
+
+    fn lowest(&self, g: &mut Grid) -> Value {
+        g.float(f64::NEG_INFINITY, self.kind())
+    }
+
+    /// e^x; 0 of minus infinity.
+    fn exp(&self, g: &mut Grid, x: Value) -> Value {
+        if self.dtype == DType::F64 {
+            return exponential(g, x);
+        }
+        let x = g.double(x);
+        let y = exponential(g, x);
+        g.rounded(y, self.dtype)
+    }
+
+    /// How many keys a query may look at.
+    fn reach(&self, g: &mut Grid, query: Value) -> Value {
+        let keys = g.b.long(self.keys);
+        if !self.a.causal {
+            return keys;
+        }
+        let [_, row] = g.divided(query, self.queries);
+        let own = g.plus(row, 1);
+        g.b.minui(own, keys)
+    }
+
+    /// The first row of k that a query's head looks at.
+    fn first_key(&self, g: &mut Grid, query: Value) -> Value {
+        let [head, _] = g.divided(query, self.queries);
+        let [head, _] = g.divided(head, self.group);
+        g.times(head, self.keys)
+    }
+
+    /// A thread's columns of `n`: how many rounds they take.
+    fn rounds(n: u64) -> u64 {
+        n.div_ceil(THREADS)
+    }
+
+    /// Adds to a thread's columns of `n` the products of numbers in shared memory and of rows of a
+    /// tensor: `row` of number `i`, of which there are `some`.
+    fn gathered(
+        &self,
+        g: &mut Grid,
+        sums: &[Value],
+        (factors, of): (Tensor, Tensor),
+        n: u64,
+        some: Value,
+        row: impl FnOnce(&mut Grid, Value) -> Value,
+    ) -> Vec<Value> {
+        let [zero, one] = [0, 1].map(|i| g.b.long(i));
+        g.repeat([zero, some, one], sums, |g, i, sums| {
+            let (factor, row) = (g.get(factors, i), row(g, i));
+            let first = g.times(row, n);
+            let mut next = vec![];
+            for (round, &sum) in sums.iter().enumerate() {
+                let column = g.plus(g.thread, (round as u64 * THREADS) as i64);
+                let inside = g.below(column, n);
+                let sum = g.choose(inside, &[sum], |g| {
+                    let at = g.b.addi(first, column);
+                    let x = g.get(of, at);
+                    vec![g.b.fma(factor, x, sum)]
+                });
+                next.push(sum[0]);
+            }
+            next
+        })
+    }
+
+    /// Writes a thread's columns of a row of `n`, times a factor.
+    fn write(&self, g: &mut Grid, sums: &[Value], to: Tensor, row: Value, n: u64, factor: Value) {
+        let first = g.times(row, n);
+        for (round, &sum) in sums.iter().enumerate() {
+            let column = g.plus(g.thread, (round as u64 * THREADS) as i64);
+            let inside = g.below(column, n);
+            let x = g.mul(sum, factor);
+            g.when(inside, |g| {
+                let at = g.b.addi(first, column);
+                g.put(to, at, x);
+            });
+        }
+    }
+
+    fn zeros(&self, g: &mut Grid, n: u64) -> Vec<Value> {
+        let zero = g.float(0.0, self.kind());
+        vec![zero; Self::rounds(n) as usize]
+    }
+}
+
+pub(super) fn sdpa(k: &mut Kernel<'_>, a: &Attention) {
+    let call = Call::new(k, a, 0, 3);
+    let parts = call.heads * call.queries;
+    k.phase(THREADS as u32, parts, |g| {
+        g.parts(parts, |g, query| forward(g, &call, query));
+    });
+}
+
+/// A query: the largest of its scores, then exponentials and their products with values.
+fn forward(g: &mut Grid, call: &Call<'_>, query: Value) {
+    let room = g.shared(THREADS, call.dtype);
+    let (reach, first) = (call.reach(g, query), call.first_key(g, query));
+    let (lowest, threads) = (call.lowest(g), g.b.long(THREADS));
+    let largest = g.repeat([g.thread, reach, threads], &[lowest], |g, i, most| {
+        let key = g.b.addi(first, i);
+        let score = call.score(g, query, key);
+        vec![larger(g, most[0], score)]
+    });
+    let max = g.fold(largest[0], room, 1, larger);
+    let none = g.equal(max, lowest);
+    let zero = g.float(0.0, call.kind());
+    let shift = g.b.select(none, zero, max);
+
+    let starts = [call.zeros(g, call.values), vec![zero]].concat();
+    let from = g.b.long(0);
+    let last = g.repeat([from, reach, threads], &starts, |g, at, values| {
+        let (own, keys) = (g.b.addi(at, g.thread), g.b.subi(reach, at));
+        let inside = g.less(own, reach);
+        let p = g.choose(inside, &[zero], |g| {
+            let key = g.b.addi(first, own);
+            let score = call.score(g, query, key);
+            let below = g.sub(score, shift);
+            vec![call.exp(g, below)]
+        })[0];
+        g.put(room, g.thread, p);
+        g.b.barrier();
+        let (sums, sum) = values.split_at(values.len() - 1);
+        let (some, v) = (g.b.minui(keys, threads), g.operand(2));
+        let mut next = call.gathered(g, sums, (room, v), call.values, some, |g, i| {
+            let key = g.b.addi(at, i);
+            g.b.addi(first, key)
+        });
+        g.b.barrier();
+        next.push(g.add(sum[0], p));
+        next
+    });
+    let (sums, sum) = last.split_at(last.len() - 1);
+    let sum = g.total(sum[0], room);
+    let one = g.float(1.0, call.kind());
+    let inverse = g.b.divf(one, sum);
+    let inverse = g.b.select(none, zero, inverse);
+    let out = g.result(0);
+    call.write(g, sums, out, query, call.values, inverse);
+    g.once(|g| {
+        let [sum, max] = [sum, max].map(|x| g.double(x));
+        let log = any_logarithm(g, sum);
+        let log = g.add(max, log);
+        let log = g.rounded(log, DType::F32);
+        let nothing = g.float(0.0, Kind::F32);
+        let log = g.b.select(none, nothing, log);
+        let lse = g.result(1);
+        g.put(lse, query, log);
+    });
+}
+
+/// The larger; NaN if one is.
+fn larger(g: &mut Grid, a: Value, b: Value) -> Value {
+    g.b.arith(Arith::Maximumf, &[a, b])
+}
+
+pub(super) fn sdpa_bwd(k: &mut Kernel<'_>, a: &Attention) {
+    let call = Call::new(k, a, 1, 6);
+    let parts = call.heads * call.queries;
+    k.phase(THREADS as u32, parts, |g| {
+        g.parts(parts, |g, query| of_query(g, &call, query));
+    });
+    let parts = call.heads / call.group * call.keys;
+    k.phase(THREADS as u32, parts, |g| {
+        g.parts(parts, |g, key| of_key(g, &call, key));
+    });
+}
+
+impl Call<'_> {
+    /// The probability of a query's key, and the gradient of their score before it was scaled.
+    /// `delta` is the sum over the query's dout · out.
+    fn gradients(&self, g: &mut Grid, query: Value, key: Value, delta: Value) -> [Value; 2] {
+        let (dout, v, lse) = (g.operand(0), g.operand(3), g.operand(5));
+        let score = self.score(g, query, key);
+        let log = g.get(lse, query);
+        let log = if self.dtype == DType::F64 {
+            g.double(log)
+        } else {
+            log
+        };
+        let below = g.sub(score, log);
+        let p = self.exp(g, below);
+        let [from_out, from_v] = [query, key].map(|row| g.times(row, self.values));
+        let dp = self.dot(g, [(dout, from_out), (v, from_v)], self.values);
+        let less = g.sub(dp, delta);
+        [p, g.mul(p, less)]
+    }
+
+    /// The sum over a query's dout · out.
+    fn delta(&self, g: &mut Grid, query: Value) -> Value {
+        let (dout, out) = (g.operand(0), g.operand(4));
+        let from = g.times(query, self.values);
+        self.dot(g, [(dout, from), (out, from)], self.values)
+    }
+}
+
+/// dq of a query.
+fn of_query(g: &mut Grid, call: &Call<'_>, query: Value) {
+    let room = g.shared(THREADS, call.dtype);
+    let (reach, first) = (call.reach(g, query), call.first_key(g, query));
+    let delta = call.delta(g, query);
+    let (zero, threads) = (g.float(0.0, call.kind()), g.b.long(THREADS));
+    let (from, starts) = (g.b.long(0), call.zeros(g, call.width));
+    let sums = g.repeat([from, reach, threads], &starts, |g, at, sums| {
+        let (own, keys) = (g.b.addi(at, g.thread), g.b.subi(reach, at));
+        let inside = g.less(own, reach);
+        let ds = g.choose(inside, &[zero], |g| {
+            let key = g.b.addi(first, own);
+            vec![call.gradients(g, query, key, delta)[1]]
+        });
+        g.put(room, g.thread, ds[0]);
+        g.b.barrier();
+        let (some, k) = (g.b.minui(keys, threads), g.operand(2));
+        let sums = call.gathered(g, sums, (room, k), call.width, some, |g, i| {
+            let key = g.b.addi(at, i);
+            g.b.addi(first, key)
+        });
+        g.b.barrier();
+        sums
+    });
+    let (scale, dq) = (g.float(call.a.scale, call.kind()), g.result(0));
+    call.write(g, &sums, dq, query, call.width, scale);
+}
+
+/// dk and dv of a key: over the queries of all heads that look at it.
+fn of_key(g: &mut Grid, call: &Call<'_>, key: Value) {
+    let rooms = [(); 2].map(|()| g.shared(THREADS, call.dtype));
+    let [head, column] = g.divided(key, call.keys);
+    let n = call.group * call.queries;
+    let first = g.times(head, n);
+    let zero = g.float(0.0, call.kind());
+    let starts = [call.zeros(g, call.width), call.zeros(g, call.values)].concat();
+    let n_keys = Call::rounds(call.width) as usize;
+    let [from, all, threads] = [0, n, THREADS].map(|i| g.b.long(i));
+    let sums = g.repeat([from, all, threads], &starts, |g, at, sums| {
+        let (own, left) = (g.b.addi(at, g.thread), g.b.subi(all, at));
+        let mut inside = g.less(own, all);
+        let query = g.b.addi(first, own);
+        if call.a.causal {
+            let [_, row] = g.divided(query, call.queries);
+            let sees = g.b.compare(Predicate::Sle, column, row);
+            inside = g.b.andi(inside, sees);
+        }
+        let [p, ds] = {
+            let both = g.choose(inside, &[zero, zero], |g| {
+                let delta = call.delta(g, query);
+                call.gradients(g, query, key, delta).to_vec()
+            });
+            [both[0], both[1]]
+        };
+        g.put(rooms[0], g.thread, ds);
+        g.put(rooms[1], g.thread, p);
+        g.b.barrier();
+        let (some, q, dout) = (g.b.minui(left, threads), g.operand(1), g.operand(0));
+        let row = |g: &mut Grid, i| {
+            let query = g.b.addi(at, i);
+            g.b.addi(first, query)
+        };
+        let (dk, dv) = sums.split_at(n_keys);
+        let dk = call.gathered(g, dk, (rooms[0], q), call.width, some, row);
+        let dv = call.gathered(g, dv, (rooms[1], dout), call.values, some, row);
+        g.b.barrier();
+        [dk, dv].concat()
+    });
+    let (dk, dv) = sums.split_at(n_keys);
+    let [scale, one] = [call.a.scale, 1.0].map(|x| g.float(x, call.kind()));
+    let [to_k, to_v] = [1, 2].map(|j| g.result(j));
+    call.write(g, dk, to_k, key, call.width, scale);
+    call.write(g, dv, to_v, key, call.values, one);
+}

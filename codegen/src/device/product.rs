@@ -1,0 +1,251 @@
+//! Products of matrices: a block of threads computes a tile of 64 × 64, each thread 4 × 4 of it.
+//! Tiles of the factors pass through shared memory, 16 deep.
+//!
+//! A sum is a chain of fused multiply-adds that is cut every [`artifact::PRODUCT_DEPTH`] terms, as
+//! the plain kernel's. So on processors with fused multiply-adds both have the same bits.
+
+use super::Kernel;
+use super::grid::{Grid, Tensor};
+use super::moves::broadcast;
+use crate::kernels::wide;
+use crate::mlir::{Emit, Kind, Type, Value};
+use ir::op::attrs::Product;
+use ir::{DType, TensorType};
+
+/// Rows and columns of a tile, and how deep it is.
+const TILE: u64 = 64;
+const DEPTH: u64 = 16;
+/// Rows and columns of a thread's part of a tile.
+const EACH: u64 = 4;
+/// A thread for each part of a tile.
+const THREADS: u64 = (TILE / EACH) * (TILE / EACH);
+/// Numbers from one row of a factor's tile to the next: not all in one bank of shared memory.
+const PITCH: u64 = TILE + 4;
+/// Steps until sums are cut.
+const STEPS: u64 = artifact::PRODUCT_DEPTH as u64 / DEPTH;
+
+/// A factor: where element (outer, depth) of a matrix lies, `outer` being a row of the left factor
+/// or a column of the right one.
+#[derive(Clone, Copy)]
+struct Factor {
+    operand: usize,
+    outer: u64,
+    /// How far elements are apart along each.
+    steps: [u64; 2],
+}
+
+struct Sizes {
+    batch: u64,
+    m: u64,
+    k: u64,
+    n: u64,
+    left: Factor,
+    right: Factor,
+    /// What the product is added to: how far its elements are apart along the result's dimensions.
+    addend: Option<Vec<i64>>,
+    /// The type of sums.
+    sums: DType,
+}
+
+impl Sizes {
+    fn new(k: &Kernel<'_>, a: &Product, first: usize) -> Sizes {
+        let last2 = |ty: &TensorType| [ty.shape()[ty.rank() - 2], ty.shape()[ty.rank() - 1]];
+        let (x, w) = (last2(&k.operands[first]), last2(&k.operands[first + 1]));
+        let [m, n] = last2(k.y());
+        let depth = if a.ta { x[0] } else { x[1] };
+        let sums = match wide(k.y().dtype()) {
+            Kind::F64 => DType::F64,
+            Kind::I64 => DType::I64,
+            _ => DType::F32,
+        };
+        Sizes {
+            batch: k.y().shape()[..k.y().rank() - 2].iter().product(),
+            m,
+            k: depth,
+            n,
+            left: Factor {
+                operand: first,
+                outer: m,
+                steps: if a.ta { [1, x[1]] } else { [x[1], 1] },
+            },
+            right: Factor {
+                operand: first + 1,
+                outer: n,
+                steps: if a.tb { [w[1], 1] } else { [1, w[1]] },
+            },
+            addend: (first == 1).then(|| broadcast(k.x().shape(), k.y().shape())),
+            sums,
+        }
+    }
+}
+
+pub(super) fn matmul(k: &mut Kernel<'_>, a: &Product) {
+    product(k, &Sizes::new(k, a, 0));
+}
+
+pub(super) fn addmm(k: &mut Kernel<'_>, a: &Product) {
+    product(k, &Sizes::new(k, a, 1));
+}
+
+fn product(k: &mut Kernel<'_>, s: &Sizes) {
+    let parts = s.batch * s.m.div_ceil(TILE) * s.n.div_ceil(TILE);
+    k.phase(THREADS as u32, parts, |g| {
+        g.parts(parts, |g, part| {
+            let [rest, left] = g.divided(part, s.n.div_ceil(TILE));
+            let [batch, top] = g.divided(rest, s.m.div_ceil(TILE));
+            let tile = Tile {
+                s,
+                batch,
+                top: g.times(top, TILE),
+                left: g.times(left, TILE),
+                rooms: [(); 2].map(|()| g.shared(DEPTH * PITCH, s.sums)),
+            };
+            let sums = tile.sums(g);
+            tile.write(g, &sums);
+        });
+    });
+}
+
+/// A tile of the result.
+struct Tile<'a> {
+    s: &'a Sizes,
+    batch: Value,
+    top: Value,
+    left: Value,
+    /// Tiles of the factors: row `l` has the numbers of depth `l`.
+    rooms: [Tensor; 2],
+}
+
+impl Tile<'_> {
+    /// The sums of a thread's part.
+    fn sums(&self, g: &mut Grid) -> Vec<Value> {
+        let zero = zero(g, self.s.sums);
+        let nothing = vec![zero; (EACH * EACH) as usize];
+        let steps = self.s.k.div_ceil(DEPTH);
+        if steps <= STEPS {
+            return g.count(steps, &nothing, |g, step, sums| self.step(g, step, sums));
+        }
+        g.count(steps.div_ceil(STEPS), &nothing, |g, cut, totals| {
+            let first = g.times(cut, STEPS);
+            let (end, all) = (g.plus(first, STEPS as i64), g.b.long(steps));
+            let (end, one) = (g.b.minui(end, all), g.b.long(1));
+            let sums = g.repeat([first, end, one], &nothing, |g, step, sums| {
+                self.step(g, step, sums)
+            });
+            let pairs = totals.iter().zip(&sums);
+            pairs.map(|(&total, &sum)| g.add(total, sum)).collect()
+        })
+    }
+
+    /// Adds the products of [`DEPTH`] terms.
+    fn step(&self, g: &mut Grid, step: Value, sums: &[Value]) -> Vec<Value> {
+        let depth = g.times(step, DEPTH);
+        self.fetch(g, self.rooms[0], self.s.left, self.top, depth);
+        self.fetch(g, self.rooms[1], self.s.right, self.left, depth);
+        g.b.barrier();
+        let [row, column] = g.divided(g.thread, TILE / EACH);
+        let [row, column] = [row, column].map(|x| g.times(x, EACH));
+        const AT_ONCE: u64 = 4;
+        let sums = g.count(DEPTH / AT_ONCE, sums, |g, some, sums| {
+            let first = g.times(some, AT_ONCE * PITCH);
+            let mut sums = sums.to_vec();
+            for i in 0..AT_ONCE {
+                let at = g.plus(first, (i * PITCH) as i64);
+                let xs = self.four(g, self.rooms[0], at, row);
+                let ws = self.four(g, self.rooms[1], at, column);
+                for (sum, (x, w)) in sums.iter_mut().zip(pairs(&xs, &ws)) {
+                    *sum = if self.s.sums == DType::I64 {
+                        let product = g.mul(x, w);
+                        g.add(*sum, product)
+                    } else {
+                        g.b.fma(x, w, *sum)
+                    };
+                }
+            }
+            sums
+        });
+        g.b.barrier();
+        sums
+    }
+
+    /// Fills a tile of a factor from row or column `first` and from a depth on; zeros lie beyond
+    /// the matrix.
+    fn fetch(&self, g: &mut Grid, room: Tensor, factor: Factor, first: Value, depth: Value) {
+        let matrix = g.times(self.batch, factor.outer * self.s.k);
+        let x = g.operand(factor.operand);
+        for i in 0..TILE * DEPTH / THREADS {
+            let number = g.plus(g.thread, (i * THREADS) as i64);
+            // Neighbours fetch what lies beside each other.
+            let [outer, deep] = if factor.steps[0] == 1 {
+                let [deep, outer] = g.divided(number, TILE);
+                [outer, deep]
+            } else {
+                g.divided(number, DEPTH)
+            };
+            let (row, column) = (g.b.addi(first, outer), g.b.addi(depth, deep));
+            let [a, b] = [g.below(row, factor.outer), g.below(column, self.s.k)];
+            let inside = g.b.andi(a, b);
+            let nothing = zero(g, self.s.sums);
+            let number = g.choose(inside, &[nothing], |g| {
+                let from = g.times(row, factor.steps[0]);
+                let past = g.times(column, factor.steps[1]);
+                let from = g.b.addi(from, past);
+                let from = g.b.addi(matrix, from);
+                vec![g.get(x, from)]
+            });
+            let to = g.times(deep, PITCH);
+            let to = g.b.addi(to, outer);
+            g.put(room, to, number[0]);
+        }
+    }
+
+    /// Four numbers of a tile's row.
+    fn four(&self, g: &mut Grid, room: Tensor, row: Value, at: Value) -> Vec<Value> {
+        let kind = wide(self.s.sums);
+        let from = g.b.addi(row, at);
+        let pointer = g.b.offset(room.pointer, from, kind);
+        let all = g.b.load(pointer, Type::Vector(EACH as u32, kind), 16);
+        (0..EACH).map(|i| g.b.extract(all, i)).collect()
+    }
+
+    /// Writes a thread's part of the result.
+    fn write(&self, g: &mut Grid, sums: &[Value]) {
+        let s = self.s;
+        let [row, column] = g.divided(g.thread, TILE / EACH);
+        let [row, column] = [(row, self.top), (column, self.left)].map(|(at, first)| {
+            let past = g.times(at, EACH);
+            g.b.addi(first, past)
+        });
+        for (number, &sum) in sums.iter().enumerate() {
+            let row = g.plus(row, (number as u64 / EACH) as i64);
+            let column = g.plus(column, (number as u64 % EACH) as i64);
+            let [a, b] = [g.below(row, s.m), g.below(column, s.n)];
+            let inside = g.b.andi(a, b);
+            g.when(inside, |g| {
+                let at = [self.batch, row, column];
+                let sum = match &s.addend {
+                    Some(steps) => {
+                        let from = g.offset(&at[3 - steps.len()..], steps, 0);
+                        let c = g.operand(0);
+                        let c = g.get(c, from);
+                        g.add(c, sum)
+                    }
+                    None => sum,
+                };
+                let steps = [s.m * s.n, s.n, 1].map(|step| step as i64);
+                let (to, y) = (g.offset(&at, &steps, 0), g.result(0));
+                g.put(y, to, sum);
+            });
+        }
+    }
+}
+
+/// Every pair of two lists, row by row.
+fn pairs(xs: &[Value], ws: &[Value]) -> Vec<(Value, Value)> {
+    let row = |&x: &Value| ws.iter().map(move |&w| (x, w));
+    xs.iter().flat_map(row).collect()
+}
+
+fn zero(g: &mut Grid, dtype: DType) -> Value {
+    g.b.constant(0, Type::Scalar(wide(dtype)))
+}

@@ -1,0 +1,358 @@
+//! Windows of images: maxima, convolutions, and their gradients. A thread computes an element of a
+//! result, or a block of threads one of the weights' gradient. One spatial dimension is treated as
+//! two, the first of size 1.
+
+use super::Kernel;
+use super::grid::{Grid, THREADS};
+use crate::kernels::wide;
+use crate::mlir::{Emit, Kind, Predicate, Type, Value};
+use ir::DType;
+use ir::op::attrs::{Convolution, ConvolutionBwd, Pool};
+
+/// A spatial dimension: inputs, outputs, and the taps of a window.
+#[derive(Clone, Copy)]
+struct Axis {
+    input: u64,
+    output: u64,
+    taps: u64,
+    stride: u64,
+    padding: i64,
+    dilation: u64,
+}
+
+impl Axis {
+    /// The input that an output reads at a tap, and whether there is one.
+    fn input(&self, g: &mut Grid, output: Value, tap: Value) -> (Value, Value) {
+        let first = g.times(output, self.stride);
+        let past = g.times(tap, self.dilation);
+        let at = g.b.addi(first, past);
+        let at = g.plus(at, -self.padding);
+        (at, g.below(at, self.input))
+    }
+
+    /// The output that reads an input at a tap, and whether there is one.
+    fn output(&self, g: &mut Grid, input: Value, tap: Value) -> (Value, Value) {
+        let past = g.times(tap, self.dilation);
+        let at = g.plus(input, self.padding);
+        let at = g.b.subi(at, past);
+        let zero = g.b.long(0);
+        let [which, rest] = g.divided(at, self.stride);
+        let [fits, before] = [g.equal(rest, zero), g.less(at, zero)];
+        let within = g.below(which, self.output);
+        let inside = g.b.andi(fits, within);
+        let no = g.b.constant(0, Type::Scalar(Kind::I1));
+        (which, g.b.select(before, no, inside))
+    }
+}
+
+/// Goes over the taps of a window; what rounds hand on.
+fn taps(
+    g: &mut Grid,
+    axes: [Axis; 2],
+    starts: &[Value],
+    body: impl FnOnce(&mut Grid, [Value; 2], &[Value]) -> Vec<Value>,
+) -> Vec<Value> {
+    g.count(axes[0].taps, starts, |g, y, values| {
+        g.count(axes[1].taps, values, |g, x, values| body(g, [y, x], values))
+    })
+}
+
+// --- maxima ---
+
+/// The first maximum of each window; NaN is larger than any number, and the last NaN is taken.
+pub(super) fn max_pool2d(k: &mut Kernel<'_>, a: &Pool) {
+    let (xs, ys) = (k.x().shape().to_vec(), k.y().shape().to_vec());
+    let axes = [0, 1].map(|d| Axis {
+        input: xs[d + 2],
+        output: ys[d + 2],
+        taps: a.kernel[d] as u64,
+        stride: a.stride[d] as u64,
+        padding: a.padding[d],
+        dilation: a.dilation[d] as u64,
+    });
+    let dtype = k.x().dtype();
+    k.elements(k.y().numel(), |g, i| {
+        let [plane, row, column] = three(g, i, [ys[2], ys[3]]);
+        let (x, first) = (g.operand(0), g.times(plane, xs[2] * xs[3]));
+        let none = g.b.long(u64::MAX);
+        let lowest = match wide(dtype) {
+            Kind::I64 => g.b.long(i64::MIN as u64),
+            kind => g.float(f64::NEG_INFINITY, kind),
+        };
+        let best = taps(g, axes, &[lowest, none], |g, [ky, kx], best| {
+            let (iy, in_y) = axes[0].input(g, row, ky);
+            let (ix, in_x) = axes[1].input(g, column, kx);
+            let inside = g.b.andi(in_y, in_x);
+            g.choose(inside, best, |g| {
+                let place = g.times(iy, xs[3]);
+                let place = g.b.addi(place, ix);
+                let at = g.b.addi(first, place);
+                let new = g.get(x, at);
+                let (unset, above) = (g.equal(best[1], none), g.less(best[0], new));
+                let mut takes = g.b.ori(unset, above);
+                if dtype.is_float() {
+                    let nan = g.b.compare(Predicate::Uno, new, new);
+                    takes = g.b.ori(takes, nan);
+                }
+                vec![
+                    g.b.select(takes, new, best[0]),
+                    g.b.select(takes, place, best[1]),
+                ]
+            })
+        });
+        let zero = g.b.long(0);
+        let index = g.b.maxsi(best[1], zero);
+        let [y, indices] = [0, 1].map(|j| g.result(j));
+        g.put(y, i, best[0]);
+        g.put(indices, i, index);
+    });
+}
+
+/// The coordinates of element `i` of planes of two dimensions.
+fn three(g: &mut Grid, i: Value, [rows, columns]: [u64; 2]) -> [Value; 3] {
+    let [row, column] = g.divided(i, columns);
+    let [plane, row] = g.divided(row, rows);
+    [plane, row, column]
+}
+
+/// Each window's gradient goes to its maximum: a thread has a plane, and sums are rounded one by
+/// one, as in the plain kernel.
+pub(super) fn max_pool2d_bwd(k: &mut Kernel<'_>) {
+    let (from, to) = (k.x().shape().to_vec(), k.y().shape().to_vec());
+    let (windows, plane) = (from[2] * from[3], to[2] * to[3]);
+    k.elements(k.y().numel(), |g, i| {
+        let dx = g.result(0);
+        let zero = g.float(0.0, wide(dx.dtype));
+        g.put(dx, i, zero);
+    });
+    k.elements(to[0] * to[1], |g, number| {
+        let (dy, indices, dx) = (g.operand(0), g.operand(1), g.result(0));
+        let (first, first_to) = (g.times(number, windows), g.times(number, plane));
+        g.count(windows, &[], |g, i, _| {
+            let at = g.b.addi(first, i);
+            let index = g.get(indices, at);
+            let inside = g.below(index, plane);
+            g.when(inside, |g| {
+                let to = g.b.addi(first_to, index);
+                let (sum, x) = (g.get(dx, to), g.get(dy, at));
+                let sum = g.add(sum, x);
+                g.put(dx, to, sum);
+            });
+            vec![]
+        });
+    });
+}
+
+// --- convolutions ---
+
+/// x[N,C,..], w[O,C/groups,..], y[N,O,..].
+struct Sizes {
+    batch: u64,
+    /// Channels of x and of y in a group.
+    inputs: u64,
+    outputs: u64,
+    groups: u64,
+    axes: [Axis; 2],
+}
+
+impl Sizes {
+    fn new(shapes: [&[u64]; 3], groups: i64, lists: [&[i64]; 3]) -> Sizes {
+        let [x, w, y] = shapes;
+        let missing = 4 - x.len();
+        let [stride, padding, dilation] = lists;
+        let axis = |d: usize| match d.checked_sub(missing) {
+            Some(i) => Axis {
+                input: x[i + 2],
+                output: y[i + 2],
+                taps: w[i + 2],
+                stride: stride[i] as u64,
+                padding: padding[i],
+                dilation: dilation[i] as u64,
+            },
+            None => Axis {
+                input: 1,
+                output: 1,
+                taps: 1,
+                stride: 1,
+                padding: 0,
+                dilation: 1,
+            },
+        };
+        let groups = groups as u64;
+        Sizes {
+            batch: x[0],
+            inputs: w[1],
+            outputs: w[0] / groups,
+            groups,
+            axes: [axis(0), axis(1)],
+        }
+    }
+
+    fn x(&self) -> [u64; 4] {
+        let [y, x] = self.axes;
+        [self.batch, self.groups * self.inputs, y.input, x.input]
+    }
+
+    fn w(&self) -> [u64; 4] {
+        let [y, x] = self.axes;
+        [self.groups * self.outputs, self.inputs, y.taps, x.taps]
+    }
+
+    fn y(&self) -> [u64; 4] {
+        let [y, x] = self.axes;
+        [self.batch, self.groups * self.outputs, y.output, x.output]
+    }
+}
+
+/// Where an element lies.
+fn place(g: &mut Grid, at: [Value; 4], sizes: [u64; 4]) -> Value {
+    let mut place = at[0];
+    for (at, size) in at.into_iter().zip(sizes).skip(1) {
+        let above = g.times(place, size);
+        place = g.b.addi(above, at);
+    }
+    place
+}
+
+fn four(g: &mut Grid, i: Value, sizes: [u64; 4]) -> [Value; 4] {
+    let at = g.coordinates(i, &sizes);
+    [at[0], at[1], at[2], at[3]]
+}
+
+pub(super) fn convolution(k: &mut Kernel<'_>, a: &Convolution) {
+    let shapes = [k.x().shape(), k.operands[1].shape(), k.y().shape()];
+    let s = Sizes::new(shapes, a.groups, [&a.stride, &a.padding, &a.dilation]);
+    let (kind, has_bias) = (wide(k.y().dtype()), k.operands.len() == 3);
+    k.elements(k.y().numel(), |g, i| {
+        let [image, o, oy, ox] = four(g, i, s.y());
+        let [group, _] = g.divided(o, s.outputs);
+        let first = g.times(group, s.inputs);
+        let zero = g.float(0.0, kind);
+        let sum = g.count(s.inputs, &[zero], |g, c, sum| {
+            let channel = g.b.addi(first, c);
+            taps(g, s.axes, sum, |g, [ky, kx], sum| {
+                let (iy, in_y) = s.axes[0].input(g, oy, ky);
+                let (ix, in_x) = s.axes[1].input(g, ox, kx);
+                let inside = g.b.andi(in_y, in_x);
+                g.choose(inside, sum, |g| {
+                    let from = place(g, [image, channel, iy, ix], s.x());
+                    let by = place(g, [o, c, ky, kx], s.w());
+                    let (x, w) = (g.operand(0), g.operand(1));
+                    let (x, w) = (g.get(x, from), g.get(w, by));
+                    vec![g.b.fma(x, w, sum[0])]
+                })
+            })
+        });
+        let mut sum = sum[0];
+        if has_bias {
+            let b = g.operand(2);
+            let b = g.get(b, o);
+            sum = g.add(sum, b);
+        }
+        let y = g.result(0);
+        g.put(y, i, sum);
+    });
+}
+
+/// (dy, x, w) -> dx, dw, db where the mask is 1.
+pub(super) fn convolution_bwd(k: &mut Kernel<'_>, a: &ConvolutionBwd) {
+    let shapes = [1, 2, 0].map(|i| k.operands[i].shape());
+    let s = Sizes::new(shapes, a.groups, [&a.stride, &a.padding, &a.dilation]);
+    let place = |i: usize| (a.mask[i] == 1).then(|| a.mask[..i].iter().sum::<i64>() as usize);
+    if let Some(j) = place(0) {
+        of_inputs(k, &s, j);
+    }
+    if let Some(j) = place(1) {
+        of_weights(k, &s, j);
+    }
+    if let Some(j) = place(2) {
+        of_biases(k, &s, j);
+    }
+}
+
+fn of_inputs(k: &mut Kernel<'_>, s: &Sizes, j: usize) {
+    let kind = wide(k.results[j].dtype());
+    k.elements(s.x().iter().product(), |g, i| {
+        let [image, c, iy, ix] = four(g, i, s.x());
+        let [group, c] = g.divided(c, s.inputs);
+        let first = g.times(group, s.outputs);
+        let zero = g.float(0.0, kind);
+        let sum = g.count(s.outputs, &[zero], |g, o, sum| {
+            let o = g.b.addi(first, o);
+            taps(g, s.axes, sum, |g, [ky, kx], sum| {
+                let (oy, in_y) = s.axes[0].output(g, iy, ky);
+                let (ox, in_x) = s.axes[1].output(g, ix, kx);
+                let inside = g.b.andi(in_y, in_x);
+                g.choose(inside, sum, |g| {
+                    let from = self::place(g, [image, o, oy, ox], s.y());
+                    let by = self::place(g, [o, c, ky, kx], s.w());
+                    let (dy, w) = (g.operand(0), g.operand(2));
+                    let (dy, w) = (g.get(dy, from), g.get(w, by));
+                    vec![g.b.fma(dy, w, sum[0])]
+                })
+            })
+        });
+        let dx = g.result(j);
+        g.put(dx, i, sum[0]);
+    });
+}
+
+/// A block has a weight: its threads share the outputs. Sums are f64.
+fn of_weights(k: &mut Kernel<'_>, s: &Sizes, j: usize) {
+    let (n, dtype) = (s.w().iter().product(), k.results[j].dtype());
+    let outputs = [s.batch, s.axes[0].output, s.axes[1].output];
+    k.phase(THREADS, n, |g| {
+        g.parts(n, |g, weight| {
+            let room = g.shared(THREADS.into(), DType::F64);
+            let [o, c, ky, kx] = four(g, weight, s.w());
+            let [group, _] = g.divided(o, s.outputs);
+            let first = g.times(group, s.inputs);
+            let channel = g.b.addi(first, c);
+            let zero = g.float(0.0, Kind::F64);
+            let sum = g.share(outputs.iter().product(), &[zero], |g, i, sum| {
+                let at = g.coordinates(i, &outputs);
+                let (iy, in_y) = s.axes[0].input(g, at[1], ky);
+                let (ix, in_x) = s.axes[1].input(g, at[2], kx);
+                let inside = g.b.andi(in_y, in_x);
+                g.choose(inside, sum, |g| {
+                    let from = place(g, [at[0], o, at[1], at[2]], s.y());
+                    let of = place(g, [at[0], channel, iy, ix], s.x());
+                    let (dy, x) = (g.operand(0), g.operand(1));
+                    let (dy, x) = (g.get(dy, from), g.get(x, of));
+                    let (dy, x) = (g.double(dy), g.double(x));
+                    vec![g.b.fma(dy, x, sum[0])]
+                })
+            });
+            let total = g.total(sum[0], room);
+            g.once(|g| {
+                let (dw, total) = (g.result(j), g.rounded(total, dtype));
+                g.put(dw, weight, total);
+            });
+        });
+    });
+}
+
+/// A block has a channel of outputs.
+fn of_biases(k: &mut Kernel<'_>, s: &Sizes, j: usize) {
+    let (channels, dtype) = (s.y()[1], k.results[j].dtype());
+    let outputs = [s.batch, s.axes[0].output, s.axes[1].output];
+    k.phase(THREADS, channels, |g| {
+        g.parts(channels, |g, o| {
+            let room = g.shared(THREADS.into(), DType::F64);
+            let zero = g.float(0.0, Kind::F64);
+            let sum = g.share(outputs.iter().product(), &[zero], |g, i, sum| {
+                let at = g.coordinates(i, &outputs);
+                let from = place(g, [at[0], o, at[1], at[2]], s.y());
+                let dy = g.operand(0);
+                let dy = g.get(dy, from);
+                let dy = g.double(dy);
+                vec![g.add(sum[0], dy)]
+            });
+            let total = g.total(sum[0], room);
+            g.once(|g| {
+                let (db, total) = (g.result(j), g.rounded(total, dtype));
+                g.put(db, o, total);
+            });
+        });
+    });
+}
