@@ -1,8 +1,8 @@
-//! Why a program has no artifact.
+//! Why no artifact can be made for a program.
 
 use crate::kernels::{GeneratorError, Unsupported};
 
-/// What stops code generation.
+/// Why code generation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// An op that no kernel computes.
@@ -25,7 +25,7 @@ pub enum Error {
     /// The schedule's buffers have no addresses.
     #[error("the program has no plan")]
     NoPlan,
-    /// Kernels are to be generated, and there is no target.
+    /// Kernels should be generated, but there is no target.
     #[error("no kernels are generated for this processor; --kernels plain has its own")]
     NoTarget,
     /// A group of ops needs a generated kernel.
@@ -39,10 +39,10 @@ pub enum Error {
     NoKernel {
         /// The node.
         node: String,
-        /// What about it.
+        /// The reason.
         source: Unsupported,
     },
-    /// A kernel needs more scratch than the plan has for it.
+    /// A kernel needs more scratch than the plan gives it.
     #[error("node {node}: its kernel needs {needs} bytes of scratch, not {has}")]
     Scratch {
         /// The node.
@@ -52,7 +52,7 @@ pub enum Error {
         /// Bytes that the plan has.
         has: u64,
     },
-    /// A state's data have another size than the state.
+    /// The size of a state's data differs from the state's size.
     #[error("{path} should have {bytes} bytes, {given} are given")]
     Data {
         /// The state.
@@ -72,7 +72,7 @@ pub enum Error {
 pub struct Missing {
     /// Its name.
     pub op: &'static str,
-    /// The GPU's.
+    /// The GPU's name.
     pub gpu: &'static str,
     /// The first node that computes it.
     pub node: String,

@@ -1,4 +1,4 @@
-//! The kernels of a compiled step as text for people: MLIR, LLVM's, assembly or PTX.
+//! The kernels of a compiled step as readable text: MLIR, LLVM's, assembly or PTX.
 
 use crate::kernels::{Generated, Stage, Target, run_all};
 use crate::{Error, kernel};
@@ -9,7 +9,7 @@ use std::fmt;
 /// What a listing shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
-    /// What kernels are made as; needs no kernel generator.
+    /// MLIR, as emitted; needs no kernel generator.
     Mlir,
     /// LLVM's text, after its passes.
     Llvm,
@@ -17,30 +17,30 @@ pub enum Form {
     Asm,
 }
 
-/// The kernels of a program, and what has none. Printed, it is the kernels' text under comments.
+/// The kernels of a program, and the ops without one. It prints as the kernels' text with comments.
 #[derive(Debug)]
 pub struct Listing {
-    /// Kernels that are generated for the program's nodes, each once.
+    /// Generated kernels of the program's nodes, each once.
     pub kernels: Vec<Listed>,
     /// Ops that run as the runtime's own kernels.
     pub plain: Vec<Plain>,
-    /// What begins a comment in the kernels' text.
+    /// The start of a comment in the kernels' text.
     comment: &'static str,
 }
 
 /// A generated kernel.
 #[derive(Debug)]
 pub struct Listed {
-    /// The function's name; those of later phases have their number behind it.
+    /// The function's name; functions of later phases have their number after it.
     pub name: String,
     /// The op and its operands' types.
     pub op: String,
     /// Nodes that it computes.
     pub nodes: Vec<String>,
-    /// How many parts each of its phases has, which may run at once; none if there is nothing to
+    /// The number of parts of each phase, which may run in parallel; empty if there is nothing to
     /// do.
     pub parts: Vec<u64>,
-    /// Bytes that it wants beside operands and results.
+    /// Bytes that it needs in addition to operands and results.
     pub scratch_bytes: u64,
     /// Its text.
     pub text: String,
@@ -53,7 +53,7 @@ pub struct Plain {
     pub op: String,
     /// Nodes that it computes.
     pub nodes: Vec<String>,
-    /// Why there is none.
+    /// Why it has none.
     pub why: String,
 }
 
@@ -89,8 +89,8 @@ impl fmt::Display for Listing {
     }
 }
 
-/// The kernels that are generated for a program's nodes, in the order of their ops' text. An error
-/// is the kernel generator's.
+/// The generated kernels of a program's nodes, in the order of their ops' text. Errors come from
+/// the kernel generator.
 pub fn listing(program: &Program, target: &Target, form: Form) -> Result<Listing, Error> {
     let graph = &program.graph;
     let mut kernels: BTreeMap<String, (Generated, Vec<String>)> = BTreeMap::new();
@@ -155,7 +155,7 @@ pub fn listing(program: &Program, target: &Target, form: Form) -> Result<Listing
     })
 }
 
-/// What begins a comment in a form.
+/// The start of a comment in a form.
 fn comment(form: Form, target: &Target) -> &'static str {
     match form {
         Form::Llvm => ";",

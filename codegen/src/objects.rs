@@ -4,8 +4,8 @@ use crate::Error;
 use crate::kernels::{Cache, Generated, Target, compile_kernels};
 use artifact::Object;
 
-/// The objects of kernels, as artifacts have them: for a processor an object each, for a GPU one
-/// module with all of them, because a driver compiles module by module.
+/// The objects of kernels, as artifacts have them: for a processor, one object for each kernel; for
+/// a GPU, one module with all of them, because a driver compiles each module separately.
 pub fn objects(kernels: &[&Generated], target: &Target) -> Result<Vec<Object>, Error> {
     let compiled = compile_kernels(kernels, target, &Cache::user())?;
     let object = |bytes| Object {
@@ -18,7 +18,7 @@ pub fn objects(kernels: &[&Generated], target: &Target) -> Result<Vec<Object>, E
     Ok(compiled.into_iter().map(object).collect())
 }
 
-/// Modules of PTX as one: the first one's directives say what the others' say.
+/// Joins modules of PTX to one. The directives of the first one apply to all.
 fn joined(modules: &[Vec<u8>]) -> String {
     let is_directive = |line: &str| {
         let word = line.split_whitespace().next();

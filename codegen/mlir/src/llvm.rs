@@ -1,5 +1,5 @@
-//! LLVM's C interface, as far as it is needed: from a module of the LLVM dialect to an object or a
-//! text. mlir-sys links LLVM and declares MLIR's functions alone, so these are declared here.
+//! The part of LLVM's C interface that is needed: from a module of the LLVM dialect to an object or
+//! a text. mlir-sys links LLVM but declares only MLIR's functions, so LLVM's are declared here.
 #![allow(
     unsafe_code,
     reason = "LLVM's C interface is called here, and nowhere else"
@@ -15,7 +15,7 @@ use std::ptr::null_mut;
 
 type Ptr = *mut c_void;
 
-// SAFETY: the declarations are those of LLVM 22's headers
+// SAFETY: the declarations are copied from LLVM 22's headers
 // llvm-c/{Core,Error,Target,TargetMachine}.h and llvm-c/Transforms/PassBuilder.h, with every
 // reference as an untyped pointer.
 unsafe extern "C" {
@@ -72,7 +72,7 @@ unsafe extern "C" {
 }
 
 // SAFETY: C++ functions of MLIR 22 that take one reference, by their mangled names: MLIR's C
-// interface registers all dialects' interfaces or none.
+// interface can only register the interfaces of all dialects, or of none.
 unsafe extern "C" {
     #[link_name = "_ZN4mlir30registerLLVMDialectTranslationERNS_11MLIRContextE"]
     fn register_llvm_translation(context: Ptr);
@@ -84,7 +84,7 @@ unsafe extern "C" {
     fn register_nvvm_to_llvm(registry: Ptr);
 }
 
-/// Registers the dialects that melior has no handle for, and the passes.
+/// Registers the dialects for which melior has no handle, and the passes.
 pub(crate) fn register(registry: &DialectRegistry) {
     // SAFETY: handles are constants, the registry lives through the calls; passes are registered
     // once, by the one caller.
@@ -107,7 +107,7 @@ pub(crate) fn register(registry: &DialectRegistry) {
     }
 }
 
-/// Lets a context's modules become LLVM's.
+/// Makes a context's modules translatable to LLVM.
 pub(crate) fn register_translations(context: &Context) {
     let context: Ptr = context.to_raw().ptr.cast();
     // SAFETY: the context lives through the calls.
@@ -118,7 +118,7 @@ pub(crate) fn register_translations(context: &Context) {
     }
 }
 
-/// For whom code is made.
+/// The target of code.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Target {
     pub(crate) triple: String,
@@ -126,7 +126,7 @@ pub(crate) struct Target {
     pub(crate) features: String,
 }
 
-/// LLVM's code generators, made when they are first asked for.
+/// LLVM's code generators, each made at its first use.
 #[derive(Default)]
 pub(crate) struct Machines(BTreeMap<Target, Machine>);
 
@@ -139,7 +139,7 @@ impl Machines {
     }
 }
 
-/// A code generator. It lives as long as the process.
+/// A code generator. It lives until the process ends.
 pub(crate) struct Machine {
     raw: Ptr,
     triple: CString,
@@ -207,8 +207,8 @@ impl Machine {
         module: &impl OperationLike<'c, 'a>,
         stage: Stage,
     ) -> Result<Vec<u8>, String> {
-        // SAFETY: each object is made here and disposed of here, the module before its context;
-        // what LLVM answers is looked at while its owner lives.
+        // SAFETY: each object is made and disposed of here, the module before its context. LLVM's
+        // results are read while their owner lives.
         unsafe {
             let context = LLVMContextCreate();
             let result = self.emit_in(context, module.to_raw(), stage);
@@ -217,14 +217,14 @@ impl Machine {
         }
     }
 
-    /// SAFETY: `context` is a context of LLVM's, `module` an operation.
+    /// SAFETY: `context` is an LLVM context, `module` an operation.
     unsafe fn emit_in(
         &self,
         context: Ptr,
         module: mlir_sys::MlirOperation,
         stage: Stage,
     ) -> Result<Vec<u8>, String> {
-        // SAFETY: as promised by the caller; the module is disposed of on every way out.
+        // SAFETY: as promised by the caller; the module is disposed of on every path.
         unsafe {
             let module: Ptr = mlir_sys::mlirTranslateModuleToLLVMIR(module, context.cast()).cast();
             if module.is_null() {
@@ -251,8 +251,8 @@ impl Machine {
 
     /// SAFETY: `module` is a module of LLVM's.
     unsafe fn optimise(&self, module: Ptr) -> Result<(), String> {
-        // Kernels come vectorised and with their loops as they should be: of the usual passes these
-        // alone pay.
+        // Kernels are already vectorised, and their loops are final. Of the usual passes only these
+        // improve them.
         let passes =
             c"function(instcombine<no-verify-fixpoint>,early-cse,loop-mssa(licm),simplifycfg)";
         // SAFETY: as promised by the caller; an error is taken once.
@@ -294,7 +294,7 @@ impl Machine {
     }
 }
 
-/// A message of LLVM's, which is disposed of. SAFETY: `message` is one.
+/// Returns an LLVM message and disposes of it. SAFETY: `message` is one.
 unsafe fn taken(message: *mut c_char) -> String {
     // SAFETY: as promised by the caller.
     unsafe {

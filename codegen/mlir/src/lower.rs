@@ -1,5 +1,5 @@
 //! A module of MLIR to the LLVM dialect. Only the dialects and passes that generated kernels need
-//! are registered: each makes the program megabytes larger.
+//! are registered, because each makes the program megabytes larger.
 
 use crate::{Request, llvm};
 use melior::dialect::{DialectHandle, DialectRegistry};
@@ -17,7 +17,7 @@ const PASSES: &str = "builtin.module(convert-scf-to-cf,convert-vector-to-llvm,co
 /// What requests share.
 pub(crate) struct Lowering {
     context: Context,
-    /// What MLIR said of the module in work.
+    /// MLIR's messages about the current module.
     findings: Arc<Mutex<Vec<String>>>,
     machines: llvm::Machines,
 }

@@ -1,8 +1,8 @@
 //! MLIR text in, objects and PTX out: the only program of Lighterage that links LLVM. LLVM ends the
-//! process when it cannot select an instruction, so it has a process of its own, which the compiler
-//! starts (`codegen::kernels::generator`) and may lose without harm.
+//! process when it cannot select an instruction. So it runs in a separate process, which the
+//! compiler starts (`codegen::kernels::generator`) and can lose without harm.
 //!
-//! On standard input come requests, one after the other; each is a line of words and the module's
+//! Standard input has requests, one after the other. Each is a line of words, then the module's
 //! text:
 //!
 //! ```text
@@ -11,9 +11,9 @@
 //! the module, BYTES bytes
 //! ```
 //!
-//! and each is answered on standard output by `ok BYTES\n` or `error BYTES\n`, then BYTES bytes:
-//! what was asked for, or a message. The end of the input ends the process. The same request has
-//! the same answer, byte for byte.
+//! The answer to each on standard output is `ok BYTES\n` or `error BYTES\n`, then BYTES bytes: the
+//! result, or a message. The end of the input ends the process. The same request has the same
+//! answer, byte for byte.
 
 mod llvm;
 mod lower;
@@ -32,7 +32,7 @@ fn main() -> io::Result<()> {
         let request = Request::parse(&line)?;
         let mut text = vec![0; request.bytes];
         input.read_exact(&mut text)?;
-        // What LLVM prints before it gives up is the last that the compiler hears.
+        // LLVM's last output before it ends the process is what the compiler reports.
         let answer = String::from_utf8(text)
             .map_err(|e| e.to_string())
             .and_then(|text| {

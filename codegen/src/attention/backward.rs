@@ -5,7 +5,7 @@ use super::masks::{Limits, Mask, key_limits, key_tiles, masked, part};
 use super::{LOG2_E, Tensor};
 use crate::mlir::{Arith, Cache, Convert, Emit, Kind, Layout, Predicate, Special, Type, Value};
 
-/// dout, out -> delta: 16 bytes of a row to a thread. Bytes of shared memory: none.
+/// dout, out -> delta. Each thread has 16 bytes of a row. Returns the bytes of shared memory: none.
 pub(super) fn delta(e: &mut Emitter) -> u32 {
     let thread = e.b.special(Special::Thread);
     let each = e.d / 8;
@@ -45,13 +45,13 @@ pub(super) fn delta(e: &mut Emitter) -> u32 {
     0
 }
 
-/// Rows of the tiles that pass by: as many as registers hold.
+/// Rows of the tiles in the loop: the number that fits into registers.
 fn passing(e: &Emitter) -> u32 {
     if e.d == 64 { 64 } else { 32 }
 }
 
-/// p (dp - delta): the gradients of scores before they were scaled; the scale is left to the end.
-/// `delta` of a number's index in its quad and its column.
+/// p (dp - delta): the gradients of scores before scaling. The scale is applied at the end. `delta`
+/// is a function of a number's index in its quad and its column.
 fn score_gradients(
     e: &mut Emitter,
     p: &[Quad],
@@ -68,8 +68,8 @@ fn score_gradients(
     ds
 }
 
-/// Two to the power of scaled scores, shifted: probabilities. `shift` of a number's index in its
-/// quad and its column.
+/// Two to the power of scaled scores, shifted: probabilities. `shift` is a function of a number's
+/// index in its quad and its column.
 fn probabilities(
     e: &mut Emitter,
     scores: &[Quad],
@@ -89,8 +89,8 @@ fn probabilities(
 
 // --- dq ---
 
-/// What the parts of the kernel for dq share. Shared memory: 64 queries and their dout, twice some
-/// keys and values.
+/// State of the kernel for dq. Shared memory: 64 queries and their dout, and two tiles of keys and
+/// values.
 struct Queries {
     causal: bool,
     s: Start,
@@ -106,13 +106,13 @@ struct Queries {
     small: u32,
     /// Tiles of keys.
     n: Value,
-    /// What scores are multiplied by to be exponents of two.
+    /// The factor that turns scores into exponents of two.
     scale: Value,
     nothing: Value,
-    /// Of each of a thread's two rows: what is added to exponents, and delta.
+    /// For each of a thread's two rows: the number that is added to exponents, and delta.
     shifts: Vec<Value>,
     deltas: Vec<Value>,
-    /// Where the warp's rows lie in tiles.
+    /// The offset of the warp's rows in tiles.
     mine: Value,
     q_fragments: Fragments,
     dout_fragments: Fragments,
@@ -121,7 +121,7 @@ struct Queries {
     k_columns: Fragments,
 }
 
-/// dout, q, k, v, logsumexp, delta -> dq. Bytes of shared memory.
+/// dout, q, k, v, logsumexp, delta -> dq. Returns the bytes of shared memory.
 pub(super) fn queries(e: &mut Emitter, causal: bool) -> u32 {
     let this = Queries::begin(e, causal);
     let starts = e.zeros().concat();
@@ -201,7 +201,7 @@ impl Queries {
         e.b.commit();
     }
 
-    /// A tile of keys; the sums for dq.
+    /// Computes a tile of keys. Returns the sums for dq.
     fn round(&self, e: &mut Emitter, round: Value, values: &[Value]) -> Vec<Value> {
         let mut dq = quads(values);
         let now = e.turn(round, self.small);
@@ -232,14 +232,15 @@ impl Queries {
     }
 }
 
-/// Of each of a thread's two rows: the logsumexp as what is added to exponents of two, and delta.
+/// For each of a thread's two rows: the number that is added to exponents of two, from the
+/// logsumexp, and delta.
 fn row_numbers(e: &mut Emitter, s: &Start, head: Value, first: Value) -> (Vec<Value>, Vec<Value>) {
     let row = e.own_row(s, first);
     let last_row = e.with(Arith::Subi, e.n_queries, 1);
     let log2_e = e.b.float(-LOG2_E);
     let (mut shifts, mut deltas) = (vec![], vec![]);
     for lower in [0, 8] {
-        // Rows after the last are computed with the last row's numbers and not written.
+        // Rows after the last are computed with the last row's numbers, and are not written.
         let row = e.with(Arith::Addi, row, lower);
         let row = e.b.minsi(row, last_row);
         let [lse, delta] = [Tensor::Lse, Tensor::Delta].map(|tensor| {
@@ -255,9 +256,9 @@ fn row_numbers(e: &mut Emitter, s: &Start, head: Value, first: Value) -> (Vec<Va
 
 // --- dk and dv ---
 
-/// What the parts of the kernel for dk and dv share. Scores are computed transposed: rows are keys,
-/// columns queries. Shared memory: 64 keys and values, twice some queries and their dout,
-/// logsumexp and delta.
+/// State of the kernel for dk and dv. Scores are computed transposed: rows are keys, columns are
+/// queries. Shared memory: 64 keys and values, and two tiles of queries with their dout, logsumexp
+/// and delta.
 struct Keys {
     causal: bool,
     s: Start,
@@ -270,22 +271,22 @@ struct Keys {
     rows: u32,
     small: u32,
     queries: Fetched,
-    /// Tiles of queries: where a head's end, where they begin, and all of them.
+    /// Tiles of queries: the end in each head, the first one in each head, and their total number.
     all: Value,
     begin: Value,
     n: Value,
     first_head: Value,
 }
 
-/// The tiles of queries that pass by, and how a thread fills them.
+/// The tiles of queries in the loop, and how a thread fills them.
 struct Fetched {
     q_tiles: Value,
     dout_tiles: Value,
-    /// The logsumexp of a tile's queries, then their delta; twice.
+    /// The logsumexp of a tile's queries, then their delta, for two tiles.
     numbers: Value,
     number_bytes: u32,
-    /// Whether the thread copies one of those numbers, which tensor it is from, its row in the
-    /// tile, and its place there in bytes.
+    /// Whether the thread copies one of these numbers, from which tensor, its row in the tile, and
+    /// its place there in bytes.
     copies: Value,
     from: Value,
     row: Value,
@@ -294,7 +295,7 @@ struct Fetched {
 
 /// Factors, as the lanes of a warp read them.
 struct Factors {
-    /// Where the warp's rows lie in the tiles of keys and values.
+    /// The offset of the warp's rows in the tiles of keys and values.
     mine: Value,
     k: Fragments,
     v: Fragments,
@@ -302,7 +303,7 @@ struct Factors {
     dout: Fragments,
     q_columns: Fragments,
     dout_columns: Fragments,
-    /// Where the numbers of a thread's columns lie, in bytes.
+    /// The offset of the numbers of a thread's columns, in bytes.
     place: Value,
     /// A thread's first key.
     key: Value,
@@ -311,11 +312,11 @@ struct Factors {
     log2_e: Value,
 }
 
-/// dout, q, k, v, logsumexp, delta -> dk, dv. Bytes of shared memory.
+/// dout, q, k, v, logsumexp, delta -> dk, dv. Returns the bytes of shared memory.
 pub(super) fn keys(e: &mut Emitter, causal: bool) -> u32 {
     let this = Keys::begin(e, causal);
     let factors = this.factors(e);
-    // Handed on: 16 × D numbers of dk and of dv, the head and the tile of its queries.
+    // Loop values: 16 × D numbers of dk and of dv, the head and the tile of its queries.
     let mut starts = [e.zeros(), e.zeros()].concat().concat();
     starts.extend([this.first_head, this.begin]);
     let last = e.rounds(this.n, &starts, |e, round, values| {
@@ -368,7 +369,7 @@ impl Keys {
         let v_tile = e.advance(s.tiles, ROWS * e.pitch());
         let all = e.blocks(e.n_queries, rows);
         let zero = e.b.int(0);
-        // With a causal mask the queries before the first key do not look at it.
+        // With a causal mask the queries before the first key do not use it.
         let begin = if causal {
             e.with(Arith::Divui, first, rows)
         } else {
@@ -421,7 +422,7 @@ impl Keys {
         }
     }
 
-    /// Begins to fetch tile `at` of a head's queries for a round.
+    /// Starts to fetch tile `at` of a head's queries for a round.
     fn fetch(&self, e: &mut Emitter, round: Value, head: Value, at: Value) {
         let queries = &self.queries;
         let [q, dout] = [Tensor::Q, Tensor::Dout].map(|tensor| e.of_queries(tensor, head));
@@ -445,7 +446,7 @@ impl Keys {
         });
     }
 
-    /// The next tile of queries: its head and its number there. Begins to fetch it.
+    /// Starts to fetch the next tile of queries. Returns its head and its number there.
     fn fetch_next(&self, e: &mut Emitter, round: Value, head: Value, at: Value) -> [Value; 2] {
         let next_at = e.with(Arith::Addi, at, 1);
         let ends = e.b.compare(Predicate::Eq, next_at, self.all);
@@ -459,7 +460,7 @@ impl Keys {
         [next_head, next_at]
     }
 
-    /// A tile of queries; what is handed on.
+    /// Computes a tile of queries. Returns the loop values.
     fn round(
         &self,
         e: &mut Emitter,
@@ -512,7 +513,8 @@ impl Keys {
         columns.collect()
     }
 
-    /// With a causal mask a key's row looks from the column of the same number on.
+    /// With a causal mask, the visible columns of a key's row start at the column with the same
+    /// number.
     fn query_limits(&self, e: &mut Emitter, factors: &Factors, first_query: Value) -> Limits {
         let place = e.with(Arith::Shli, self.s.place, 1);
         let less = e.b.addi(first_query, place);

@@ -1,8 +1,8 @@
-//! What attention's kernels share. Tiles lie in shared memory, go through tensor cores by
-//! `ldmatrix` and `mma.sync`, and come from global memory by `cp.async`.
+//! Shared parts of attention's kernels. Tiles are in shared memory. `cp.async` copies them from
+//! global memory, and `ldmatrix` and `mma.sync` use them on tensor cores.
 //!
-//! A tile has rows of D numbers of bf16. The 16-byte chunk `c` of row `r` lies at chunk `c ^ (r %
-//! 8)` of the row: the eight rows of a matrix that `ldmatrix` reads then lie in different banks,
+//! A tile has rows of D numbers of bf16. The 16-byte chunk `c` of row `r` is at chunk `c ^ (r % 8)`
+//! of the row. Then the eight rows of a matrix that `ldmatrix` reads are in different banks,
 //! without padding (CUTLASS's 128-byte swizzle).
 
 use super::{LOG2_E, Tensor};
@@ -13,10 +13,10 @@ use crate::mlir::{
 
 /// Threads of a block: four warps, each with 16 rows of a tile of 64.
 pub(super) const THREADS: u32 = 128;
-/// Rows of the tile that stays.
+/// Rows of the tile that a block keeps.
 pub(super) const ROWS: u32 = 64;
-/// Blocks that a multiprocessor should hold at once. Two leave each thread all of its 255
-/// registers; unless told, ptxas takes 128 and spills.
+/// Blocks that a multiprocessor should hold at once. With two, each thread has all of its 255
+/// registers. Without this limit ptxas uses 128 registers and spills.
 const BLOCKS: u32 = 2;
 
 /// A thread's four numbers of a result of 16 × 8, or four registers of a factor of 16 × 16.
@@ -43,7 +43,7 @@ pub(super) struct Emitter {
     pub(super) scale: Value,
 }
 
-/// A thread of a kernel with tiles.
+/// The positions of a thread in a kernel with tiles.
 pub(super) struct Start {
     pub(super) thread: Value,
     pub(super) warp: Value,
@@ -67,10 +67,10 @@ pub(super) struct Matrix {
 /// How the lanes of a warp address 16 × 16 numbers for `ldmatrix.x4`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lanes {
-    /// Lane `l` has row `l % 16` and half `l / 16`: the left factor; transposed, the right factor
-    /// whose rows are summed over.
+    /// Lane `l` has row `l % 16` and half `l / 16`: for the left factor; transposed, for a right
+    /// factor whose rows are summed over.
     A,
-    /// Lane `l` has row `l % 8 + 8 (l / 16)` and half `l / 8 % 2`: the right factor whose columns
+    /// Lane `l` has row `l % 8 + 8 (l / 16)` and half `l / 8 % 2`: for a right factor whose columns
     /// are summed over.
     B,
 }
@@ -86,10 +86,10 @@ pub(super) struct Filler {
     row: Value,
     /// Its chunk's place in the tile, 64 bits.
     place: Value,
-    /// Its chunk's place in the matrix, from the tile's first row on.
+    /// Its chunk's place in the matrix, relative to the tile's first row.
     from: Value,
-    /// Rows that all threads fill at once: a multiple of 8, so that a thread's chunks lie alike in
-    /// all of its rows.
+    /// Rows that all threads fill at once: a multiple of 8, so that a thread's chunk has the same
+    /// place in all of its rows.
     step: u32,
 }
 
@@ -161,15 +161,15 @@ impl Emitter {
 
     // --- numbers ---
 
-    /// An integer operation with a number that is known.
+    /// An integer operation with a known number.
     #[track_caller]
     pub(super) fn with(&mut self, op: Arith, a: Value, b: impl Into<i64>) -> Value {
         let b = self.b.int(b.into());
         self.b.arith(op, &[a, b])
     }
 
-    /// The quotient and the rest of a division by a number that is no constant. The rest by itself
-    /// is as much work as the division.
+    /// The quotient and the rest of a division by a number that is not constant. Computing the rest
+    /// separately would cost as much as the division.
     pub(super) fn divide(&mut self, a: Value, b: Value) -> (Value, Value) {
         let quotient = self.b.divui(a, b);
         let product = self.b.muli(quotient, b);
@@ -183,7 +183,7 @@ impl Emitter {
         self.with(Arith::Divui, sum, b)
     }
 
-    /// What makes a score the exponent of a power of two.
+    /// The factor that turns a score into an exponent of two.
     pub(super) fn exponents(&mut self) -> Value {
         let log2_e = self.b.float(LOG2_E);
         self.b.mulf(self.scale, log2_e)
@@ -205,7 +205,7 @@ impl Emitter {
         self.advance(pointer, offset)
     }
 
-    /// Matrix `i` of those of `rows` rows of `bytes` bytes that a tensor consists of.
+    /// Matrix `i` of a tensor of matrices with `rows` rows of `bytes` bytes.
     pub(super) fn matrix(&mut self, tensor: Value, i: Value, rows: Value, bytes: u32) -> Matrix {
         let (i, n) = (self.b.wide(i), self.b.wide(rows));
         let at = self.b.muli(i, n);
@@ -235,7 +235,8 @@ impl Emitter {
         self.matrix(tensor, head, self.n_queries, 4)
     }
 
-    /// The offset of one of two tiles, 64 bits: those of even rounds and those of odd.
+    /// The offset of one of two tiles, 64 bits: the first for even rounds, the second for odd
+    /// rounds.
     pub(super) fn turn(&mut self, round: Value, bytes: u32) -> Value {
         let odd = self.with(Arith::Andi, round, 1);
         let offset = self.with(Arith::Muli, odd, bytes);
@@ -257,7 +258,7 @@ impl Emitter {
 
     // --- threads ---
 
-    /// What kernels with tiles begin with.
+    /// The start of kernels with tiles.
     pub(super) fn start(&mut self) -> Start {
         let thread = self.b.special(Special::Thread);
         let warp = self.with(Arith::Divui, thread, 32);
@@ -274,21 +275,21 @@ impl Emitter {
         }
     }
 
-    /// The first of the rows that a thread has of its warp's 16, among all rows; the second is 8
-    /// rows later.
+    /// The number of a thread's first row among all rows. Its second row is 8 rows later. A warp
+    /// has 16 rows.
     pub(super) fn own_row(&mut self, s: &Start, first: Value) -> Value {
         let start = self.with(Arith::Muli, s.warp, 16);
         let row = self.b.addi(start, s.group);
         self.b.addi(first, row)
     }
 
-    /// Where the warp's 16 rows lie in a tile, in bytes, 64 bits.
+    /// The offset of the warp's 16 rows in a tile, in bytes, 64 bits.
     pub(super) fn own_tile_rows(&mut self, s: &Start) -> Value {
         let bytes = self.with(Arith::Muli, s.warp, 16 * self.pitch());
         self.b.wide(bytes)
     }
 
-    /// Where two f32 of a thread's columns lie among those of 8, in bytes, 64 bits.
+    /// The offset of two f32 for a thread's columns among those of 8 columns, in bytes, 64 bits.
     pub(super) fn own_pair(&mut self, s: &Start) -> Value {
         let bytes = self.with(Arith::Shli, s.place, 3);
         self.b.wide(bytes)
@@ -307,7 +308,7 @@ impl Emitter {
 
     // --- tiles ---
 
-    /// Where a thread's chunk lies in a tile that all threads fill, and where it comes from.
+    /// The place of a thread's chunk in a tile that all threads fill, and its source.
     pub(super) fn filler(&mut self, thread: Value) -> Filler {
         let chunks = self.d / 8;
         let row = self.with(Arith::Divui, thread, chunks);
@@ -334,8 +335,8 @@ impl Emitter {
         self.b.addi(start, moved)
     }
 
-    /// Begins to fill a tile of `rows` rows with those from `first` on of a matrix; zeros
-    /// fill the rows after its last.
+    /// Starts to fill a tile of `rows` rows with the rows of a matrix from `first` on. Rows after
+    /// its last are zeros.
     pub(super) fn fill(
         &mut self,
         filler: &Filler,
@@ -382,7 +383,7 @@ impl Emitter {
             }
         };
         let first = self.swizzled(row, half);
-        // A step of 16 numbers is two chunks, and flips the same bits whatever the row.
+        // A step of 16 numbers is two chunks, and flips the same bits in every row.
         let addresses = (0..self.steps()).map(|step| {
             let offset = self.with(Arith::Xori, first, step << 5);
             let offset = self.b.wide(offset);
@@ -393,7 +394,7 @@ impl Emitter {
         }
     }
 
-    /// The four 8 × 8 matrices of 16 rows from `row` on and 16 numbers of them; `offset` (64 bits)
+    /// The four 8 × 8 matrices of 16 rows from `row` on and 16 numbers of each; `offset` (64 bits)
     /// is added to the tile.
     pub(super) fn load(
         &mut self,
@@ -441,13 +442,13 @@ impl Emitter {
         }
     }
 
-    /// The first two of `c` with the product of 16 × 16 and 16 × 16 numbers added.
+    /// Adds the product of 16 × 16 and 16 × 16 numbers to the first two of `c`.
     fn add_product(&mut self, a: Quad, b: Quad, c: &mut [Quad]) {
         c[0] = self.b.multiply(a, [b[0], b[1]], c[0]);
         c[1] = self.b.multiply(a, [b[2], b[3]], c[1]);
     }
 
-    /// A result of products as left factors: its layout is theirs.
+    /// A result of products as left factors, which have the same layout.
     pub(super) fn packed(&mut self, c: &[Quad]) -> Vec<Quad> {
         let pairs = c.chunks(2).map(|two| {
             let [first, second] = [two[0], two[1]];
@@ -476,7 +477,8 @@ impl Emitter {
     // --- results ---
 
     /// Writes a warp's 16 rows of a result to rows of a matrix from `first` on, 16 bytes at a time,
-    /// by way of a tile's rows that only this warp reads: a barrier should follow those reads.
+    /// through rows of a tile that only this warp reads. There should be a barrier after those
+    /// reads.
     pub(super) fn write(&mut self, s: &Start, c: &[Quad], tile: Value, to: Matrix, first: Value) {
         let start = self.with(Arith::Muli, s.warp, 16);
         self.write_tile(s, c, tile, start);

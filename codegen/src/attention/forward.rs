@@ -5,7 +5,7 @@ use super::masks::{Mask, key_limits, key_tiles, masked, part};
 use super::{LN_2, LOG2_E, Tensor};
 use crate::mlir::{Arith, Emit, Kind, Layout, Predicate, Type, Value};
 
-/// What the parts of the kernel share. Shared memory: 64 queries, twice 64 keys and values.
+/// State of the kernel. Shared memory: 64 queries, and two tiles of 64 keys and values.
 struct Forward {
     causal: bool,
     s: Start,
@@ -21,7 +21,7 @@ struct Forward {
     n: Value,
     /// Bytes of a tile.
     tile: u32,
-    /// What scores are multiplied by to be exponents of two: positive.
+    /// The factor that turns scores into exponents of two; positive.
     scale: Value,
     /// The queries as left factors, one for each 16 numbers of a row.
     q: Vec<Quad>,
@@ -31,11 +31,11 @@ struct Forward {
     nothing: Value,
 }
 
-/// Emits the kernel; bytes of shared memory.
+/// Emits the kernel. Returns the bytes of shared memory.
 pub(super) fn forward(e: &mut Emitter, causal: bool) -> u32 {
     let this = Forward::begin(e, causal);
-    // Handed on: 16 × D numbers of the result; of each of two rows the maximum, and the sum of what
-    // this thread has of it.
+    // Loop values: 16 × D numbers of the result; for each of two rows, the maximum, and this
+    // thread's part of the sum.
     let mut starts = e.zeros().concat();
     starts.extend([this.lowest, this.lowest, this.nothing, this.nothing]);
     let last = e.rounds(this.n, &starts, |e, round, values| {
@@ -112,7 +112,7 @@ impl Forward {
         e.b.commit();
     }
 
-    /// A tile of keys; what is handed on.
+    /// Computes a tile of keys. Returns the loop values.
     fn round(&self, e: &mut Emitter, round: Value, values: &[Value]) -> Vec<Value> {
         let d = e.d as usize;
         let mut out = quads(&values[..d / 2]);
@@ -161,8 +161,8 @@ impl Forward {
         [out.concat(), maxima, sums].concat()
     }
 
-    /// The largest score of one of a thread's two rows so far; what is added to scaled scores
-    /// before the exponential; and what results for smaller maxima are multiplied with.
+    /// The largest score so far of one of a thread's two rows; the number that is added to scaled
+    /// scores before the exponential; and the factor for results with smaller maxima.
     fn maximum(
         &self,
         e: &mut Emitter,
@@ -231,11 +231,10 @@ impl Forward {
     }
 }
 
-/// What scores are multiplied by to be exponents of two, and the bits that change the queries'
-/// signs.
+/// The factor that turns scores into exponents of two, and the bits that change the queries' signs.
 ///
 /// The maximum is taken of scores before they are scaled, so a negative scale changes the queries'
-/// signs. A scale of 0 counts as the smallest there is, so that hidden scores stay at minus
+/// signs. A scale of 0 becomes the smallest positive number, so that hidden scores stay at minus
 /// infinity.
 fn magnitude(e: &mut Emitter) -> (Value, Value) {
     let bits = e.b.bitcast(e.scale, Type::Scalar(Kind::I32));

@@ -1,10 +1,10 @@
-//! Which rows a block of threads has, which tiles it goes over, and which scores it hides.
+//! The rows of a block of threads, the tiles that it processes, and the scores that it hides.
 
 use super::emit::{Emitter, Quad, ROWS, Start, quads};
 use crate::mlir::{Arith, Emit, Predicate, Special, Value};
 
-/// A block's head and the first of its 64 rows. The last rows of a head come first if `backwards`:
-/// with a causal mask they have the most to do.
+/// A block's head and the first of its 64 rows. If `backwards`, the last rows of a head come first,
+/// because with a causal mask they have the most work.
 pub(super) fn part(e: &mut Emitter, rows: Value, backwards: bool) -> (Value, Value) {
     let block = e.b.special(Special::Block);
     let n = e.blocks(rows, ROWS);
@@ -16,7 +16,7 @@ pub(super) fn part(e: &mut Emitter, rows: Value, backwards: bool) -> (Value, Val
     (head, e.with(Arith::Muli, at, ROWS))
 }
 
-/// How many tiles of `rows` keys the queries from `first` on look at.
+/// The number of tiles of `rows` keys that the queries from `first` on use.
 pub(super) fn key_tiles(e: &mut Emitter, first: Value, rows: u32, causal: bool) -> Value {
     let mut end = e.n_keys;
     if causal {
@@ -26,18 +26,18 @@ pub(super) fn key_tiles(e: &mut Emitter, first: Value, rows: u32, causal: bool) 
     e.blocks(end, rows)
 }
 
-/// Which scores of a tile are visible. A thread has two rows of it, and its
-/// columns start at its own place.
+/// Which scores of a tile are visible. A thread has two rows of the tile, and its columns start at
+/// its own place.
 pub(super) struct Limits {
     /// Whether scores of the tile are hidden.
     pub(super) needed: Value,
-    /// For each row a column, less the thread's place.
+    /// For each row, a column minus the thread's place.
     pub(super) columns: [Value; 2],
-    /// Columns from there on are visible; else those before.
+    /// True if the columns from there on are visible, false if the columns before it are.
     pub(super) from: bool,
 }
 
-/// Replaces scores that a mask hides by `hidden`, in tiles that have any.
+/// Replaces hidden scores by `hidden`, in tiles that have some.
 pub(super) fn masked(
     e: &mut Emitter,
     scores: &[Quad],
@@ -62,8 +62,8 @@ pub(super) fn masked(
     quads(&values)
 }
 
-/// A tile of scores: its first query, its first key, how many keys it has, and whether query i
-/// looks at the keys 0..=i alone.
+/// A tile of scores: its first query, its first key, the number of its keys, and whether query i
+/// uses only the keys 0..=i.
 #[derive(Clone, Copy)]
 pub(super) struct Mask {
     pub(super) first: Value,
@@ -72,8 +72,8 @@ pub(super) struct Mask {
     pub(super) causal: bool,
 }
 
-/// Of each of a thread's two rows, the first column of a tile that it does not look at: rows are
-/// queries, columns keys.
+/// For each of a thread's two rows, the first hidden column of a tile. Rows are queries, columns
+/// are keys.
 pub(super) fn key_limits(e: &mut Emitter, s: &Start, mask: Mask) -> Limits {
     let (first_query, first_key) = (mask.first, mask.columns);
     let place = e.with(Arith::Shli, s.place, 1);

@@ -1,5 +1,5 @@
-//! Attention for NVIDIA's GPUs: forward and backward without the matrix of scores, by tensor cores;
-//! one text for every GPU from sm_80 on.
+//! Attention for NVIDIA's GPUs: forward and backward on tensor cores, without storing the matrix of
+//! scores. The same kernels work for every GPU from sm_80 on.
 //!
 //! The kernels compute `sdpa` and `sdpa_bwd` of [`ir::op`] for bf16, without a mask or with the
 //! causal one. q, out, dout, dq are [B, H, S, D], k, v, dk, dv are [B, G, T, D], where G divides H;
@@ -8,11 +8,11 @@
 //! tensor cores does. A query without visible keys gives zeros and a logsumexp of 0.
 //!
 //! The method is FlashAttention-2's (Dao, 2023). Forward: a block has 64 queries and goes over the
-//! keys, with a running maximum and sum. Backward: [`Kind::Delta`] is the sums over dout · out;
-//! [`Kind::Keys`] has 64 keys to a block, goes over the queries of all heads of their group and
-//! computes scores transposed, which saves a trip through shared memory before the second
-//! product; [`Kind::Queries`] is like the forward. Scores are computed twice, and in
-//! return nothing is added up by atomics: results are the same bits in every run.
+//! keys, with a running maximum and sum. Backward: [`Kind::Delta`] computes the sums over dout ·
+//! out. [`Kind::Keys`] has 64 keys per block, and goes over the queries of all heads of their
+//! group. It computes scores transposed, so the second product needs no exchange through shared
+//! memory. [`Kind::Queries`] is like the forward. Scores are computed twice. So no atomic additions
+//! are needed, and results are the same bits in every run.
 
 mod backward;
 mod emit;
@@ -24,13 +24,13 @@ use crate::mlir::{self, Module};
 use emit::{Emitter, Operand, ROWS, THREADS};
 
 ir::named! {
-    /// Which kernel. Each takes the addresses of bf16 tensors unless it says f32, then
+    /// The kernel. Each takes the addresses of tensors, bf16 unless f32 is stated, then
     /// [`Sizes::arguments`].
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub enum Kind {
         /// q, k, v -> out, logsumexp (f32).
         Forward = "forward",
-        /// dout, out -> delta (f32): what the other two of the backward need.
+        /// dout, out -> delta (f32), which the other two kernels of the backward need.
         Delta = "delta",
         /// dout, q, k, v, logsumexp (f32), delta (f32) -> dk, dv.
         Keys = "keys",
@@ -94,18 +94,18 @@ impl Tensor {
     }
 }
 
-/// Why there is no kernel.
+/// Why a kernel is not available.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Error {
     /// Heads have another size.
     #[error("attention for GPUs has heads of 64 or 128 numbers, not {0}")]
     HeadSize(u32),
-    /// The kernel is emitted wrongly.
+    /// A bug in the emitted kernel.
     #[error("attention's kernel {kernel}: {source}")]
     Emit {
         /// Its name.
         kernel: String,
-        /// What is wrong.
+        /// The error.
         source: mlir::Error,
     },
 }
@@ -119,7 +119,7 @@ pub struct Kernel {
     pub mlir: String,
     /// Threads of a block.
     pub threads: u32,
-    /// Bytes of dynamic shared memory of a block; more than 48 KiB have to be asked for
+    /// Bytes of dynamic shared memory of a block; more than 48 KiB must be requested
     /// (`CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`).
     pub shared_bytes: u32,
     kind: Kind,
@@ -137,7 +137,7 @@ pub struct Sizes {
     pub queries: u32,
     /// Keys of a head; below 2^31 - 64.
     pub keys: u32,
-    /// What scores are multiplied by, before the exponential.
+    /// The factor of scores before the exponential.
     pub scale: f32,
 }
 
@@ -164,8 +164,8 @@ impl Sizes {
 }
 
 impl Kernel {
-    /// How many blocks there are for some sizes, below 2^31; they lie along x. With none, nothing
-    /// is to be started; without keys the forward still writes its zeros.
+    /// The number of blocks for these sizes, below 2^31, along x. If it is 0, nothing must be
+    /// started. Without keys the forward still writes its zeros.
     pub fn blocks(&self, sizes: &Sizes) -> u64 {
         let [heads, group, queries, keys] =
             [sizes.heads, sizes.group, sizes.queries, sizes.keys].map(u64::from);
@@ -187,7 +187,7 @@ impl Kernel {
     }
 }
 
-/// A kernel for heads of 64 or 128 numbers. `causal`: query i looks at the keys 0..=i alone.
+/// A kernel for heads of 64 or 128 numbers. With `causal`, query i uses only the keys 0..=i.
 pub fn kernel(kind: Kind, head_size: u32, causal: bool) -> Result<Kernel, Error> {
     if ![64, 128].contains(&head_size) {
         return Err(Error::HeadSize(head_size));

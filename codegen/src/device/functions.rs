@@ -1,7 +1,7 @@
-//! Sine, cosine, logarithm and powers. They are computed in f64, to about its last bit, so that
-//! they are the nearest f32, or almost: GPUs approximate them to 2^-21.
+//! Sine, cosine, logarithm and powers. They are computed in f64, to about its last bit. So the
+//! result is nearly always the nearest f32. (The instructions of GPUs have an error of 2^-21.)
 //!
-//! The polynomials are those of FreeBSD's libm (Sun Microsystems, 1993).
+//! The polynomials are from FreeBSD's libm (Sun Microsystems, 1993).
 
 use super::Kernel;
 use super::grid::Grid;
@@ -27,8 +27,9 @@ fn nearest(g: &mut Grid, x: Value) -> Value {
     g.sub(shifted, magic)
 }
 
-/// An angle as a number of quarter turns and what is left, at most an eighth turn. Exact to f64's
-/// last bits for angles up to 2^50: π/2 is the sum of two numbers, and products are not rounded.
+/// An angle as a number of quarter turns and a rest of at most an eighth turn. It is exact to the
+/// last bits of f64 for angles up to 2^50, because π/2 is the sum of two numbers and products are
+/// not rounded.
 fn quarters(g: &mut Grid, x: Value) -> [Value; 2] {
     const HIGH: f64 = std::f64::consts::FRAC_PI_2;
     const LOW: f64 = 6.123_233_995_736_766e-17;
@@ -162,7 +163,7 @@ pub(super) fn cos(k: &mut Kernel<'_>) {
     each(k, cosine);
 }
 
-/// e^x, within f64's range; what is beyond it is 0 or an infinity.
+/// e^x within the range of f64; beyond it the result is 0 or infinity.
 pub(super) fn exponential(g: &mut Grid, x: Value) -> Value {
     let [least, most] = [-746.0, 710.0].map(|x| g.float(x, Kind::F64));
     let low = g.less(x, least);
@@ -211,8 +212,8 @@ pub(super) fn any_logarithm(g: &mut Grid, x: Value) -> Value {
     g.b.select(nan, x, y)
 }
 
-/// x^y as IEEE 754 has it, its special cases included. The error is that of y times a logarithm: up
-/// to 2^-44 of the result.
+/// x^y with the special cases of IEEE 754. The error is the one of y times a logarithm: up to 2^-44
+/// of the result.
 fn power(g: &mut Grid, x: Value, y: Value) -> Value {
     let [zero, one, half, large, nan] =
         [0.0, 1.0, 0.5, 2f64.powi(51), f64::NAN].map(|x| g.float(x, Kind::F64));
@@ -243,7 +244,7 @@ fn power(g: &mut Grid, x: Value, y: Value) -> Value {
     let minus = g.b.arith(Arith::Negf, &[result]);
     let flips = g.b.andi(negative, odd);
     let result = g.b.select(flips, minus, result);
-    // Roots of negative numbers are none; that of -∞ is infinite.
+    // Roots of negative numbers are NaN; the root of -∞ is infinite.
     let lowest = g.float(f64::NEG_INFINITY, Kind::F64);
     let (below, finite) = (g.less(x, zero), g.less(lowest, x));
     let below = g.b.andi(below, finite);

@@ -1,8 +1,9 @@
-//! A function for a GPU in work: a grid of threads, what each thread knows, and numbers in memory
-//! by their element types. Numbers are computed in f32, f64 or i64, as the plain kernels do.
+//! A function for a GPU that is being built: a grid of threads, the numbers that each thread knows,
+//! and elements in memory by their types. Numbers are computed in f32, f64 or i64, as the plain
+//! kernels do.
 //!
-//! Indices are 64-bit integers. Whatever is known when a kernel is made, sizes and strides, is a
-//! constant in it, so divisions become products.
+//! Indices are 64-bit integers. Sizes and strides are constants in a kernel, so divisions become
+//! products.
 
 use crate::kernels::{storage, wide};
 use crate::mlir::{
@@ -12,17 +13,17 @@ use crate::mlir::{
 use ir::op::Number;
 use ir::{DType, TensorType};
 
-/// Threads of a block where each computes elements by itself.
+/// Threads of a block in which each thread computes elements separately.
 pub(super) const THREADS: u32 = 256;
 
-/// A tensor that a function has the address of, or memory that a block's threads share.
+/// A tensor, by its address, or memory that a block's threads share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Tensor {
     pub(super) pointer: Value,
     pub(super) dtype: DType,
 }
 
-/// A function in work.
+/// A function that is being built.
 pub(super) struct Grid {
     pub(super) b: Builder,
     /// Operands, then results.
@@ -31,7 +32,7 @@ pub(super) struct Grid {
     scratch: Option<Value>,
     symbol: String,
     pub(super) threads: u32,
-    /// The thread's number in its block, the block's, and how many blocks there are.
+    /// The thread's number in its block, the block's number, and the number of blocks.
     pub(super) thread: Value,
     block: Value,
     blocks: Value,
@@ -49,8 +50,8 @@ impl Emit for Grid {
 }
 
 impl Grid {
-    /// Begins a function whose arguments are the addresses of operands, of results, and of scratch
-    /// if there is any.
+    /// Starts a function whose arguments are the addresses of operands, of results, and of scratch
+    /// if it has any.
     pub(super) fn new(
         symbol: String,
         threads: u32,
@@ -122,7 +123,7 @@ impl Grid {
         Tensor { pointer, dtype }
     }
 
-    /// Room for `n` numbers that the block's threads share; a multiple of 16 bytes from what was
+    /// Room for `n` numbers that the block's threads share; a multiple of 16 bytes after the room
     /// taken before.
     pub(super) fn shared(&mut self, n: u64, dtype: DType) -> Tensor {
         let from = self.shared_bytes;
@@ -134,7 +135,7 @@ impl Grid {
 
     // --- control ---
 
-    /// The parts that a block computes, of `n`.
+    /// A loop over the parts of `n` that a block computes.
     pub(super) fn parts(&mut self, n: u64, body: impl FnOnce(&mut Grid, Value)) {
         let bounds = [self.block, self.b.long(n), self.blocks];
         self.repeat(bounds, &[], |g, part, _| {
@@ -143,7 +144,7 @@ impl Grid {
         });
     }
 
-    /// A thread's elements of `n`: `parts` parts have [`THREADS`] of them each.
+    /// A loop over the elements of `n` that a thread computes. Each part has [`THREADS`] elements.
     pub(super) fn elements(&mut self, n: u64, body: impl FnOnce(&mut Grid, Value)) {
         let threads = u64::from(self.threads);
         self.parts(n.div_ceil(threads), |g, part| {
@@ -166,7 +167,7 @@ impl Grid {
         self.repeat(bounds, starts, body)
     }
 
-    /// A loop over the numbers of `0..n` that this thread has among the block's.
+    /// A loop over the numbers of `0..n` that this thread of the block has.
     pub(super) fn share(
         &mut self,
         n: u64,
@@ -211,7 +212,7 @@ impl Grid {
         self.b.barrier();
         let [_, own] = self.divided(self.thread, left);
         let x = self.get(room, own);
-        // The room may be written again only when all have read it.
+        // The room may be written again only when all threads have read it.
         self.b.barrier();
         x
     }
@@ -275,7 +276,7 @@ impl Grid {
         self.b.compare(Predicate::Ult, x, n)
     }
 
-    /// An integer times a number that is known.
+    /// An integer times a known number.
     pub(super) fn times(&mut self, x: Value, n: u64) -> Value {
         if n == 1 {
             return x;
@@ -284,7 +285,7 @@ impl Grid {
         self.b.muli(x, n)
     }
 
-    /// An integer and a number that is known.
+    /// An integer plus a known number.
     pub(super) fn plus(&mut self, x: Value, n: i64) -> Value {
         if n == 0 {
             return x;
@@ -293,7 +294,7 @@ impl Grid {
         self.b.addi(x, n)
     }
 
-    /// The quotient of an integer and a number that is known, and the rest.
+    /// The quotient of an integer and a known number, and the rest.
     pub(super) fn divided(&mut self, x: Value, n: u64) -> [Value; 2] {
         if n <= 1 {
             return [x, self.b.long(0)];
@@ -392,7 +393,7 @@ impl Grid {
         self.b.store(x, pointer, kind.bytes());
     }
 
-    /// What a tensor holds at a place: an element's bits, or those of several as one.
+    /// The bits of a tensor at a place: of one element, or of several elements together.
     pub(super) fn bits(&mut self, of: Tensor, at: Value, unit: Unit) -> Value {
         let pointer = self.b.offset_by(of.pointer, at.into(), unit.ty());
         self.b.load(pointer, unit.ty(), unit.0)
@@ -450,7 +451,7 @@ impl Grid {
     }
 }
 
-/// The bits of the bf16 nearest to an f32, to even where two are; NaN stays.
+/// The bits of the bf16 nearest to an f32, the even one if two are equally near; NaN stays.
 fn rounded_bf16(b: &mut Builder, x: Value) -> Value {
     let bits = b.convert(Convert::Bitcast, x, Kind::I32);
     let [places, one, below, quiet] = [16, 1, 0x7fff, 0x40].map(|i| b.int(i));
@@ -470,7 +471,7 @@ fn rounded_bf16(b: &mut Builder, x: Value) -> Value {
 pub(super) struct Unit(pub(super) u64);
 
 impl Unit {
-    /// The largest that numbers of bytes are multiples of.
+    /// The largest unit that divides these numbers of bytes.
     pub(super) fn dividing(bytes: impl IntoIterator<Item = u64>) -> Unit {
         let all = bytes.into_iter().fold(16, |all, n| all | n);
         Unit(1 << all.trailing_zeros().min(4))

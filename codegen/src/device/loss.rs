@@ -44,7 +44,7 @@ impl Terms {
     }
 }
 
-/// The loss of each row, and the number of rows that count; or, by one block, the sum.
+/// The loss of each row and the number of rows that count; or the sum, computed by one block.
 pub(super) fn nll_loss(k: &mut Kernel<'_>, a: &NllLoss) {
     let (terms, dtype) = (Terms::new(k, a.ignore), k.y().dtype());
     if a.reduction == NllLoss::NONE {
@@ -76,8 +76,8 @@ pub(super) fn nll_loss(k: &mut Kernel<'_>, a: &NllLoss) {
     });
 }
 
-/// The sum of terms and of those that count, in the order of the rows, as the plain kernel adds
-/// them. The threads fetch the terms, and each adds them up.
+/// The sum of the terms and the number of terms that count, in the order of the rows, like the
+/// plain kernel. The threads fetch the terms together, and each thread adds all of them.
 fn in_order(g: &mut Grid, terms: &Terms, start: Value) -> [Value; 2] {
     let n = u64::from(THREADS);
     let room = [(); 2].map(|()| g.shared(n, DType::F64));
@@ -104,7 +104,7 @@ fn in_order(g: &mut Grid, terms: &Terms, start: Value) -> [Value; 2] {
     [sums[0], sums[1]]
 }
 
-/// The sum of the rows' losses, from operand 2 on if there is one.
+/// The sum of the rows' losses, starting from operand 2 if it exists.
 pub(super) fn nll_sum(k: &mut Kernel<'_>, a: &NllSum) {
     let terms = Terms::new(k, a.ignore);
     let continues = k.operands.len() == 3;
@@ -124,8 +124,8 @@ pub(super) fn nll_sum(k: &mut Kernel<'_>, a: &NllSum) {
     });
 }
 
-/// A thread writes zeros, 16 bytes where rows permit it, and then the one element of the row that
-/// is its target, if it is among them.
+/// A thread writes zeros, 16 bytes at once if rows permit it. If the row's target is among these
+/// elements, it then writes that element.
 pub(super) fn nll_loss_bwd(k: &mut Kernel<'_>, a: &NllLossBwd) {
     let (rows, classes, dtype) = (k.y().shape()[0], k.y().shape()[1], k.y().dtype());
     let unit = Unit::dividing([classes * dtype.bytes()]);
@@ -174,7 +174,7 @@ fn slope(g: &mut Grid, reduction: i64, row: Value) -> Value {
 
 /// The sum of squares by one block, in f64.
 pub(super) fn sum_squares(k: &mut Kernel<'_>) {
-    /// As many loads as threads can have in flight.
+    /// The number of loads that threads can have in flight.
     const MANY: u32 = 1024;
     let (n, dtype) = (k.x().numel(), k.x().dtype());
     let unit = Unit::dividing([k.x().bytes()]);

@@ -2,12 +2,12 @@
 //! made of any elements of their operands, and reductions for which there is no scratch.
 //!
 //! Each is written for its shapes as a list of phases, with the interface of generated kernels
-//! ([`crate::kernels`]): any number of blocks computes the same bits, and what the op's facts
-//! permit in place is permitted here. Nothing is added up by atomics, so bits do not depend on
-//! which thread is first. Sums in one order have the order of the runtime's plain kernels; sums of
-//! a block's threads are taken by halves.
+//! ([`crate::kernels`]): any number of blocks computes the same bits, and the in-place pairs of the
+//! op's facts are permitted. There are no atomic additions, so bits do not depend on the order of
+//! threads. Sequential sums have the order of the runtime's plain kernels; sums over a block's
+//! threads are taken by halves.
 //!
-//! An index that is out of range reads bits that are all ones, in floating-point numbers NaN, and
+//! An index that is out of range reads bits that are all ones (NaN in floating-point numbers), and
 //! writes nothing.
 
 mod attention;
@@ -43,8 +43,8 @@ pub(crate) fn kernel(op: &Op, operands: &[TensorType]) -> Result<Generated, Unsu
     kernel.finish()
 }
 
-/// Writes the phases of an op. The match lists every op: a new one does not compile until it says
-/// where its kernel for GPUs comes from.
+/// Writes the phases of an op. The match lists every op, so a new op does not compile until it is
+/// handled here.
 fn write(k: &mut Kernel<'_>, op: &Op) -> Result<(), &'static str> {
     match op {
         Op::Permute(a) => moves::permute(k, a),
@@ -166,7 +166,7 @@ fn write(k: &mut Kernel<'_>, op: &Op) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// A kernel in work.
+/// A kernel that is being built.
 struct Kernel<'a> {
     operands: &'a [TensorType],
     results: Vec<TensorType>,
@@ -202,7 +202,7 @@ impl<'a> Kernel<'a> {
 
     /// Adds a phase of `parts` parts, whose blocks have `threads` threads.
     fn phase(&mut self, threads: u32, parts: u64, body: impl FnOnce(&mut Grid)) {
-        // What has no elements is not started.
+        // A phase without elements is not added.
         if parts == 0 {
             return;
         }

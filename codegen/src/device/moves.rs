@@ -1,8 +1,8 @@
-//! Kernels that move elements without looking at them, and `arange`.
+//! Kernels that move elements without computing with them, and `arange`.
 //!
-//! What a strided copy reads and writes is a [`Nest`]: loops over dimensions, each with its stride
-//! in the operand and in the result. Dimensions that lie alike in both are one, and as many bytes
-//! as both permit are moved at once.
+//! A [`Nest`] describes a strided copy: loops over dimensions, each with its stride in the operand
+//! and in the result. Dimensions that are contiguous in both are merged. The largest unit that both
+//! permit is moved at once.
 
 use super::Kernel;
 use super::grid::{Grid, THREADS, Unit};
@@ -14,7 +14,7 @@ struct Nest {
     sizes: Vec<u64>,
     from: Vec<i64>,
     to: Vec<i64>,
-    /// Where the first point is in each.
+    /// The place of the first point in each.
     start: [i64; 2],
 }
 
@@ -34,7 +34,7 @@ impl Nest {
         }
     }
 
-    /// Adds a dimension inside those that there are.
+    /// Adds a dimension inside the existing ones.
     fn push(&mut self, size: u64, [from, to]: [i64; 2]) {
         if size == 1 {
             return;
@@ -59,8 +59,8 @@ impl Nest {
         self.sizes.iter().product()
     }
 
-    /// Makes points of several elements of `bytes` bytes each, where elements of the innermost
-    /// dimension lie beside each other in both tensors; the bytes of a point.
+    /// Merges several elements of `bytes` bytes each to one point, if elements of the innermost
+    /// dimension are contiguous in both tensors. Returns the bytes of a point.
     fn widen(&mut self, bytes: u64) -> Unit {
         let last = self.sizes.len().wrapping_sub(1);
         if self.from.last() != Some(&1) || self.to.last() != Some(&1) {
@@ -86,7 +86,7 @@ pub(super) fn strides(shape: &[u64]) -> Vec<i64> {
     strides
 }
 
-/// How far apart in a tensor the elements are along the dimensions that it broadcasts to.
+/// The strides of a tensor along the dimensions to which it is broadcast.
 pub(super) fn broadcast(from: &[u64], to: &[u64]) -> Vec<i64> {
     let own = strides(from);
     let more = to.len() - from.len();
@@ -104,15 +104,16 @@ pub(super) fn around(shape: &[u64], dim: i64) -> [u64; 3] {
     [count(&shape[..dim]), shape[dim], count(&shape[dim + 1..])]
 }
 
-/// Adds a phase that copies operand `i` to result 0, which has its type and may lie on it.
+/// Adds a phase that copies operand `i` to result 0, which has the same type and may have the same
+/// bytes.
 pub(super) fn copy(k: &mut Kernel<'_>, i: usize) {
     let mut nest = Nest::new([0, 0]);
     nest.push(k.y().numel(), [1, 1]);
     copies(k, vec![Copy { operand: i, nest }]);
 }
 
-/// Adds a phase of copies to result 0, which write different elements. Their parts follow each
-/// other.
+/// Adds a phase of copies to result 0, which write different elements. The parts of the copies come
+/// one after the other.
 fn copies(k: &mut Kernel<'_>, copies: Vec<Copy>) {
     let bytes = k.y().dtype().bytes();
     let mut all = vec![];
@@ -210,8 +211,8 @@ pub(super) fn cat(k: &mut Kernel<'_>, a: &Along) {
     copies(k, all);
 }
 
-/// Each element of the result is one of the source or its own: a thread reads before it writes, so
-/// the result may lie on operand 0.
+/// Each element of the result is an element of the source, or keeps its place. A thread reads
+/// before it writes, so the result may have the bytes of operand 0.
 pub(super) fn slice_scatter(k: &mut Kernel<'_>, a: &Slice) {
     let bytes = k.x().dtype().bytes();
     let [_, size, inner] = around(k.x().shape(), a.dim);

@@ -1,5 +1,5 @@
-//! Random numbers: the plain kernels' words, Philox 4 × 32 with ten rounds, and the same numbers
-//! made of them. A thread makes the numbers of a block of four words.
+//! Random numbers: the same words as the plain kernels, Philox 4 × 32 with ten rounds, and the same
+//! numbers from them. A thread computes the numbers of a block of four words.
 
 use super::Kernel;
 use super::functions::{cosine, logarithm, sine};
@@ -10,7 +10,7 @@ use ir::op::attrs::Random;
 
 /// The factors of a round.
 const FACTORS: [i64; 2] = [0xD251_1F53, 0xCD9E_8D57];
-/// What is added to the key from round to round.
+/// The numbers that are added to the key in each round.
 const ADDED: [i64; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 
@@ -63,7 +63,7 @@ fn philox(g: &mut Grid, stream: i64, i: Value) -> [Value; 4] {
     counter
 }
 
-/// A number in `0..1` of a word's upper `bits` bits, as f64.
+/// A number in `0..1` from the upper `bits` bits of a word, as f64.
 fn uniform(g: &mut Grid, word: Value, bits: u32) -> Value {
     let wide = g.b.wide(word);
     let places = g.b.long((32 - bits).into());
@@ -73,7 +73,7 @@ fn uniform(g: &mut Grid, word: Value, bits: u32) -> Value {
     g.mul(x, unit)
 }
 
-/// A number in `0..1` of 53 bits of two words.
+/// A number in `0..1` from 53 bits of two words.
 fn uniform53(g: &mut Grid, [high, low]: [Value; 2]) -> Value {
     let [high, low] = [high, low].map(|x| g.b.wide(x));
     let [up, down] = [32, 11].map(|i| g.b.long(i));
@@ -97,7 +97,7 @@ fn normal(g: &mut Grid, [u, v]: [Value; 2]) -> [Value; 2] {
     [g.mul(radius, c), g.mul(radius, s)]
 }
 
-/// Adds a phase in which a thread writes the numbers that it makes of a block of words.
+/// Adds a phase in which each thread writes the numbers of a block of words.
 fn fill(
     k: &mut Kernel<'_>,
     a: &Random,
@@ -121,7 +121,7 @@ fn fill(
 }
 
 pub(super) fn rand(k: &mut Kernel<'_>, a: &Random) {
-    // As many bits as the type can hold: rounding would reach 1.
+    // At most the bits that the type can hold; otherwise rounding could give 1.
     let bits = match a.dtype {
         DType::F64 => {
             return fill(k, a, 2, |g, [a, b, c, d]| {

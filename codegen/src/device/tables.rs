@@ -1,7 +1,7 @@
 //! Reading and writing at indices that are data.
 //!
-//! Writes at one place keep their order: a thread makes all writes that may meet, one after the
-//! other.
+//! Writes to one place keep their order: one thread does all writes that may have the same place,
+//! one after the other.
 
 use super::Kernel;
 use super::grid::{Grid, Tensor, Unit};
@@ -13,12 +13,12 @@ use ir::{DType, TensorType};
 /// The end of a chain of indices.
 const END: i64 = -1;
 
-/// The type of an operand's elements as bits that are moved.
+/// The unit in which an operand's elements are moved.
 fn element(ty: &TensorType) -> Unit {
     Unit(ty.dtype().bytes())
 }
 
-/// Bits that are read where a condition holds, and ones elsewhere.
+/// Bits that are read if a condition holds; otherwise all ones.
 fn guarded(
     g: &mut Grid,
     inside: Value,
@@ -51,7 +51,7 @@ pub(super) fn embedding(k: &mut Kernel<'_>) {
     });
 }
 
-/// Each row's indices are chained, as in the plain kernel: a thread has a row and looks at all
+/// Each row's indices are chained, as in the plain kernel: a thread has a row and examines all
 /// indices. Then each row is summed in f64, in the order of its indices.
 pub(super) fn embedding_bwd(k: &mut Kernel<'_>, a: &EmbeddingBwd) {
     let (rows, width, dtype) = (k.y().shape()[0], k.y().shape()[1], k.y().dtype());
@@ -122,8 +122,8 @@ pub(super) fn gather(k: &mut Kernel<'_>, a: &Along) {
     });
 }
 
-/// Copies operand 0, then writes at the indices: a thread has those that differ along `dim` alone.
-/// `write` has the place in the result and the coordinates of the index.
+/// Copies operand 0, then writes at the indices. A thread has all indices that differ only along
+/// `dim`. `write` gets the place in the result and the coordinates of the index.
 fn scattered(k: &mut Kernel<'_>, dim: i64, write: impl FnOnce(&mut Grid, Value, &[Value])) {
     copy(k, 0);
     let dim = dim as usize;
@@ -185,14 +185,14 @@ pub(super) fn scatter_value(k: &mut Kernel<'_>, a: &ScatterValue) {
 
 // --- several indices at once ---
 
-/// The operands of indices: the shape that they broadcast to, the dimensions that they index, and
-/// how far apart each one's elements are.
+/// The operands of indices: their broadcast shape, the dimensions that they index, and the strides
+/// of each.
 struct Points {
     first: usize,
     shape: Vec<u64>,
     sizes: Vec<u64>,
     steps: Vec<Vec<i64>>,
-    /// Elements that are beside each other where the indices point.
+    /// The number of contiguous elements at each index.
     width: u64,
 }
 
@@ -222,7 +222,7 @@ impl Points {
         self.shape.iter().product()
     }
 
-    /// The row of operand 0 that a point means, and whether there is one.
+    /// The row of operand 0 for a point, and whether it exists.
     fn row(&self, g: &mut Grid, point: Value) -> (Value, Value) {
         let at = g.coordinates(point, &self.shape);
         let mut row = g.b.long(0);
@@ -262,7 +262,7 @@ pub(super) fn index(k: &mut Kernel<'_>) {
     });
 }
 
-/// A thread has a column of the rows that are indexed, and goes over all points.
+/// A thread has a column of the indexed rows, and goes over all points.
 pub(super) fn index_put(k: &mut Kernel<'_>, a: &IndexPut) {
     copy(k, 0);
     let points = Points::new(k, 2);

@@ -1,14 +1,14 @@
-//! Compiled kernels on disk, by a hash of everything they are made from.
+//! Compiled kernels on disk, by a hash of all their inputs.
 //!
 //! Nothing here fails. A kernel that cannot be read is compiled. A kernel that cannot be written is
-//! compiled again the next time. If the kernels take too many bytes, those that were not used for
-//! longest are removed.
+//! compiled again the next time. If the kernels take too many bytes, the least recently used ones
+//! are removed.
 //!
 //! **Invariant:** only files with names that this module gives are read, counted or removed. The
 //! folder may hold other files, such as the user's.
 //!
-//! **Invariant:** what is read runs as code, so it is read only from a folder and a file that
-//! nobody but this user can write ([`private`](super::private)).
+//! **Invariant:** a kernel that is read runs as code. So it is read only from a folder and a file
+//! that only this user can write ([`private`](super::private)).
 
 use super::generator::{GeneratorError, Stage, find, run_all};
 use super::{Generated, Target, private};
@@ -19,14 +19,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
-/// The most bytes that are kept: the kernels of some hundred models.
+/// The most bytes in the cache: the kernels of a few hundred models.
 const MOST_BYTES: u64 = 256 << 20;
 /// Hexadecimal digits of a key.
 const KEY_DIGITS: usize = 64;
 /// A part file of this age was left by a process that was killed.
 const STALE: Duration = Duration::from_secs(3600);
 
-/// Where compiled kernels are kept.
+/// The place of compiled kernels.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cache {
     folder: Option<PathBuf>,
@@ -43,7 +43,7 @@ enum Entry {
 }
 
 impl Entry {
-    /// The kind of file that a name belongs to; `None` for a file of somebody else.
+    /// The kind of file that a name belongs to; `None` for a file that is not ours.
     fn of(name: &str) -> Option<Entry> {
         let (key, rest) = name.split_at_checked(KEY_DIGITS)?;
         let is_key = key
@@ -128,8 +128,8 @@ impl Cache {
         }
     }
 
-    /// Removes the kernels that were not used for longest if there are too many bytes, until half
-    /// of the room is free.
+    /// If there are too many bytes, removes the least recently used kernels until half of the room
+    /// is free.
     fn trim(&self, folder: &Path) {
         let mut kernels: Vec<(SystemTime, PathBuf, u64)> = vec![];
         for file in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -172,7 +172,7 @@ impl Cache {
     }
 }
 
-/// Reads a kernel; `None` if there is no whole one.
+/// Reads a kernel; `None` if it does not exist or is incomplete.
 fn read(folder: &Path, key: &str) -> Option<Vec<u8>> {
     let path = folder.join(key);
     let mut file = match private::open(&path) {
@@ -186,7 +186,7 @@ fn read(folder: &Path, key: &str) -> Option<Vec<u8>> {
     };
     let mut bytes = vec![];
     file.read_to_end(&mut bytes).ok()?;
-    // The kernel was used now.
+    // Marks the kernel as used now.
     let _ = file.set_modified(SystemTime::now());
     // The hash of the object stands in front of it.
     let (hash, object) = bytes.split_at_checked(32)?;
@@ -211,7 +211,7 @@ fn write(folder: &Path, key: &str, object: &[u8]) {
     }
 }
 
-/// What identifies the program that compiles: another one may compile differently.
+/// The identity of the program that compiles, because another one may compile differently.
 fn program() -> Result<String, GeneratorError> {
     let path = find()?;
     let missing = |e| GeneratorError::Missing(format!("{}: {e}", path.display()));

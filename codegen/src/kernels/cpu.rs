@@ -7,22 +7,22 @@ use super::machine::Machine;
 use super::plan::Plan;
 use crate::mlir::{Body, Builder, Kind, Parameter, Space, Step, Type, Value};
 
-/// Elements of a vector, whatever the width of the processor's registers: results are the same bits
-/// on every CPU.
+/// Elements of a vector. It does not depend on the width of the processor's registers, so results
+/// are the same bits on every CPU.
 pub(super) const LANES: u64 = 16;
-/// Elements of a part, about: enough that starting a part costs nothing.
+/// The approximate number of elements of a part: enough that starting a part costs nothing.
 const PART: u64 = 16384;
 /// Columns of a part of a combining phase.
 const COMBINED: u64 = 1024;
 
-/// Results of at least this many bytes are in no cache when they are read next: storing past the
-/// caches saves reading their lines in first.
+/// Results of at least this many bytes are in no cache when they are read next: bypassing the
+/// caches saves reading their lines first.
 const STREAMED: u64 = 32 << 20;
 
-/// A CPU, and what a function gets from its caller.
+/// A CPU, and the arguments that a function gets from its caller.
 pub(super) struct Cpu {
     lanes: u64,
-    /// The parts to compute, a half-open range: the first, and the first that is not computed.
+    /// The parts to compute, a half-open range.
     parts: Option<[Value; 2]>,
 }
 
@@ -36,7 +36,7 @@ impl Machine for Cpu {
 
     fn new(plan: &Plan<'_>) -> Cpu {
         let draws = |prim: &Prim| matches!(prim, Prim::Random(_));
-        // The rounds of a random number wait for each other: two vectors of them at a time keep the
+        // The rounds of a random number depend on each other. Two vectors at a time keep the
         // multipliers busy.
         let lanes = if plan.dag.nodes.iter().any(|node| draws(&node.prim)) {
             2 * LANES
@@ -62,8 +62,7 @@ impl Machine for Cpu {
         COMBINED
     }
 
-    /// A result is stored past the caches if it is large, and its rows begin where a vector of it
-    /// may lie.
+    /// A result bypasses the caches if it is large and its rows begin at the alignment of a vector.
     fn streams(plan: &Plan<'_>, result: usize) -> bool {
         let out = &plan.results[result];
         let strides = plan.space.strides(plan.space.axes(out.value));

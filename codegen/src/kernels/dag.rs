@@ -10,7 +10,7 @@ use std::panic::Location;
 /// A node's number.
 pub(super) type Id = usize;
 
-/// Over what a value varies: rows, columns.
+/// The directions in which a value varies: rows, columns.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(super) struct Span {
     pub(super) rows: bool,
@@ -18,7 +18,7 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// That of a value in a space.
+    /// The span of a value in a space.
     pub(super) fn of(space: &Space, v: usize) -> Span {
         let (rows, columns) = space.span(v);
         Span { rows, columns }
@@ -36,7 +36,7 @@ impl Span {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Fold {
     Sum,
-    /// The largest; NaN if one is.
+    /// The largest number; NaN if one of them is NaN.
     Max,
     /// The largest, of numbers; anything if one is NaN.
     MaxNumber,
@@ -49,17 +49,17 @@ pub(super) enum Fold {
 pub(super) enum Prim {
     /// The element of an operand that varies over these axes.
     Load(usize, Axes),
-    /// One element, whatever the row and column, of an operand.
+    /// One fixed element of an operand, for all rows and columns.
     LoadAt(usize, u64),
     /// A number by its bits.
     Const(u64),
     /// Operands and result of one type.
     Same(Arith),
-    /// Two operands of one type to a bit.
+    /// Two operands of one type; the result is a bit.
     Compare(Predicate),
     /// A bit and two values.
     Select,
-    /// One type to another.
+    /// Converts one type to another.
     Convert(Convert),
     /// The elements of a row as one number.
     Fold(Fold),
@@ -77,17 +77,17 @@ pub(super) struct Node {
     pub(super) args: Vec<Id>,
     pub(super) kind: Kind,
     pub(super) span: Span,
-    /// How many passes over the row must come before this can be known.
+    /// The number of passes over the row that must come before this can be computed.
     pub(super) stage: usize,
 }
 
-/// How exponentials, logarithms and the like are computed.
+/// How exponentials, logarithms and similar functions are computed.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) enum Functions {
     /// By polynomials: several instructions, the same bits on every machine.
     #[default]
     Polynomials,
-    /// By the approximations that GPUs have as instructions; as cheap as loading the result.
+    /// By the approximate instructions of GPUs, which cost no more than loading the result.
     Hardware,
 }
 
@@ -105,7 +105,7 @@ pub(super) struct Dag {
     pub(super) nodes: Vec<Node>,
     pub(super) exponentials: Vec<Exponentials>,
     index: HashMap<Node, Id>,
-    /// True for results of expensive functions, which are kept from pass to pass and not computed
+    /// True for results of expensive functions. They are kept from pass to pass instead of computed
     /// again.
     pub(super) dear: Vec<bool>,
     /// How functions such as the exponential are computed.
@@ -142,8 +142,8 @@ impl Dag {
         id
     }
 
-    /// Keeps the first mistake. The instruction is added all the same, and the kernel given up
-    /// when the op that it is for is complete.
+    /// Stores the first error. The instruction is still added, and the kernel is given up when its
+    /// op is complete.
     #[track_caller]
     fn checked(&mut self, op: &'static str, check: Result<(), mlir::Mismatch>) {
         if let Err(why) = check {
@@ -289,7 +289,7 @@ impl Dag {
         })
     }
 
-    /// Says that a value should be kept rather than computed again.
+    /// Marks a value that should be kept instead of computed again.
     pub(super) fn keep(&mut self, id: Id) -> Id {
         self.dear[id] = self.functions == Functions::Polynomials;
         id
@@ -401,7 +401,7 @@ impl Dag {
         )
     }
 
-    /// The larger (`most`) or the smaller; NaN if one is.
+    /// The larger (`most`) or the smaller number; NaN if one of them is NaN.
     #[track_caller]
     pub(super) fn extreme(&mut self, most: bool, a: Id, b: Id) -> Id {
         let wins = if most {

@@ -2,8 +2,8 @@
 //! instruction. `rows` has the loops over a row's columns, `phases` the functions.
 //!
 //! Values that do not vary along a row are scalars, computed before the loop over its columns: an
-//! operation is appended to the outermost block that knows its operands. What was emitted once is
-//! found again in tables.
+//! operation is appended to the outermost block in which its operands are known. Tables store what
+//! was emitted, so nothing is emitted twice.
 
 use super::dag::{Dag, Fold, Id, Prim};
 use super::lower::{Known, storage};
@@ -29,13 +29,13 @@ pub(super) struct Emitted {
     pub(super) scratch_bytes: u64,
 }
 
-/// The name of a kernel until its name is known, which is a hash of its text.
+/// The temporary name of a kernel. Its final name is a hash of its text.
 pub(crate) const SYMBOL: &str = "k";
 
 /// Sums over rows of one result.
 pub(super) struct Sums {
     pub(super) kind: Kind,
-    /// Where its partial sums are in the scratch.
+    /// The offset of its partial sums in the scratch.
     pub(super) offset: u64,
 }
 
@@ -68,18 +68,18 @@ pub(super) fn emit<M: Threads>(plan: &Plan<'_>) -> Result<Emitted, mlir::Error> 
     })
 }
 
-/// What is found again, and not emitted twice.
+/// Emitted values that are reused.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Found {
     /// A 64-bit constant.
     Index(u64),
-    /// Where the row begins of an argument that varies over these axes.
+    /// The start of the row, for an argument that varies over these axes.
     Row(usize, Axes),
     /// The distance in elements from the first row to this one, for these strides.
     Offset(Vec<u64>),
 }
 
-/// Where elements of a row lie: the first, their kind, and what its address is a multiple of.
+/// The elements of a row: the address of the first, their kind, and the address's alignment.
 #[derive(Clone, Copy)]
 pub(super) struct Elements {
     pub(super) pointer: Value,
@@ -87,8 +87,8 @@ pub(super) struct Elements {
     pub(super) align: u64,
 }
 
-/// What a loop fetches beside what it computes with: elements of a kind that lie elsewhere, for the
-/// first or the second cache.
+/// Elements that a loop prefetches into the first or the second cache, in addition to those that it
+/// computes with.
 #[derive(Clone, Copy)]
 pub(super) struct Fetched {
     pub(super) pointer: Value,
@@ -105,35 +105,35 @@ pub(super) struct Blocks {
     pub(super) sums: Value,
 }
 
-/// What is known inside a row or block, and forgotten after it.
+/// Values that are known inside a row or block, and are dropped after it.
 #[derive(Clone, Default)]
 pub(super) struct Tables {
-    /// Scalars by the instruction that they result from.
+    /// Scalars by their instruction.
     pub(super) scalars: BTreeMap<Id, Value>,
     /// Scalars as vectors, by the vector's width.
     spread: BTreeMap<(Id, u64), Value>,
     found: HashMap<Found, Value>,
 }
 
-/// What differs between the instructions of CPUs and of GPUs: how functions are started, which
+/// The differences between the instructions of CPUs and of GPUs: how functions are started, which
 /// threads compute which part of a row, and how a row's sums are combined.
 pub(super) trait Threads: Machine {
-    /// Begins a function of `n` addresses; the addresses.
+    /// Starts a function of `n` addresses. Returns the addresses.
     fn begin(&mut self, symbol: &str, n: usize) -> (Builder, Vec<Value>);
-    /// The loop over the parts that a call computes, of `parts`: from, to and step.
+    /// The loop over the parts that a call computes, out of `parts`: from, to and step.
     fn parts(e: &mut Emitter<'_, Self>, parts: u64) -> [Value; 3];
-    /// Where a thread's share of a loop begins, of which all threads take `step` elements a round
-    /// and one thread `each`; and the step.
+    /// The start of a thread's share of a loop, and the step. In a round all threads take `step`
+    /// elements, and one thread takes `each`.
     fn share(e: &mut Emitter<'_, Self>, from: Value, step: u64, each: u64) -> [Value; 2];
-    /// The numbers that threads have found of a row as one, known to all of them; `slot` is the
-    /// fold's number among the row's.
+    /// Combines the numbers of all threads for a row to one, which all threads then know; `slot` is
+    /// the number of the fold among the row's folds.
     fn across(e: &mut Emitter<'_, Self>, fold: Fold, x: Value, slot: u64) -> Value;
-    /// Waits until every thread has read what others may overwrite.
+    /// Waits until every thread has read the bytes that others may overwrite.
     fn synchronize(e: &mut Emitter<'_, Self>);
-    /// A bit that is true for the one thread that writes what all know; none if there is one
-    /// thread.
+    /// A bit that is true for the thread that writes a number known to all threads; none if there
+    /// is only one thread.
     fn leads(e: &mut Emitter<'_, Self>) -> Option<Value>;
-    /// What remains to be said of a function.
+    /// Completes a function.
     fn end(&self, symbol: &str, builder: &mut Builder);
 }
 
@@ -148,19 +148,19 @@ pub(super) struct Emitter<'a, M> {
     /// The addresses of operands, results and scratch.
     pub(super) arguments: Vec<Value>,
     pub(super) tables: Tables,
-    /// The depth of the block that a row is computed in, and the row's number.
+    /// The depth of the block in which a row is computed, and the row's number.
     pub(super) row_depth: usize,
     pub(super) row: Value,
-    /// What the loop that is emitted now fetches.
+    /// The prefetches of the current loop.
     pub(super) fetched: Vec<Fetched>,
     /// Buffers on the stack, by their number.
     pub(super) buffers: BTreeMap<usize, Value>,
     pub(super) blocks: Option<Blocks>,
-    /// Where a part's sums of a result are.
+    /// The place of a part's sums of a result.
     pub(super) partial: BTreeMap<usize, Value>,
-    /// What was kept and is to be multiplied with a number: the number as a scalar and as a vector.
+    /// A kept value that must be multiplied with a number: the number as a scalar and as a vector.
     pub(super) scale: Option<(Id, [Value; 2])>,
-    /// Whether something is stored past the caches: others may read it only after a fence.
+    /// Whether a store bypasses the caches. Others may read it only after a fence.
     pub(super) fenced: bool,
     /// Elements of a vector.
     pub(super) lanes: u64,
@@ -235,7 +235,7 @@ impl<'a, M: Threads> Emitter<'a, M> {
 
     // --- memory ---
 
-    /// A 64-bit number that is known now.
+    /// A known 64-bit number.
     pub(super) fn index(&mut self, i: u64) -> Value {
         if let Some(&value) = self.tables.found.get(&Found::Index(i)) {
             return value;
@@ -245,7 +245,7 @@ impl<'a, M: Threads> Emitter<'a, M> {
         value
     }
 
-    /// Where the row's elements of an operand or result are.
+    /// The row's elements of an operand or result.
     pub(super) fn row_elements(&mut self, argument: usize, axes: Axes, kind: Kind) -> Elements {
         let strides = self.plan.space.strides(axes);
         let bytes = strides.iter().fold(self.lanes, |all, &s| gcd(all, s)) * kind.bytes();
@@ -319,7 +319,7 @@ impl<'a, M: Threads> Emitter<'a, M> {
         self.store_as(x, to, at, false);
     }
 
-    /// The same, past the caches if `nontemporal`.
+    /// The same; bypasses the caches if `nontemporal`.
     fn store_as(&mut self, x: Value, to: Elements, at: Value, nontemporal: bool) {
         let pointer = self.b.offset(to.pointer, at, to.kind);
         let align = match x.ty() {
@@ -329,7 +329,7 @@ impl<'a, M: Threads> Emitter<'a, M> {
         self.b.store_as(x, pointer, align, nontemporal);
     }
 
-    /// Where something kept for later passes lies.
+    /// The place of a value that is kept for later passes.
     pub(super) fn buffer(&mut self, id: Id) -> Elements {
         let kind = self.plan.dag.kind(id);
         match self.passes.buffers[&id] {
@@ -356,7 +356,7 @@ impl<'a, M: Threads> Emitter<'a, M> {
         storage(self.plan.results[j].ty.dtype()).unwrap_or(Kind::I8)
     }
 
-    /// Where a part's sums of a result are.
+    /// The place of a part's sums of a result.
     pub(super) fn partial(&self, j: usize) -> Elements {
         let kind = self.sums[&j].kind;
         Elements {
@@ -480,7 +480,7 @@ impl<'a, M: Threads> Emitter<'a, M> {
         })
     }
 
-    /// The elements `at..at + width` of all that a pass needs.
+    /// The elements `at..at + width` of all values that a pass needs.
     pub(super) fn elements(&mut self, pass: &Pass, at: Value, width: u64) -> BTreeMap<Id, Value> {
         let dag = self.plan.dag;
         let mut known: BTreeMap<Id, Value> = BTreeMap::new();
@@ -531,7 +531,7 @@ impl<'a, M: Threads> Emitter<'a, M> {
 
     // --- folds ---
 
-    /// What a fold starts from: combined with it, every number stays what it is.
+    /// The start of a fold: combining a number with it does not change the number.
     pub(super) fn start(&mut self, fold: Fold, kind: Kind, width: u64) -> Value {
         let bits = match (fold, kind) {
             (Fold::Sum | Fold::Any, _) => 0,
@@ -545,7 +545,7 @@ impl<'a, M: Threads> Emitter<'a, M> {
         self.constant(bits, kind, width)
     }
 
-    /// Two numbers, or vectors of them, as one.
+    /// Combines two numbers, or two vectors, to one.
     pub(super) fn combine(&mut self, fold: Fold, a: Value, b: Value) -> Value {
         let real = a.ty().kind().is_some_and(Kind::is_float);
         let most = fold != Fold::Min;
@@ -568,7 +568,7 @@ impl<'a, M: Threads> Emitter<'a, M> {
         self.b.select(wins, a, b)
     }
 
-    /// A vector's elements as one number, by halves.
+    /// Combines a vector's elements to one number, by halves.
     pub(super) fn across_lanes(&mut self, fold: Fold, mut x: Value) -> Value {
         while let Type::Vector(width, _) = x.ty() {
             let half = u64::from(width) / 2;
@@ -581,7 +581,7 @@ impl<'a, M: Threads> Emitter<'a, M> {
         x
     }
 
-    /// Emits another graph with one value in it known; another value of it.
+    /// Emits another graph in which the value `from` is `x`. Returns its value `to`.
     pub(super) fn apart(&mut self, dag: &Dag, from: Id, x: Value, to: Id) -> Value {
         let mut known: BTreeMap<Id, Value> = BTreeMap::from([(from, x)]);
         for (id, node) in dag.nodes.iter().enumerate() {
@@ -613,8 +613,7 @@ fn instruction(b: &mut Builder, dag: &Dag, id: Id, args: &[Value]) -> Value {
     }
 }
 
-/// What the address of a vector is a multiple of that is itself a multiple of `bytes`, as far as
-/// loads and stores say it.
+/// The alignment that loads and stores state for an address that is a multiple of `bytes`.
 fn aligned<M: Machine>(bytes: u64) -> u64 {
     (1 << bytes.trailing_zeros()).min(M::MOST_ALIGN)
 }

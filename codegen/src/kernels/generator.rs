@@ -1,6 +1,6 @@
-//! The program `lighterage-mlir` as a child: LLVM ends the process when it finds code that it
-//! cannot translate, and may do so there. One child answers one request after the other; several
-//! share a list of kernels.
+//! Runs the program `lighterage-mlir` as a child process, because LLVM ends its process when it
+//! cannot translate code. One child answers one request after the other. Several children share a
+//! list of kernels.
 
 use super::{Generated, Target};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The name of the program.
 const PROGRAM: &str = "lighterage-mlir";
 
-/// What is asked for.
+/// The requested result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
     /// An ELF object, for a CPU.
@@ -32,16 +32,16 @@ impl Stage {
     }
 }
 
-/// Why there is no code.
+/// Why no code was generated.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum GeneratorError {
     /// The program does not exist.
     #[error("{0}")]
     Missing(String),
-    /// The system refused: the program or a thread could not be started.
+    /// The system could not start the program or a thread.
     #[error("{0}")]
     System(String),
-    /// The program ended while it worked on a kernel: the last that it said, and the kernel's name.
+    /// The program ended while it worked on a kernel: its last message, and the kernel's name.
     #[error("the kernel generator stopped: {0} (kernel {1})")]
     Stopped(String, String),
     /// The program refused a kernel: its message.
@@ -52,8 +52,9 @@ pub enum GeneratorError {
 /// Folders in which cargo puts tests, benches and examples, below the folder of programs.
 const CARGO_FOLDERS: [&str; 2] = ["deps", "examples"];
 
-/// Where the program is: `LIGHTERAGE_MLIR`, or beside the running program. A test of cargo's finds
-/// it in the folder above. No other folder above is searched: somebody else may write to it.
+/// The path of the program: `LIGHTERAGE_MLIR`, or the folder of the running program. A test of
+/// cargo finds it in the folder above. No other folder above is searched, because another user
+/// might write to it.
 pub fn find() -> Result<PathBuf, GeneratorError> {
     if let Some(path) = std::env::var_os("LIGHTERAGE_MLIR") {
         let path = PathBuf::from(path);
@@ -80,7 +81,7 @@ pub fn find() -> Result<PathBuf, GeneratorError> {
     })
 }
 
-/// The generator that belongs to a running program.
+/// The generator next to a running program.
 fn find_beside(running: &Path) -> Option<PathBuf> {
     let program = format!("{PROGRAM}{}", std::env::consts::EXE_SUFFIX);
     let folder = running.parent()?;
@@ -96,7 +97,7 @@ fn find_beside(running: &Path) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// A kernel generator that runs.
+/// A running kernel generator.
 pub struct Generator {
     child: Child,
     to: ChildStdin,
@@ -126,7 +127,7 @@ impl Generator {
         let said = Arc::new(Mutex::new(String::new()));
         let heard = said.clone();
         let listen = move || {
-            // What LLVM says first is why it stops; a list of calls follows.
+            // LLVM's first line is the reason; a list of calls follows.
             for line in BufReader::new(errors).lines().map_while(Result::ok) {
                 let mut said = heard.lock().unwrap_or_else(PoisonError::into_inner);
                 if said.is_empty() || line.contains("LLVM ERROR") {
@@ -148,7 +149,7 @@ impl Generator {
         })
     }
 
-    /// What a module becomes. After an error other than a refusal the generator is of no more use.
+    /// Compiles a module. After an error other than a refusal the generator cannot be used again.
     pub fn run(
         &mut self,
         name: &str,
@@ -159,8 +160,8 @@ impl Generator {
         match self.ask(name, mlir, target, stage) {
             Ok(answer) => answer.map_err(GeneratorError::Refused),
             Err(e) => {
-                // It has ended, or speaks nonsense. What it said last is complete when its end was
-                // heard.
+                // It has ended, or its answer is invalid. Its last message is complete when its
+                // output has ended.
                 let _ = self.child.kill();
                 let _ = self.child.wait();
                 if let Some(listener) = self.listener.take() {
@@ -215,8 +216,7 @@ impl Drop for Generator {
     }
 }
 
-/// What each of some kernels becomes, by as many generators as there are cores. The answers are in
-/// the kernels' order.
+/// Compiles several kernels, with one generator for each core. The results have the kernels' order.
 pub fn run_all(
     kernels: &[&Generated],
     target: &Target,
@@ -238,7 +238,7 @@ pub fn run_all(
 
     let shares: Vec<Result<Vec<Vec<u8>>, GeneratorError>> = std::thread::scope(|scope| {
         let start = |worker| std::thread::Builder::new().spawn_scoped(scope, move || share(worker));
-        // This thread has the first share, and those for which there is no thread.
+        // This thread does the first share, and the shares whose thread could not be started.
         let workers: Vec<_> = (1..n).map(start).collect();
         let first = share(0);
         let others = workers.into_iter().enumerate().map(|(i, worker)| {

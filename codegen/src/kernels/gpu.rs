@@ -1,5 +1,5 @@
-//! Kernels for NVIDIA's GPUs: a block of threads computes a part at a time and shares its rows,
-//! with vectors of 16 bytes.
+//! Kernels for NVIDIA's GPUs: a block of threads computes one part at a time, and its threads share
+//! rows. Vectors have 16 bytes.
 
 use super::dag::{Fold, Functions, Prim};
 use super::emit::{Emitter, Threads};
@@ -11,14 +11,14 @@ use crate::mlir::{
 
 /// Bytes of a thread's load or store.
 const VECTOR: u64 = 16;
-/// Vectors that a thread computes in a part, where rows have no sums.
+/// Vectors that a thread computes in a part, if rows have no sums.
 const VECTORS: u64 = 4;
 /// Threads of a warp.
 const WARP: u64 = 32;
 /// Bytes of shared memory for one fold: a number of 8 bytes from each warp of the largest block.
 const SLOT: u64 = 256;
 
-/// A GPU, and what a thread of a kernel knows.
+/// A GPU, and the numbers that a thread of a kernel knows.
 pub(super) struct Gpu {
     lanes: u64,
     threads: u64,
@@ -26,7 +26,7 @@ pub(super) struct Gpu {
     thread: Option<Thread>,
 }
 
-/// 64-bit numbers: the thread's in its block, the block's, and how many blocks there are.
+/// 64-bit numbers: of the thread in its block, of the block, and the number of blocks.
 #[derive(Clone, Copy)]
 struct Thread {
     number: Value,
@@ -39,7 +39,7 @@ impl Gpu {
         self.thread.expect("a function should have begun")
     }
 
-    /// The numbers of a warp's threads as one, known to all of them.
+    /// Combines the numbers of a warp's threads to one, which all of them then know.
     fn across_warp(e: &mut Emitter<'_, Gpu>, fold: Fold, mut x: Value) -> Value {
         let (all, clamp) = (e.b.int(-1), e.b.int(31));
         for distance in [16, 8, 4, 2, 1] {
@@ -50,7 +50,7 @@ impl Gpu {
         x
     }
 
-    /// The numbers of a block's warps as one, by way of shared memory.
+    /// Combines the numbers of a block's warps to one, through shared memory.
     fn across_warps(e: &mut Emitter<'_, Gpu>, fold: Fold, x: Value, slot: u64) -> Value {
         e.machine.shared_bytes = e.machine.shared_bytes.max((slot + 1) * SLOT);
         let base = e.b.shared();
@@ -78,7 +78,7 @@ impl Gpu {
     }
 }
 
-/// The number that another thread of the warp has.
+/// The number of another thread of the warp.
 fn exchanged(b: &mut Builder, x: Value, all: Value, distance: Value, clamp: Value) -> Value {
     if x.ty().bits() == Some(32) {
         return b.butterfly(all, x, distance, clamp);
@@ -105,7 +105,7 @@ impl Machine for Gpu {
 
     fn new(plan: &Plan<'_>) -> Gpu {
         let lanes = lanes(plan);
-        // As many threads as a row keeps busy.
+        // The number of threads that a row can keep busy.
         let busy = plan.space.columns().div_ceil(lanes).next_power_of_two();
         Gpu {
             lanes,
@@ -178,7 +178,7 @@ impl Threads for Gpu {
     }
 
     fn across(e: &mut Emitter<'_, Gpu>, fold: Fold, x: Value, slot: u64) -> Value {
-        // Bits travel as integers.
+        // Bits are exchanged as integers.
         let bit = x.ty() == Type::Scalar(Kind::I1);
         let mut total = if bit {
             e.b.convert(Convert::Extui, x, Kind::I32)
@@ -217,7 +217,7 @@ impl Threads for Gpu {
     }
 }
 
-/// Elements of a vector: 16 bytes of the narrowest that is read or written for each element.
+/// Elements of a vector: 16 bytes of the narrowest type that is read or written for each element.
 fn lanes(plan: &Plan<'_>) -> u64 {
     let loads = plan
         .dag

@@ -1,6 +1,6 @@
-//! A body's ops as instructions. Each formula is that of the op's plain kernel in
-//! `runtime::kernels`, in the same order, and intermediate values are rounded to their element
-//! types, so that a kernel of several ops computes what those ops compute one by one.
+//! A body's ops as instructions. Each formula is the formula of the op's plain kernel in
+//! `runtime::kernels`, in the same order. Intermediate values are rounded to their element types.
+//! So a kernel of several ops computes the same as the separate ops.
 
 use super::Step;
 use super::dag::{Dag, Exponentials, Fold, Functions, Id, Span};
@@ -10,7 +10,7 @@ use ir::op::attrs::{Dropout, Full, LayerNorm, LayerNormBwd, Reduction};
 use ir::op::body::{Along, Space};
 use ir::{DType, Op, TensorType};
 
-/// What is known of a body's value.
+/// How a body's value is available.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Known {
     /// An instruction's result, of the element type's kind.
@@ -19,11 +19,11 @@ pub(super) enum Known {
     Columns { of: Id, divisor: Option<u64> },
 }
 
-/// Why an op is in no generated kernel.
+/// Why an op cannot be in a generated kernel.
 pub(super) const NO_CODE: &str = "there is no vector code for it";
 
-/// The kind of an element type in memory; none if there are no kernels for it. A bool in a register
-/// is a bit.
+/// The kind of an element type in memory; none if no kernels support it. A bool in a register is a
+/// bit.
 pub(crate) fn storage(dtype: DType) -> Option<Kind> {
     Some(match dtype {
         DType::Bool | DType::U8 | DType::I8 => Kind::I8,
@@ -78,7 +78,7 @@ impl<'a> Lowering<'a> {
         })
     }
 
-    /// What is known of a value that a step before has computed.
+    /// The form of a value that an earlier step has computed.
     pub(super) fn known(&self, v: usize) -> Known {
         self.known[v].expect("values should be computed before they are used")
     }
@@ -94,7 +94,7 @@ impl<'a> Lowering<'a> {
     fn dtype(&self, v: usize) -> DType {
         self.types[v].dtype()
     }
-    /// A value in the type that it is computed in.
+    /// A value in the type in which it is computed.
     fn wide(&mut self, v: usize) -> Lowered<Id> {
         let (id, dtype) = (self.node(v)?, self.dtype(v));
         let d = &mut self.dag;
@@ -144,7 +144,8 @@ impl<'a> Lowering<'a> {
         let (zero, one) = (self.zero(kind), self.one(kind));
         self.dag.select(bit, one, zero)
     }
-    /// A number attribute in a wide type; what does not fit an integer becomes the nearest.
+    /// A number attribute in a wide type; a number that does not fit into an integer becomes the
+    /// nearest one.
     fn number(&mut self, number: Number, kind: Kind) -> Id {
         match (number, kind) {
             (Number::Int(i), Kind::I64) => self.dag.int(i, kind),
@@ -153,7 +154,7 @@ impl<'a> Lowering<'a> {
             _ => self.dag.float(number.to_f64(), kind),
         }
     }
-    /// A wide number in another wide type, as Rust's `as` has it.
+    /// A wide number in another wide type, like Rust's `as`.
     fn widened(&mut self, x: Id, to: Kind) -> Id {
         let d = &mut self.dag;
         match (d.kind(x), to) {
@@ -162,7 +163,8 @@ impl<'a> Lowering<'a> {
             (Kind::F64, Kind::F32) => d.convert(Convert::Truncf, x, to),
             (Kind::I64, _) => d.convert(Convert::Sitofp, x, to),
             (from, _) => {
-                // NaN becomes 0, what is too large or small the largest or smallest.
+                // NaN becomes 0. A number that is too large or too small becomes the largest or
+                // smallest.
                 let (lo, hi) = (
                     d.float(-(2f64.powi(63)), from),
                     d.float(2f64.powi(63), from),
@@ -180,7 +182,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Computes a step's results, of which `at` is the first.
+    /// Computes a step's results; `at` is the number of the first.
     pub(super) fn step(&mut self, step: &Step, at: usize) -> Lowered<()> {
         let results: Vec<Known> = match &step.op {
             Op::LayerNorm(norm) => self.layer_norm(step, norm)?,
@@ -198,7 +200,7 @@ impl<'a> Lowering<'a> {
             Op::SgdMomentum => self.sgd_momentum(step)?,
             Op::Dropout(dropout) => self.dropout(step, dropout)?,
             Op::Where => {
-                // Chosen, not computed: the elements stay what they are in memory.
+                // Elements are only chosen, so their bits stay the same.
                 let [c, x, y] = [
                     self.node(step.inputs[0])?,
                     self.node(step.inputs[1])?,
@@ -225,7 +227,7 @@ impl<'a> Lowering<'a> {
         Known::Node(self.narrow(value, full.dtype))
     }
 
-    /// An op that gives one value and combines no elements but, perhaps, those of a row.
+    /// An op with one result that combines at most the elements of a row.
     fn element(&mut self, step: &Step, result: DType) -> Lowered<Id> {
         let op = &step.op;
         let args = step
@@ -408,7 +410,7 @@ impl<'a> Lowering<'a> {
             | Op::Dropout(_)
             | Op::Where => unreachable!("{} should be lowered by itself", op.name()),
 
-            // No kernels are generated for these: the table says `Whole`.
+            // No kernels are generated for these ops: they are `Whole` in the table.
             Op::Sin
             | Op::Cos
             | Op::Pow
@@ -496,9 +498,9 @@ impl<'a> Lowering<'a> {
 
     // --- rows ---
 
-    /// A row below its largest element, the exponentials of that, and their sum.
+    /// A row minus its largest element, the exponentials of this, and their sum.
     fn exponentials(&mut self, x: Id) -> (Id, (Id, Id)) {
-        // Where a number is NaN the sum will be.
+        // If a number is NaN, the sum is NaN.
         let max = self.dag.fold(Fold::MaxNumber, x);
         let below = self.dag.sub(x, max);
         let e = self.dag.exp_below(below);
@@ -535,7 +537,7 @@ impl<'a> Lowering<'a> {
             Along::Nothing => element,
             Along::Rows => self.dag.fold(fold, element),
             Along::Columns => {
-                // Small integers wrap in the end, so they may as well on the way.
+                // Small integers wrap at the end, so intermediate sums may wrap too.
                 let narrow = self.dag.kind(element) == Kind::I64 && dtype.bytes() < 8;
                 let element = if narrow {
                     self.dag.convert(Convert::Trunci, element, Kind::I32)
@@ -636,11 +638,11 @@ impl<'a> Lowering<'a> {
     fn option(&mut self, v: usize, at: u64) -> Id {
         self.dag.load_at(v, at, Kind::F64)
     }
-    /// A coefficient, computed in f64, in the type that the update is computed in.
+    /// A coefficient, computed in f64, in the type of the update's computation.
     fn coefficient(&mut self, x: Id, kind: Kind) -> Id {
         self.widened(x, kind)
     }
-    /// The gradient, scaled if operand `i` is there to scale it.
+    /// The gradient, scaled by operand `i` if that exists.
     fn gradient(&mut self, step: &Step, g: Id, i: usize) -> Id {
         let Some(&scale) = step.inputs.get(i) else {
             return g;
@@ -712,7 +714,7 @@ impl<'a> Lowering<'a> {
         let new = self.adamw_of(step, [p?, g?, m?, v?], 4);
         Ok(new.map(|x| Known::Node(self.narrow(x, dtype))).to_vec())
     }
-    /// On numbers in two halves: see `runtime::kernels::optim`.
+    /// AdamW of numbers in two halves: see `runtime::kernels::optim`.
     fn adamw_split(&mut self, step: &Step) -> Lowered<Vec<Known>> {
         let [high, low] = [self.node(step.inputs[0])?, self.node(step.inputs[2])?];
         let [g, m, v] = [
@@ -800,7 +802,7 @@ impl<'a> Lowering<'a> {
             self.dag.load_at(rng, 0, Kind::I64),
             self.dag.load_at(rng, 1, Kind::I64),
         );
-        // A word below this many 2^32ths drops its element.
+        // A word below this number of 2^32ths drops its element.
         let kept = match u32::try_from((p * 4_294_967_296.0) as u64) {
             Ok(threshold) => {
                 let word = self.dag.random(seed, count, dropout.stream as u32);

@@ -1,6 +1,7 @@
 //! Functions of f32 as instructions, after `runtime::kernels::math`: the same polynomials with
-//! fused multiply-adds, the same answers for NaN, infinities and numbers too large or small. Errors
-//! are a few units in the last place. On GPUs exponential and logarithm are the machine's.
+//! fused multiply-adds, the same results for NaN, infinities and numbers that are too large or
+//! small. Errors are a few units in the last place. On GPUs exponential and logarithm are the
+//! machine's instructions.
 
 use super::dag::{Dag, Functions, Id};
 use crate::mlir::{Arith, Convert, Kind};
@@ -71,20 +72,20 @@ impl Dag {
         let y = self.mul(y, b);
         self.keep(y)
     }
-    /// e^x where x is at most 0 or NaN; less than 2^-126 may be 0.
+    /// e^x for x that is at most 0 or NaN; results below 2^-126 may be 0.
     pub(super) fn exp_below(&mut self, x: Id) -> Id {
         if self.functions == Functions::Hardware {
             return self.exp(x);
         }
-        // As `MAGIC` above; the low bits have the exponent's bias already, and are 0 at the bound
+        // As `MAGIC` above; the low bits already have the exponent's bias, and are 0 at the bound
         // below.
         const MAGIC: f32 = 12_582_912.0 + 127.0;
         let lo = self.f(-88.0);
         let below = self.less(x, lo);
         let x = self.select(below, lo, x);
         let (shifted, r) = self.reduced(x, MAGIC);
-        // Elements do not wait for each other, so Horner's scheme, which has the fewest operations,
-        // is the fastest.
+        // Elements do not depend on each other. So Horner's scheme, which has the fewest
+        // operations, is the fastest.
         let mut y = self.f(EXP[0]);
         for c in EXP[1..].iter().chain(&[1.0, 1.0]) {
             let c = self.f(*c);
@@ -99,8 +100,8 @@ impl Dag {
         let y = self.mul(y, power);
         self.keep(y)
     }
-    /// x = n ln 2 + r with the nearest integer n: n added to `magic`, which leaves it in the low
-    /// bits, and r.
+    /// x = n ln 2 + r with the nearest integer n. Returns `magic` + n, which has n in the low bits,
+    /// and r.
     fn reduced(&mut self, x: Id, magic: f32) -> (Id, Id) {
         let (log2e, magic) = (self.f(LOG2_E), self.f(magic.into()));
         let shifted = self.fma(x, log2e, magic);
@@ -165,7 +166,7 @@ impl Dag {
         let y = self.fma(half, squared, y);
         let y = self.add(r, y);
         let y = self.fma(e, high, y);
-        // Infinity stays, zero is minus infinity, less than zero or NaN is NaN.
+        // Infinity stays, zero gives minus infinity, and a negative number or NaN gives NaN.
         let (inf, zero, nan) = (self.f(f64::INFINITY), self.f(0.0), self.f(f64::NAN));
         let infinite = self.equal(x, inf);
         let y = self.select(infinite, inf, y);
@@ -177,7 +178,8 @@ impl Dag {
         self.keep(y)
     }
 
-    /// A ratio of an odd polynomial and an even one within bounds, at which it is exactly 1 and -1.
+    /// A ratio of an odd polynomial and an even one within bounds. At the bounds it is exactly 1
+    /// and -1.
     fn ratio(&mut self, x: Id, bound: f64, p: &[f64], q: &[f64]) -> Id {
         let (lo, hi) = (self.f(-bound), self.f(bound));
         let x = self.within(x, lo, hi);
@@ -313,7 +315,8 @@ impl Dag {
         let bits = self.same(Arith::Shli, &[wide, places]);
         self.convert(Convert::Bitcast, bits, F32)
     }
-    /// The bits, an I16, of the bf16 nearest to an f32, to even where two are; NaN stays.
+    /// The bits, an I16, of the bf16 nearest to an f32, the even one if two are equally near; NaN
+    /// stays.
     pub(super) fn rounded_bf16(&mut self, x: Id) -> Id {
         let bits = self.convert(Convert::Bitcast, x, I32);
         let (places, one, below) = (self.int(16, I32), self.int(1, I32), self.int(0x7fff, I32));

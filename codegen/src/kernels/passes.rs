@@ -1,12 +1,13 @@
-//! Passes over a row. The first computes the sums that need nothing, the next those that need
-//! these, and so on; each stores the results that it knows. What is dear to compute and needed
-//! again is kept in memory from the first pass that needs it: in a result that is written last and
-//! through the caches, or in a buffer on the stack; what has room in neither is computed again.
+//! Passes over a row. The first pass computes sums that depend on no other sums, the next pass sums
+//! that depend on those, and so on. Each pass stores the results that it can compute. Expensive
+//! values that are needed again are kept in memory from the first pass that needs them: in a result
+//! that is written last and through the caches, or in a buffer on the stack. If neither has room,
+//! they are computed again.
 //!
 //! The largest element of a long row and the sum of the exponentials below it are found in one
 //! reading, block by block, after Milakov and Gimelshein, "Online normalizer calculation for
-//! softmax" (2018): exponentials below the block's largest element are kept, and scaled by what it
-//! lies below the row's.
+//! softmax" (2018): exponentials relative to the block's largest element are kept. They are scaled
+//! later by the difference from the row's largest element.
 
 use super::dag::{Dag, Exponentials, Id, Prim};
 use super::lower::{Known, storage};
@@ -17,21 +18,21 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The most bytes of a row's buffer on the stack.
 const MOST_BUFFER: u64 = 32 << 10;
-/// The same of exponentials that are found block by block: with the operands' next blocks they stay
-/// in the second cache.
+/// The same for exponentials that are computed block by block. Together with the operands' next
+/// blocks they stay in the second cache.
 const MOST_EXPONENTIALS: u64 = 256 << 10;
-/// Columns of a row that is long enough to be gone through in blocks: it and what is kept of it
-/// fill the first cache.
+/// Columns of a row that is long enough to be processed in blocks: the row and its kept values fill
+/// the first cache.
 const LONG: u64 = 4096;
 
-/// Where something that outlives a pass is kept.
+/// The place of a value that outlives a pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Buffer {
     Stack(usize),
     Result(usize),
 }
 
-/// What a pass over a row does.
+/// A pass over a row.
 #[derive(Default, Debug)]
 pub(super) struct Pass {
     pub(super) folds: Vec<Id>,
@@ -39,16 +40,16 @@ pub(super) struct Pass {
     pub(super) stores: Vec<usize>,
     /// Results whose columns are summed: numbers.
     pub(super) sums: Vec<usize>,
-    /// What is kept for later passes.
+    /// Values that are kept for later passes.
     pub(super) keeps: Vec<Id>,
     /// Instructions that vary along the row, in order.
     pub(super) needs: Vec<Id>,
-    /// Of these, what an earlier pass kept.
+    /// The values among these that an earlier pass kept.
     pub(super) kept: Vec<Id>,
 }
 
-/// Instructions that vary along the row and are needed for `roots`, in order; instructions in
-/// `stop` are not looked into.
+/// Instructions that vary along the row and are needed for `roots`, in order; operands of
+/// instructions in `stop` are not followed.
 fn needs(dag: &Dag, roots: &[Id], stop: &BTreeSet<Id>) -> Vec<Id> {
     let mut found = BTreeSet::new();
     let mut work: Vec<Id> = roots.to_vec();
@@ -65,14 +66,15 @@ fn needs(dag: &Dag, roots: &[Id], stop: &BTreeSet<Id>) -> Vec<Id> {
 /// The passes of a kernel.
 pub(super) struct Passes {
     pub(super) all: Vec<Pass>,
-    /// Where they keep what later passes need.
+    /// The buffers of values that later passes need.
     pub(super) buffers: BTreeMap<Id, Buffer>,
-    /// A pass that goes with the next, block by block: the first finds the largest elements, the
-    /// second the sums.
+    /// A pass that runs together with the next one, block by block: the first finds the largest
+    /// elements, the second the sums.
     pub(super) blocks: Option<(usize, Exponentials)>,
 }
 
-/// The pass that may go with the next: the largest element is needed for nothing else yet.
+/// The pass that may run together with the next one: the largest element is needed for nothing else
+/// yet.
 fn blocks<M: Machine>(plan: &Plan<'_>, passes: &[Pass]) -> Option<(usize, Exponentials)> {
     let found = plan.dag.exponentials.iter().find_map(|&found| {
         let p = passes
@@ -82,16 +84,16 @@ fn blocks<M: Machine>(plan: &Plan<'_>, passes: &[Pass]) -> Option<(usize, Expone
         let alone = next.stores.is_empty()
             && next.sums.is_empty()
             && next.keeps.iter().all(|&id| id == found.e);
-        // What is kept has yet to be scaled.
+        // Kept values must still be scaled.
         let scaled = |pass: &Pass| pass.folds.is_empty() || !pass.kept.contains(&found.e);
         (alone && passes[p + 2..].iter().all(scaled)).then_some((p, found))
     });
     found.filter(|_| M::CACHES && plan.space.columns() >= LONG)
 }
 
-/// The passes and where they keep what later passes need.
+/// The passes, with buffers for values that later passes need.
 pub(super) fn kept_passes<M: Machine>(plan: &Plan<'_>) -> Passes {
-    // What no room is found for is computed again.
+    // Values without room are computed again.
     let mut homeless = BTreeSet::new();
     loop {
         let passes = passes(plan, &homeless);
@@ -126,8 +128,8 @@ pub(super) fn kept_passes<M: Machine>(plan: &Plan<'_>) -> Passes {
         }
     }
 }
-/// A result that is written last and may keep numbers of a kind from pass `p` on: none of the
-/// operands that might lie there is read later.
+/// A result that is written last and may hold numbers of a kind from pass `p` on. No operand that
+/// may share its bytes is read later.
 fn free_result<M: Machine>(
     plan: &Plan<'_>,
     passes: &[Pass],
@@ -158,7 +160,7 @@ fn free_result<M: Machine>(
 
 fn passes(plan: &Plan<'_>, homeless: &BTreeSet<Id>) -> Vec<Pass> {
     let dag = plan.dag;
-    // What anything is needed for.
+    // All values that are needed.
     let mut used = BTreeSet::new();
     let mut work: Vec<Id> = vec![];
     for out in plan.results {
@@ -187,7 +189,7 @@ fn passes(plan: &Plan<'_>, homeless: &BTreeSet<Id>) -> Vec<Pass> {
         match out.known {
             Known::Columns { of, .. } => passes[dag.nodes[of].stage].sums.push(j),
             Known::Node(id) if plan.space.span(out.value).1 => {
-                // It may lie on an operand that later passes read.
+                // It may share the bytes of an operand that later passes read.
                 let shared = plan.operands.contains(&out.ty);
                 passes[if shared { last } else { dag.nodes[id].stage }]
                     .stores
@@ -207,7 +209,7 @@ fn passes(plan: &Plan<'_>, homeless: &BTreeSet<Id>) -> Vec<Pass> {
             });
         folds.chain(outs).collect()
     };
-    // Dear instructions that more than one pass needs are kept by the first that does.
+    // An expensive instruction that several passes need is kept by the first of them.
     let mut first: BTreeMap<Id, usize> = BTreeMap::new();
     let mut again = BTreeSet::new();
     for (p, pass) in passes.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! The functions of a kernel: which rows a part computes, and the second phase, which adds up what
-//! the parts summed over rows.
+//! The functions of a kernel: the rows of each part, and the second phase, which adds up the parts'
+//! sums over rows.
 
 use super::dag::{Dag, Fold, Id, Span};
 use super::emit::{Blocks, Elements, Emitter, Function, Threads};
@@ -10,8 +10,8 @@ use crate::mlir::{Convert, Emit, Kind, Value};
 use ir::DType;
 
 impl<M: Threads> Emitter<'_, M> {
-    /// The first phase: all rows, or all elements. Where rows are summed, there are `sum_parts`
-    /// parts of `rows_each` rows.
+    /// The first phase: all rows, or all elements. For sums over rows, there are `sum_parts` parts
+    /// of `rows_each` rows.
     pub(super) fn main(&mut self, rows_each: u64, sum_parts: u64) -> Function {
         self.stack_buffers();
         let columns = self.plan.space.columns();
@@ -27,7 +27,7 @@ impl<M: Threads> Emitter<'_, M> {
         self.function(parts)
     }
 
-    /// A part is some rows, whose columns it also sums.
+    /// A part has some rows, and also sums their columns.
     fn sums_of_rows(&mut self, rows_each: u64, sum_parts: u64) {
         let (rows, columns) = (self.plan.space.rows(), self.plan.space.columns());
         let parts = M::parts(self, sum_parts);
@@ -53,7 +53,7 @@ impl<M: Threads> Emitter<'_, M> {
         });
     }
 
-    /// Rows are long: a part is a piece of one. How many parts there are.
+    /// Rows are long, so a part is a piece of one. Returns the number of parts.
     fn pieces_of_rows(&mut self) -> u64 {
         let (rows, columns) = (self.plan.space.rows(), self.plan.space.columns());
         let each = self.machine.part();
@@ -82,7 +82,7 @@ impl<M: Threads> Emitter<'_, M> {
         rows * pieces
     }
 
-    /// A part is some rows. How many parts there are.
+    /// A part has some rows. Returns the number of parts.
     fn whole_rows(&mut self, folds: bool) -> u64 {
         let (rows, columns) = (self.plan.space.rows(), self.plan.space.columns());
         // A row with sums keeps all threads of a block busy.
@@ -120,7 +120,7 @@ impl<M: Threads> Emitter<'_, M> {
         });
     }
 
-    /// Makes room for what passes keep and no result has room for.
+    /// Makes room on the stack for kept values that no result has room for.
     fn stack_buffers(&mut self) {
         let columns = self.plan.space.columns();
         for (&id, &buffer) in &self.passes.buffers {
@@ -184,7 +184,7 @@ impl<M: Threads> Emitter<'_, M> {
         self.function(parts)
     }
 
-    /// Where all parts' sums of a result are.
+    /// The place of all parts' sums of a result.
     fn all_sums(&mut self, j: usize) -> Elements {
         let scratch = self.arguments[self.arguments.len() - 1];
         let (kind, offset) = (self.sums[&j].kind, self.sums[&j].offset);
@@ -229,7 +229,7 @@ impl<M: Threads> Emitter<'_, M> {
         });
     }
 
-    /// A sum over all rows as its result's element.
+    /// A sum over all rows in the type of its result.
     fn finished(&mut self, j: usize, mut x: Value) -> Value {
         let out = &self.plan.results[j];
         let kind = self.sums[&j].kind;

@@ -1,11 +1,11 @@
-//! What a kernel is made from: its instructions, the space they run over, and what goes in and out.
+//! The inputs of a kernel's generation: its instructions, their space, its operands and results.
 
 use super::dag::Dag;
 use super::lower::Known;
 use ir::TensorType;
 use ir::op::body::Space;
 
-/// What a kernel is made from.
+/// The inputs of a kernel's generation.
 pub(super) struct Plan<'a> {
     pub(super) dag: &'a Dag,
     pub(super) space: &'a Space,
@@ -15,7 +15,7 @@ pub(super) struct Plan<'a> {
 
 /// A result.
 pub(super) struct Out {
-    /// Which value of the body it is.
+    /// The number of the body's value.
     pub(super) value: usize,
     pub(super) ty: TensorType,
     pub(super) known: Known,

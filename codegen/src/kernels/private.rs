@@ -1,7 +1,7 @@
 //! Files and folders that only this user can write.
 //!
 //! Compiled kernels and the signing key are trusted when they are read again. So they are read only
-//! from folders and files that belong to the user of this process and that nobody else can write.
+//! from folders and files that belong to the user of this process and that no other user can write.
 
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -10,7 +10,7 @@ use std::path::Path;
 /// Creates a folder, with the folders above it, that only this user can enter.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn create_folder(path: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
@@ -19,10 +19,10 @@ pub fn create_folder(path: &Path) -> io::Result<()> {
     builder.create(path)
 }
 
-/// Checks that a path is a folder which only this user can write.
+/// Checks that a path is a folder that only this user can write.
 ///
 /// # Errors
-/// Why it is not, or what the system says.
+/// The reason if it is not, or the system's error.
 pub fn check_folder(path: &Path) -> io::Result<()> {
     let metadata = fs::metadata(path)?;
     if !metadata.is_dir() {
@@ -31,12 +31,12 @@ pub fn check_folder(path: &Path) -> io::Result<()> {
     check(&metadata)
 }
 
-/// Opens a regular file which only this user can write. It follows no link and waits for no pipe.
+/// Opens a regular file that only this user can write. It follows no link and waits for no pipe.
 ///
 /// # Errors
-/// Why it is not such a file, or what the system says.
+/// The reason if it is not such a file, or the system's error.
 pub fn open(path: &Path) -> io::Result<File> {
-    // Ask before opening: opening a pipe waits for a writer.
+    // Check before opening, because opening a pipe waits for a writer.
     if !fs::symlink_metadata(path)?.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
@@ -45,11 +45,11 @@ pub fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Creates a new file which only this user can read and write. A file or link of that name is
-/// removed first, so that no link is followed.
+/// Creates a new file that only this user can read and write. A file or link with the same name is
+/// removed first, so no link is followed.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn create(path: &Path) -> io::Result<File> {
     let _ = fs::remove_file(path);
     let mut options = File::options();
@@ -82,7 +82,7 @@ fn check(metadata: &Metadata) -> io::Result<()> {
     Ok(())
 }
 
-/// Other systems have other rights, which are not looked at.
+/// Other systems have other permissions, which are not checked.
 #[cfg(not(unix))]
 fn check(_: &Metadata) -> io::Result<()> {
     Ok(())

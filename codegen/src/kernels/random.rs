@@ -6,31 +6,31 @@ use crate::mlir::{Convert, Kind, Predicate, Type, Value};
 
 /// The factors of a round.
 const FACTORS: [u64; 2] = [0xD251_1F53, 0xCD9E_8D57];
-/// What is added to the key from round to round.
+/// The numbers that are added to the key in each round.
 const ADDED: [u64; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 /// The bits of a word.
 const WORD: u64 = 0xFFFF_FFFF;
 
-/// Which blocks of four words a vector of elements has, and how they lie in registers.
+/// The blocks of four words of a vector of elements, and their layout in registers.
 struct Shape {
     /// Elements.
     width: u64,
     /// Blocks that are computed.
     n: u64,
-    /// Each block's four words are elements that follow each other; else each element has a block
-    /// computed, of which it takes one word.
+    /// True if each block's four words belong to four consecutive elements. Otherwise a block is
+    /// computed for each element, which uses one word of it.
     whole: bool,
 }
 
 impl Shape {
-    /// A vector of 64-bit numbers, one for each block; a vector even if there is but one.
+    /// A vector of 64-bit numbers, one for each block; a vector even if there is only one.
     fn wide(&self) -> Type {
         Type::Vector(self.n as u32, Kind::I64)
     }
 
-    /// Where a block lies in the vector. Blocks lie in fours in the order that cheap instructions
-    /// put right in the end.
+    /// The place of a block in the vector. Blocks are in groups of four, in an order that cheap
+    /// instructions correct at the end.
     fn place(&self, i: u64) -> u64 {
         if self.whole && self.n.is_multiple_of(4) {
             i / 4 * 4 + [0, 2, 1, 3][i as usize % 4]
@@ -93,9 +93,9 @@ impl<M: Threads> Emitter<'_, M> {
 
     /// The four words of each block.
     ///
-    /// Words are kept in twice their bits, so that products have room. What is above a word is
-    /// rubbish: the processor's products of words do not read it, so that masks before them cost
-    /// nothing.
+    /// Each word is stored in twice its bits, so that products have room. The upper bits are
+    /// arbitrary. The processor's products of words do not read them, so the masks before the
+    /// products cost nothing.
     fn philox(
         &mut self,
         shape: &Shape,
@@ -144,8 +144,8 @@ impl<M: Threads> Emitter<'_, M> {
         counter
     }
 
-    /// Words of a block follow each other: 0 1 and 2 3 are put into one number each, then these
-    /// beside each other.
+    /// Puts the words of a block in order: 0 1 and 2 3 are joined to one number each, then the two
+    /// are placed next to each other.
     fn interleaved(&mut self, shape: &Shape, words: [Value; 4]) -> Value {
         let n = shape.n;
         let halves = Type::Vector(2 * n as u32, Kind::I32);

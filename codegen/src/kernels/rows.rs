@@ -7,26 +7,26 @@ use super::lower::Known;
 use super::passes::Pass;
 use crate::mlir::{Emit, Kind, Predicate, Type, Value};
 
-/// The most bytes of a row that is fetched into the first cache, and into the second, while the row
-/// before it is computed.
+/// The most bytes of a row that is prefetched into the first cache, and into the second, while the
+/// row before it is computed.
 const FETCHED: [u64; 2] = [16 << 10, 256 << 10];
-/// Columns of a block of a long row; it is gone through twice and should not leave the first cache
-/// in between.
+/// Columns of a block of a long row; it is read twice and should stay in the first cache in
+/// between.
 pub(super) const BLOCK: u64 = 1024;
-/// How many blocks ahead are fetched.
+/// The number of blocks by which prefetches are ahead.
 const AHEAD: u64 = 2;
 
-/// Which columns a pass goes over: as many whole vectors as there are, and the rest one by one.
+/// The columns of a pass: whole vectors, then the rest one by one.
 #[derive(Clone, Copy)]
 pub(super) struct Columns {
-    /// Elements in whole vectors: of all of the row, or of the largest piece.
+    /// Elements in whole vectors: of the whole row, or of the largest piece.
     pub(super) whole: u64,
     pub(super) rest: bool,
-    /// All of the row unless there is one.
+    /// The piece of the row; `None` for the whole row.
     pub(super) piece: Option<Piece>,
 }
 
-/// A piece of a row: where its vectors begin and end, and where the rest ends.
+/// A piece of a row: the start and the end of its vectors, and the end of the rest.
 #[derive(Clone, Copy)]
 pub(super) struct Piece {
     pub(super) from: Value,
@@ -53,7 +53,7 @@ struct Folded {
 }
 
 impl<M: Threads> Emitter<'_, M> {
-    /// One row, in the block that is open.
+    /// Emits one row, in the open block.
     pub(super) fn row(&mut self, row: Value, columns: &Columns) {
         self.row_depth = self.b.depth();
         self.row = row;
@@ -61,7 +61,7 @@ impl<M: Threads> Emitter<'_, M> {
         self.singles(columns, slots);
     }
 
-    /// The passes over a row; how many folds they have.
+    /// Emits the passes over a row. Returns the number of their folds.
     fn all_passes(&mut self, columns: &Columns) -> u64 {
         let passes = self.passes;
         let mut slots = 0;
@@ -87,7 +87,7 @@ impl<M: Threads> Emitter<'_, M> {
         slots
     }
 
-    /// Stores the results that have one element a row.
+    /// Stores the results that have one element per row.
     fn singles(&mut self, columns: &Columns, slots: u64) {
         let plan = self.plan;
         let mut values = vec![];
@@ -99,14 +99,15 @@ impl<M: Threads> Emitter<'_, M> {
             }
         }
         if !values.is_empty() || slots != 0 {
-            // Every thread has read what may lie there, and the shared memory of this row.
+            // Every thread has read the bytes that may be at these places, and the shared memory of
+            // this row.
             M::synchronize(self);
         }
         if values.is_empty() {
             return;
         }
 
-        // Pieces of a row all know it; the first writes it.
+        // All pieces of a row know the number; the first one writes it.
         let zero = self.index(0);
         let leads = M::leads(self);
         let first = columns
@@ -162,10 +163,10 @@ impl<M: Threads> Emitter<'_, M> {
         }
     }
 
-    /// How many vectors a round of a pass's loop goes over.
+    /// The number of vectors in a round of a pass's loop.
     fn unroll(&self, pass: &Pass, columns: &Columns) -> u64 {
         let lanes = self.lanes;
-        // Sums wait for each other: two vectors at a time keep the adders busy, if nothing else
+        // Sums depend on each other. Two vectors at a time keep the adders busy, if nothing else
         // does.
         let busy = pass.folds.is_empty() || pass.needs.iter().any(|&id| self.plan.dag.dear[id]);
         // A piece may have an odd number of vectors.
@@ -223,7 +224,7 @@ impl<M: Threads> Emitter<'_, M> {
                 self.repeat([from, to, step], &sums, body)
             };
         }
-        // What is left of whole vectors.
+        // The remaining whole vectors.
         for (u, at) in (main..columns.whole).step_by(lanes as usize).enumerate() {
             let at = self.index(at);
             let before = sums[u * n..][..n].to_vec();
@@ -267,7 +268,7 @@ impl<M: Threads> Emitter<'_, M> {
         }
     }
 
-    /// What a pass does with the elements `at..at + width`; the folds' next values.
+    /// Emits a pass over the elements `at..at + width`. Returns the folds' next values.
     fn body(
         &mut self,
         pass: &Pass,
@@ -291,7 +292,7 @@ impl<M: Threads> Emitter<'_, M> {
             next.push(self.combine(folded.fold, before[f], x));
         }
 
-        // All was read that lies where something is written now.
+        // All bytes that are overwritten now have been read.
         for &id in &pass.keeps {
             let to = self.buffer(id);
             self.store(known[&id], to, at);
@@ -317,14 +318,14 @@ impl<M: Threads> Emitter<'_, M> {
     // --- long rows ---
 
     /// Two passes in one reading of a long row. The first finds the largest element, the second the
-    /// sum of the exponentials below it: each block is gone through by both, with its own largest
-    /// element, and its sum is scaled in the end.
+    /// sum of the exponentials relative to it. Both process each block, with the block's own
+    /// largest element, and its sum is scaled at the end.
     fn largest_and_sum(&mut self, passes: [&Pass; 2], found: Exponentials) {
         let [scales, sums] = self.block_scratch();
         let ahead = self.ahead(passes[0]);
         self.each_block(|e, block, columns| {
             e.pass(passes[0], columns, 0);
-            // Infinitely small elements are to be 0, even if there is nothing else in the block.
+            // Elements of minus infinity must give 0, even if the block has no other elements.
             let max = e.tables.scalars[&found.max];
             let least = e.constant(f32::MIN.to_bits().into(), Kind::F32, 1);
             let max = e.combine(Fold::MaxNumber, max, least);
@@ -357,7 +358,7 @@ impl<M: Threads> Emitter<'_, M> {
         self.tables.scalars.insert(found.sum, sum);
     }
 
-    /// Where a number of each block lies: its scale and its sum.
+    /// The places of two numbers for each block: its scale and its sum.
     fn block_scratch(&self) -> [Elements; 2] {
         let Blocks { scales, sums } = self.blocks.expect("a function should have its buffers");
         [scales, sums].map(|pointer| Elements {
@@ -387,7 +388,7 @@ impl<M: Threads> Emitter<'_, M> {
         });
     }
 
-    /// Goes through a row in blocks: `body` has a block's number and columns.
+    /// Processes a row in blocks: `body` gets a block's number and columns.
     fn each_block(&mut self, body: impl Fn(&mut Self, Value, &Columns)) {
         let columns = self.plan.space.columns();
         let (full, whole) = (columns / BLOCK, columns / self.lanes * self.lanes);
@@ -423,7 +424,7 @@ impl<M: Threads> Emitter<'_, M> {
         }
     }
 
-    /// One block. What is found in it is known in it alone.
+    /// One block. Values of a block are known only inside it.
     fn one_block(
         &mut self,
         number: Value,
@@ -439,7 +440,7 @@ impl<M: Threads> Emitter<'_, M> {
 
     // --- what is fetched ---
 
-    /// The operands that a pass reads, some blocks ahead.
+    /// Prefetches of the operands that a pass reads, some blocks ahead.
     fn ahead(&mut self, pass: &Pass) -> Vec<Fetched> {
         let distance = self.index(AHEAD * BLOCK);
         let mut found = vec![];
@@ -453,9 +454,9 @@ impl<M: Threads> Emitter<'_, M> {
         found
     }
 
-    /// The operands that the first of several passes reads: where the next row of each begins, and
-    /// into which cache it fits. The memory waits while passes compute over a row that is in a
-    /// cache.
+    /// Prefetches of the operands that the first of several passes reads: the start of each one's
+    /// next row, and the cache into which it fits. Otherwise the memory would be idle while passes
+    /// compute over a row that is in a cache.
     fn next_row(&mut self, first: &Pass) -> Vec<Fetched> {
         let columns = self.plan.space.columns();
         let mut found = vec![];

@@ -1,10 +1,9 @@
-//! The machines that kernels are made for.
+//! The machines for which kernels are generated.
 
 use std::fmt;
 
-/// A processor that kernels are made for. It needs fused multiply-adds. Kernels compute 16 elements
-/// at a time, whatever the width of its registers, so that their results are the same bits on every
-/// CPU.
+/// A processor for which kernels are generated. It needs fused multiply-adds. Kernels compute 16
+/// elements at a time, for any width of its registers, so results are the same bits on every CPU.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum CpuTarget {
     /// x86-64 with AVX2 and FMA: Intel since 2013, AMD since 2015.
@@ -15,7 +14,7 @@ pub enum CpuTarget {
     Neon,
 }
 
-/// A GPU that kernels are made for.
+/// A GPU for which kernels are generated.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum GpuTarget {
     /// NVIDIA's A100.
@@ -30,7 +29,7 @@ pub enum GpuTarget {
     Sm100,
 }
 
-/// A machine that kernels are made for.
+/// A machine for which kernels are generated.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Target {
     /// Kernels are objects.
@@ -98,7 +97,7 @@ impl Target {
         Target::SM_100,
     ];
 
-    /// The target for the machine that this runs on; none if it lacks what kernels need.
+    /// The target for this machine; none if it lacks features that kernels need.
     pub fn host() -> Option<Target> {
         [Target::AVX512, Target::AVX2, Target::NEON]
             .into_iter()
@@ -108,8 +107,7 @@ impl Target {
             })
     }
 
-    /// The target for a GPU by its compute capability times ten; none if there are no kernels for
-    /// it.
+    /// The target for a GPU by its compute capability times ten; none if no kernels support it.
     pub fn gpu(sm: u32) -> Option<Target> {
         Target::ALL
             .into_iter()
@@ -141,7 +139,7 @@ impl Target {
         }
     }
 
-    /// What LLVM may use beside what the processor has; `-` if nothing.
+    /// Features that LLVM may use in addition to the processor's; `-` if none.
     fn features(&self) -> &'static str {
         match self {
             Target::Cpu(CpuTarget::Avx2 | CpuTarget::Avx512) => "-",
@@ -153,7 +151,7 @@ impl Target {
         }
     }
 
-    /// What can run its code, as artifacts name it.
+    /// The target in artifacts.
     pub fn in_artifacts(&self) -> artifact::Target {
         use artifact::{Cpu, Sm, Target as To};
         match self {

@@ -3,7 +3,7 @@ use super::*;
 use crate::mlir::Arith;
 use ir::DType;
 
-/// A formula with a number of floating point in it, of an integer.
+/// A formula of an integer that contains a floating-point number.
 #[test]
 fn an_op_that_mixes_numbers_says_what_it_is_for() {
     let mut dag = Dag::new(Functions::Polynomials);
@@ -19,7 +19,7 @@ fn an_op_that_mixes_numbers_says_what_it_is_for() {
 
 #[test]
 fn an_instruction_that_does_not_fit_is_named_with_its_op() {
-    // No shape rule lets such operands through, so the instruction is built by hand.
+    // No shape rule accepts such operands, so the instruction is built by hand.
     let mut dag = Dag::new(Functions::Polynomials);
     let x = dag.load(0, 0, Kind::F32, Span::default());
     dag.same(Arith::Andi, &[x, x]);
@@ -32,7 +32,7 @@ fn an_instruction_that_does_not_fit_is_named_with_its_op() {
     assert!(source.place.file().ends_with("tests.rs"), "{source}");
 }
 
-/// A kernel's name is made of its text, and stands in it.
+/// A kernel's name is computed from its text, and is part of it.
 #[test]
 fn names_are_of_what_a_kernel_computes() {
     let kernel = |n| {

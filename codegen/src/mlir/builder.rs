@@ -3,7 +3,7 @@
 use super::{Arith, Convert, Error, Kind, Mismatch, Predicate, Space, Special, Type, select};
 use std::panic::Location;
 
-/// What an operation computes, or a parameter. Copied freely: it is a number and a type.
+/// The result of an operation, or a parameter. It is a number and a type, so it can be copied.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Value {
     pub(super) id: u32,
@@ -20,7 +20,7 @@ impl Value {
 /// The distance between two addresses, in units.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
-    /// A number that is known when the kernel is made.
+    /// A number that is known when the kernel is generated.
     Known(u64),
     /// A 64-bit number.
     By(Value),
@@ -42,19 +42,19 @@ impl From<Value> for Step {
     }
 }
 
-/// What is known of a copy from a GPU's main memory to its shared memory.
+/// The caching of a copy from a GPU's main memory to its shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Cache {
     /// It is kept in the first and the second cache.
     All,
-    /// It is kept in the second cache alone.
+    /// It is kept only in the second cache.
     Second,
 }
 
-/// How four 8 × 8 matrices come out of shared memory.
+/// How four 8 × 8 matrices are loaded from shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Layout {
-    /// As they lie there.
+    /// As they are stored.
     Rows,
     /// Transposed.
     Columns,
@@ -78,7 +78,7 @@ impl Intrinsic {
     }
 }
 
-/// What an operation is; types are those of its operands and results.
+/// The operation; types are those of its operands and results.
 #[derive(Debug)]
 pub(super) enum Inst {
     /// Every element has these bits.
@@ -92,7 +92,7 @@ pub(super) enum Inst {
     Broadcast(Value),
     Extract(Value, u64),
     Insert([Value; 2], u64),
-    /// As many elements as the result has, from one on.
+    /// The result's number of elements, from this one on.
     Slice(Value, u64),
     Shuffle([Value; 2], Vec<u64>),
     VectorBitcast(Value),
@@ -164,23 +164,23 @@ pub(super) struct For {
     pub(super) starts: Vec<Value>,
     pub(super) carried: Vec<Value>,
     pub(super) body: Block,
-    /// LLVM and ptxas leave it a loop.
+    /// True if LLVM and ptxas must not unroll it.
     pub(super) rolled: bool,
 }
 
-/// A loop that goes on while its first value compares to a limit as it should.
+/// A loop that continues while the comparison of its first value with a limit is true.
 #[derive(Debug)]
 pub(super) struct While {
     pub(super) by: Predicate,
     pub(super) limit: Value,
     pub(super) starts: Vec<Value>,
-    /// The values as they are compared, and as the body gets them.
+    /// The values in the comparison, and in the body.
     pub(super) compared: Vec<Value>,
     pub(super) carried: Vec<Value>,
     pub(super) body: Block,
 }
 
-/// Operations in order, and what the block hands to the operation that it belongs to.
+/// Operations in order, and the values that the block yields to its operation.
 #[derive(Default, Debug)]
 pub(super) struct Block {
     pub(super) ops: Vec<Op>,
@@ -254,16 +254,16 @@ pub(crate) struct Parameter {
     pub(crate) name: String,
     /// Its type.
     pub(crate) ty: Type,
-    /// Of an address: what it is a multiple of.
+    /// For an address: its alignment.
     pub(crate) align: Option<u64>,
-    /// Of an address: nothing else points where it does.
+    /// For an address: no other pointer points to the same bytes.
     pub(crate) noalias: bool,
-    /// Of an address: nothing is written there.
+    /// For an address: nothing is written there.
     pub(crate) readonly: bool,
 }
 
 impl Parameter {
-    /// A parameter of which nothing but the type is known.
+    /// A parameter of which only the type is known.
     pub(crate) fn new(name: impl Into<String>, ty: Type) -> Parameter {
         Parameter {
             name: name.into(),
@@ -295,11 +295,11 @@ pub(crate) struct Shared {
     pub(crate) symbol: String,
     pub(crate) bytes: u64,
     pub(crate) align: u64,
-    /// How much there is, is said when the kernel is started.
+    /// The size is given when the kernel is started.
     pub(crate) dynamic: bool,
 }
 
-/// A function that is complete.
+/// A complete function.
 #[derive(Debug)]
 pub(crate) struct Function {
     pub(super) symbol: String,
@@ -337,7 +337,7 @@ impl Module {
     }
 }
 
-/// A block that operations are appended to.
+/// A block to which operations are appended.
 struct Open {
     /// Blocks are numbered as they are opened.
     number: u32,
@@ -345,7 +345,7 @@ struct Open {
     owner: Owner,
 }
 
-/// What a block that is open will belong to.
+/// The future owner of an open block.
 enum Owner {
     Function,
     For {
@@ -367,8 +367,8 @@ enum Owner {
     },
 }
 
-/// Writes a function: appends operations to the innermost block that is open, or, within
-/// [`Builder::outside`], to one further out.
+/// Builds a function: appends operations to the innermost open block, or, within
+/// [`Builder::outside`], to a block further out.
 pub(crate) struct Builder {
     symbol: String,
     parameters: Vec<Parameter>,
@@ -381,16 +381,17 @@ pub(crate) struct Builder {
     error: Option<Error>,
 }
 
-/// What writes operations, with a builder and perhaps more: blocks are written by functions of it.
+/// A type that emits operations. It contains a builder and perhaps more state. Blocks are emitted
+/// by closures that get it.
 pub(crate) trait Emit: Sized {
-    /// Loops stay loops, and are not unrolled.
+    /// True if loops are not unrolled.
     const ROLLED: bool = false;
 
     /// The builder.
     fn builder(&mut self) -> &mut Builder;
 
-    /// A loop from `from` to `to` by `step`. `body` gets the counter and the values that rounds
-    /// hand on, and returns the next; the last are the results.
+    /// A loop from `from` to `to` by `step`. `body` gets the counter and the loop values, and
+    /// returns the next loop values. The last ones are the results.
     #[track_caller]
     fn repeat(
         &mut self,
@@ -403,8 +404,8 @@ pub(crate) trait Emit: Sized {
         self.builder().close_for(next)
     }
 
-    /// A loop that goes on while its first value compares to `limit` as it should. `body` gets the
-    /// values that rounds hand on, and returns the next; the last are the results.
+    /// A loop that continues while the comparison of its first value with `limit` is true. `body`
+    /// gets the loop values, and returns the next ones. The last ones are the results.
     #[track_caller]
     fn repeat_while(
         &mut self,
@@ -418,7 +419,7 @@ pub(crate) trait Emit: Sized {
         self.builder().close_while(next)
     }
 
-    /// Runs `then` where a condition holds.
+    /// Runs `then` if a condition holds.
     #[track_caller]
     fn when(&mut self, condition: Value, then: impl FnOnce(&mut Self)) {
         self.builder().open_if(condition);
@@ -426,7 +427,7 @@ pub(crate) trait Emit: Sized {
         self.builder().close_if(vec![], &[]);
     }
 
-    /// The values that `then` returns where a condition holds, and `others` elsewhere.
+    /// The values that `then` returns if a condition holds, otherwise `others`.
     #[track_caller]
     fn choose(
         &mut self,
@@ -463,7 +464,7 @@ macro_rules! binary {
 }
 
 impl Builder {
-    /// Begins a function; its parameters as values.
+    /// Starts a function. Returns its parameters as values.
     pub(crate) fn new(
         symbol: impl Into<String>,
         parameters: Vec<Parameter>,
@@ -503,18 +504,18 @@ impl Builder {
         })
     }
 
-    /// Says how much shared memory there is.
+    /// Sets the shared memory.
     pub(crate) fn set_shared(&mut self, shared: Shared) {
         self.shared = Some(shared);
     }
 
-    /// How many blocks are open around the innermost.
+    /// The number of open blocks around the innermost.
     pub(crate) fn depth(&self) -> usize {
         self.open.len() - 1
     }
 
-    /// Appends operations to a block further out: they stand before the operation whose block is
-    /// open inside of it.
+    /// Appends operations to a block further out, before the operation whose block is open inside
+    /// it.
     pub(crate) fn outside<T>(&mut self, depth: usize, f: impl FnOnce(&mut Builder) -> T) -> T {
         let inner = self.open.split_off(depth + 1);
         let result = f(self);
@@ -533,8 +534,8 @@ impl Builder {
         self.blocks += 1;
     }
 
-    /// Opens a loop's body; the counter and the values that rounds hand on. A loop that is `rolled`
-    /// is not unrolled.
+    /// Opens a loop's body. Returns the counter and the loop values. A loop that is `rolled` is not
+    /// unrolled.
     #[track_caller]
     pub(crate) fn open_for(
         &mut self,
@@ -563,7 +564,7 @@ impl Builder {
         (at, carried)
     }
 
-    /// Ends a loop's body with the values for the next round; the results.
+    /// Ends a loop's body with the values for the next round. Returns the results.
     #[track_caller]
     pub(crate) fn close_for(&mut self, next: Vec<Value>) -> Vec<Value> {
         self.visible("scf.yield", &next);
@@ -725,8 +726,8 @@ impl Builder {
     }
 
     /// A value is visible in the block that defines it, after its operation, and in the blocks
-    /// inside. An operation that is appended to an outer block stands before the one whose block is
-    /// open there. So all values of open blocks are defined before it.
+    /// inside. An operation that is appended to an outer block comes before the operation whose
+    /// block is open there. So all values of open blocks are defined before it.
     #[track_caller]
     fn visible(&mut self, op: &'static str, values: &[Value]) {
         for value in values {
@@ -783,7 +784,7 @@ impl Builder {
 
     // --- numbers ---
 
-    /// A number by its bits; all elements of a vector.
+    /// A number by its bits, or a vector with this number in all elements.
     #[track_caller]
     pub(crate) fn constant(&mut self, bits: u64, ty: Type) -> Value {
         self.wants(
@@ -843,7 +844,7 @@ impl Builder {
         self.define(by.op(), Inst::Compare(by, [a, b]), a.ty.with(Kind::I1))
     }
 
-    /// `a` where the condition holds, `b` elsewhere.
+    /// `a` if the condition holds, otherwise `b`.
     #[track_caller]
     pub(crate) fn select(&mut self, condition: Value, a: Value, b: Value) -> Value {
         self.check("arith.select", select(condition.ty, a.ty, b.ty));
@@ -857,7 +858,7 @@ impl Builder {
         self.define(how.name(), Inst::Convert(how, x), x.ty.with(to))
     }
 
-    /// A 32-bit number in 64 bits, with zeros.
+    /// A 32-bit number extended to 64 bits with zeros.
     #[track_caller]
     pub(crate) fn wide(&mut self, x: Value) -> Value {
         self.convert(Convert::Extui, x, Kind::I64)
@@ -865,7 +866,7 @@ impl Builder {
 
     // --- vectors ---
 
-    /// A vector of one number.
+    /// A vector with one number in all elements.
     #[track_caller]
     pub(crate) fn broadcast(&mut self, x: Value, to: Type) -> Value {
         let fits = matches!((x.ty, to), (Type::Scalar(a), Type::Vector(_, b)) if a == b);
@@ -970,7 +971,8 @@ impl Builder {
         self.define(op, inst, pointer.ty)
     }
 
-    /// What lies at an address that is a multiple of `align`; unless given, of the type's own.
+    /// Loads from an address that is a multiple of `align`; without `align`, of the type's own
+    /// alignment.
     #[track_caller]
     pub(crate) fn load(
         &mut self,
@@ -989,7 +991,7 @@ impl Builder {
         self.store_as(x, pointer, align, false);
     }
 
-    /// The same, past the caches if `nontemporal`.
+    /// The same; bypasses the caches if `nontemporal`.
     #[track_caller]
     pub(crate) fn store_as(&mut self, x: Value, pointer: Value, align: u64, nontemporal: bool) {
         self.pointer("llvm.store", pointer);
@@ -1010,7 +1012,7 @@ impl Builder {
         self.define("llvm.alloca", Inst::Alloca { n, kind, align }, ty)
     }
 
-    /// Brings what lies at an address into a cache: the nearer, the larger `locality` (0 to 3).
+    /// Prefetches an address into a cache: a larger `locality` (0 to 3) means a nearer cache.
     #[track_caller]
     pub(crate) fn prefetch(&mut self, pointer: Value, locality: usize) {
         let op = "llvm.intr.prefetch";
@@ -1018,7 +1020,7 @@ impl Builder {
         self.run(op, Inst::Prefetch { pointer, locality });
     }
 
-    /// What was written past the caches is seen by others before anything that is written later.
+    /// Makes stores that bypassed the caches visible before all later stores.
     pub(crate) fn fence(&mut self) {
         self.run("llvm.fence", Inst::Fence);
     }
@@ -1046,8 +1048,8 @@ impl Builder {
         self.run("nvvm.bar.warp.sync", Inst::WarpBarrier(all));
     }
 
-    /// The number of the lane whose number differs in the bits `distance`; `all` and `clamp` are
-    /// the mask of lanes and the highest lane.
+    /// The value of the lane whose number differs in the bits `distance`; `all` and `clamp` are the
+    /// mask of lanes and the highest lane.
     #[track_caller]
     pub(crate) fn butterfly(
         &mut self,
@@ -1065,7 +1067,7 @@ impl Builder {
         self.define(op, Inst::Butterfly([all, x, distance, clamp]), x.ty)
     }
 
-    /// Begins to copy `bytes` bytes to shared memory: the first `valid` of them, and zeros.
+    /// Starts to copy `bytes` bytes to shared memory: the first `valid` of them, then zeros.
     #[track_caller]
     pub(crate) fn copy_async(
         &mut self,
@@ -1090,17 +1092,18 @@ impl Builder {
         self.run(op, inst);
     }
 
-    /// Ends a group of copies that are waited for together.
+    /// Ends a group of copies, for which threads can wait together.
     pub(crate) fn commit(&mut self) {
         self.run("nvvm.cp.async.commit.group", Inst::Commit);
     }
 
-    /// Waits for all copies that this thread began.
+    /// Waits for all copies that this thread started.
     pub(crate) fn wait_all(&mut self) {
         self.run("nvvm.cp.async.wait.group", Inst::WaitAll);
     }
 
-    /// Four 8 × 8 matrices of 16-bit numbers, whose rows the lanes of the warp name.
+    /// Four 8 × 8 matrices of 16-bit numbers. The lanes of the warp give the addresses of their
+    /// rows.
     #[track_caller]
     pub(crate) fn load_matrices(&mut self, row: Value, layout: Layout) -> [Value; 4] {
         let op = "nvvm.ldmatrix";
@@ -1110,7 +1113,7 @@ impl Builder {
         self.fields(all, Kind::I32)
     }
 
-    /// `c + a·b` by the tensor cores: 16 × 16 times 16 × 8 numbers of bf16, in pairs, to f32.
+    /// `c + a·b` on tensor cores: 16 × 16 times 16 × 8 numbers of bf16, in pairs, with f32 results.
     #[track_caller]
     pub(crate) fn multiply(&mut self, a: [Value; 4], b: [Value; 2], c: [Value; 4]) -> [Value; 4] {
         let op = "nvvm.mma.sync";

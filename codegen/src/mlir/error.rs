@@ -1,4 +1,4 @@
-//! What is wrong with an operation.
+//! An error in an operation.
 
 use super::Type;
 use std::panic::Location;
@@ -9,7 +9,7 @@ use std::panic::Location;
 pub struct Error {
     /// The operation's name: `arith.addf`.
     pub op: &'static str,
-    /// What is wrong.
+    /// The error.
     pub why: Mismatch,
     /// Where it was built.
     pub place: &'static Location<'static>,
@@ -21,9 +21,9 @@ pub enum Mismatch {
     /// Too few or too many operands.
     #[error("it takes {wanted} operands, not {given}")]
     Count {
-        /// How many it takes.
+        /// The number that it takes.
         wanted: usize,
-        /// How many there are.
+        /// The number of given operands.
         given: usize,
     },
     /// Operands that should have one type have two.
@@ -35,12 +35,12 @@ pub enum Mismatch {
     /// Floating-point numbers or addresses where integers are needed.
     #[error("it is for integers, not {0}")]
     NotInteger(Type),
-    /// Some other type than the operation needs.
+    /// A type other than the operation needs.
     #[error("it needs {wanted}, not {given}")]
     Wants {
-        /// What it needs.
+        /// The needed type.
         wanted: &'static str,
-        /// What it got.
+        /// The given type.
         given: Type,
     },
     /// A type cannot be converted to another in this way.
@@ -49,7 +49,7 @@ pub enum Mismatch {
     /// A value is used outside the block that defines it.
     #[error("its operand %{0} is not visible here")]
     Hidden(u32),
-    /// Blocks that were opened and not closed, or the other way.
+    /// Blocks were opened and not closed, or closed without being open.
     #[error("{0} blocks are open, not 1")]
     Open(usize),
 }

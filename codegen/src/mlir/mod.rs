@@ -1,13 +1,13 @@
-//! MLIR with types: what both emitters of kernels write.
+//! MLIR with types. Both emitters of kernels use it.
 //!
 //! A `Builder` appends operations to the blocks of a function. Each operation checks its operands
-//! when it is built, and values know their type, so that a mistake is found here, with the name of
-//! the operation and the line that built it, and not by the parser of the program that compiles
-//! (`lighterage-mlir`). The first mistake is kept and returned by `Builder::finish`; the value of
-//! a wrong operation has the type that was asked for, so building goes on.
+//! when it is built, and values have types. So an error is found here, with the name of the
+//! operation and the line that built it, and not later by the parser of `lighterage-mlir`. The
+//! first error is stored, and `Builder::finish` returns it. The value of a wrong operation has the
+//! requested type, so building continues.
 //!
-//! Only the operations that kernels use exist. `print` turns them into text, and is the only place
-//! that knows MLIR's syntax: text is what goes to the other process.
+//! Only the operations that kernels use exist. `print` turns them into text, which is sent to the
+//! other process. Only `print` knows MLIR's syntax.
 
 mod builder;
 mod error;

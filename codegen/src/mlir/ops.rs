@@ -1,4 +1,4 @@
-//! Operations on numbers, and which types they take.
+//! Operations on numbers, and the types that they take.
 
 use super::{Kind, Mismatch, Type};
 
@@ -26,9 +26,9 @@ pub(crate) enum Arith {
     /// A quotient that may be the product with an approximate inverse.
     DivfApprox,
     Negf,
-    /// The larger; NaN if one is.
+    /// The larger number; NaN if one of them is NaN.
     Maximumf,
-    /// The larger of numbers: the other one where one is NaN.
+    /// The larger number; if one of them is NaN, the other one.
     Maxnumf,
     Absf,
     Sqrt,
@@ -70,7 +70,7 @@ impl Arith {
         }
     }
 
-    /// What may be inexact, as MLIR's flags name it.
+    /// MLIR's flags for inexact results.
     pub(super) fn fastmath(self) -> Option<&'static str> {
         match self {
             Arith::Exp2 => Some("afn"),
@@ -141,14 +141,14 @@ pub(crate) enum Predicate {
     Sgt,
     Ult,
     Ule,
-    /// Of floating-point numbers: false where one is NaN.
+    /// For floating-point numbers: false if one is NaN.
     Oeq,
     Olt,
     Ole,
     Ogt,
-    /// True where one is NaN.
+    /// True if one is NaN.
     Une,
-    /// True where one is NaN, and nowhere else.
+    /// True only if one is NaN.
     Uno,
 }
 
@@ -235,7 +235,7 @@ impl Convert {
         }
     }
 
-    /// Whether it makes numbers of one kind from those of another.
+    /// Whether it converts between these kinds.
     pub(crate) fn check(self, from: Type, to: Kind) -> Result<(), Mismatch> {
         let wrong = Mismatch::Conversion(from, from.with(to));
         let Some(kind) = from.kind() else {
@@ -276,7 +276,7 @@ pub(crate) enum Special {
     Thread,
     /// The block's number.
     Block,
-    /// How many blocks were started.
+    /// The number of started blocks.
     Blocks,
 }
 

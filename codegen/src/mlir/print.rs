@@ -380,7 +380,7 @@ fn join(numbers: &[u64]) -> String {
     numbers.join(", ")
 }
 
-/// A constant of a type with these bits in each element.
+/// The text of a constant with these bits in each element.
 fn constant(bits: u64, ty: Type) -> String {
     let kind = ty.kind().unwrap_or(Kind::I64);
     let value = match kind {

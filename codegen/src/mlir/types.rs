@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The type of one number. Integers have no sign: operations do.
+/// The type of one number. Integers have no sign; operations define it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
     /// A bit.
@@ -91,7 +91,7 @@ pub enum Type {
 }
 
 impl Type {
-    /// `width` numbers: a scalar if it is one.
+    /// `width` numbers: a scalar if `width` is 1.
     pub(crate) fn of(kind: Kind, width: u64) -> Type {
         if width == 1 {
             Type::Scalar(kind)
@@ -108,7 +108,7 @@ impl Type {
         }
     }
 
-    /// As many numbers of another kind.
+    /// The same number of elements of another kind.
     pub(crate) fn with(self, kind: Kind) -> Type {
         match self {
             Type::Vector(n, _) => Type::Vector(n, kind),
