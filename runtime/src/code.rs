@@ -406,8 +406,7 @@ pub(crate) fn load(number: usize, object: &Object) -> Result<Arc<Loaded>, Error>
 }
 
 /// Refuses a kernel that names functions which its object lacks.
-pub(crate) fn check(kernel: &Kernel, code: &Code, loaded: &[Arc<Loaded>]) -> Result<(), Error> {
-    let object = loaded.get(code.object as usize);
+pub(crate) fn check(kernel: &Kernel, code: &Code, object: Option<&Loaded>) -> Result<(), Error> {
     let has = |symbol| object.is_some_and(|object| object.function(symbol).is_some());
     match code.phases.iter().find(|phase| !has(&phase.symbol)) {
         None => Ok(()),
@@ -426,7 +425,11 @@ pub(crate) fn load_all(artifact: &Artifact) -> Result<Vec<Arc<Loaded>>, Error> {
         .collect::<Result<_, _>>()?;
     for kernel in &artifact.kernels {
         if let Some(code) = &kernel.code {
-            check(kernel, code, &loaded)?;
+            check(
+                kernel,
+                code,
+                loaded.get(code.object as usize).map(Arc::as_ref),
+            )?;
         }
     }
     Ok(loaded)

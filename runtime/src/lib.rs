@@ -43,6 +43,8 @@ pub use init::StateInit;
 pub use machine::{
     Backend, CommandError, CommandId, Copy, EventId, Launch, Machine, Options, StepReport, StreamId,
 };
+#[cfg(feature = "cuda")]
+pub use machine::{Cuda, CudaOptions};
 pub use team::Team;
 pub use trace::Span;
 pub use validate::validate;

@@ -11,6 +11,7 @@
 //!   source and destination do not overlap;
 //! * each launch is one that its kernel's own check accepts, and ends in reasonable time
 //!   ([`work`]);
+//! * a GPU can start its kernels, whose tensors lie in its memory ([`gpu`]);
 //! * every event is recorded once, and waits for this step's record come after it in the list. So
 //!   the list is an order in which everything can run, whatever the streams: nothing deadlocks;
 //! * two accesses of the same bytes, one of them a write, are ordered by streams and events
@@ -24,6 +25,7 @@
 //! ([`Machine::wait_io`](crate::Machine::wait_io) finds them among all commands, by their accesses)
 //! and before it launches others.
 
+mod gpu;
 mod races;
 mod work;
 mod written;
@@ -43,8 +45,6 @@ pub(crate) const ALIGN: u64 = 64;
 /// A stream is a thread. Plans have three to a dozen; this keeps a hostile file from starting
 /// millions.
 const MAX_STREAMS: usize = 64;
-/// Threads of a block on a GPU, at most.
-const MOST_THREADS: u32 = 1024;
 /// What a launch can tell apart of its results, see [`crate::kernel::Call`].
 const MAX_RESULTS: usize = 62;
 
@@ -78,6 +78,7 @@ fn whole(artifact: &Artifact) -> Result<(), Error> {
     if total.is_none_or(|total| isize::MAX as u64 <= total) {
         return invalid("its pools are larger than any memory".into());
     }
+    gpu::pools(artifact).map_err(Error::Unsupported)?;
     let (planned, pool) = (
         artifact.summary.planned_peak_bytes,
         artifact
@@ -275,6 +276,10 @@ pub(crate) fn launch(
 ) -> Result<(), Error> {
     let op = &*kernel.op;
     let at = |e: String| Error::Invalid(format!("line {line}: {e}"));
+    places(artifact, ins, outs, scratch).map_err(at)?;
+    let operands = ins.iter().chain(outs).map(|operand| operand.place);
+    let all = operands.chain(scratch.map(|range| range.place));
+    gpu::places(artifact, kernel, all).map_err(at)?;
     if let Some(code) = &kernel.code {
         return launch_code(artifact, code, ins, outs, scratch).map_err(at);
     }
@@ -288,7 +293,6 @@ pub(crate) fn launch(
             "{called} (line {line}): there is no kernel for it"
         )));
     };
-    places(artifact, ins, outs, scratch).map_err(at)?;
     // Whatever shapes and attributes a file invents: a check that meets one it did not think of
     // must not end the process.
     let signature = Signature {
@@ -308,7 +312,7 @@ pub(crate) fn launch(
     disjoint(ins, outs, scratch, |pair| found.inplace.contains(&pair)).map_err(at)
 }
 
-/// Whether a generated kernel may be launched on these places.
+/// Whether a generated kernel may be launched on these places, which lie in their pools.
 fn launch_code(
     artifact: &Artifact,
     code: &Code,
@@ -316,7 +320,6 @@ fn launch_code(
     outs: &[Operand],
     scratch: Option<Range>,
 ) -> Result<(), String> {
-    places(artifact, ins, outs, scratch)?;
     let same = |operands: &[Operand], types: &[Type]| {
         let same = |(x, ty): (&Operand, &Type)| x.dtype == ty.dtype && x.shape == ty.shape;
         operands.len() == types.len() && operands.iter().zip(types).all(same)
@@ -336,15 +339,15 @@ fn launch_code(
         return Err(format!("object {} of {n_objects}", code.object));
     };
     for phase in &code.phases {
-        let fits = match object.target {
-            Target::Cpu(_) => phase.threads == 1 && phase.shared_bytes == 0,
-            Target::Gpu(_) => (1..=MOST_THREADS).contains(&phase.threads),
-        };
-        if !fits {
-            return Err(format!(
-                "{} has {} threads in a part and {} shared bytes, which {} has not",
-                phase.symbol, phase.threads, phase.shared_bytes, object.target
-            ));
+        match object.target {
+            Target::Cpu(_) if phase.threads == 1 && phase.shared_bytes == 0 => {}
+            Target::Cpu(_) => {
+                return Err(format!(
+                    "{} has {} threads in a part and {} shared bytes, which {} has not",
+                    phase.symbol, phase.threads, phase.shared_bytes, object.target
+                ));
+            }
+            Target::Gpu(sm) => gpu::phase(sm, phase)?,
         }
     }
     disjoint(ins, outs, scratch, |(i, j)| {

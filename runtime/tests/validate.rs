@@ -407,6 +407,126 @@ fn a_kernel_is_launched_as_its_target_can() {
     }
 }
 
+// --- code for a GPU ---
+
+/// `offloading` with kernels for a GPU, which are a function each, and something changed.
+fn on_gpu(sm: u32, change: impl FnOnce(&mut Artifact)) -> Artifact {
+    with(|artifact| {
+        let ty = Type {
+            dtype: DType::F32,
+            shape: vec![16],
+        };
+        for kernel in &mut artifact.kernels {
+            kernel.code = Some(Code {
+                object: 0,
+                phases: vec![Phase {
+                    symbol: "k".into(),
+                    parts: 1,
+                    threads: 128,
+                    shared_bytes: 0,
+                }],
+                ins: vec![ty.clone(), ty.clone()],
+                outs: vec![ty.clone()],
+                inplace: vec![(0, 0), (1, 0)],
+                scratch: 0,
+            });
+        }
+        artifact.objects = vec![Object {
+            target: Target::Gpu(Sm(sm)),
+            bytes: vec![],
+        }];
+        change(artifact);
+    })
+}
+
+#[test]
+fn a_gpus_kernel_is_launched_as_one_can() {
+    let with = |sm, parts, threads, shared_bytes| {
+        let artifact = on_gpu(sm, |artifact| {
+            let code = artifact.kernels[0].code.as_mut().unwrap();
+            code.phases[0].parts = parts;
+            code.phases[0].threads = threads;
+            code.phases[0].shared_bytes = shared_bytes;
+        });
+        validate(&artifact).map_err(|e| e.to_string())
+    };
+    let most_blocks = (1 << 31) - 1;
+    assert_eq!(with(90, 1, 1, 0), Ok(()));
+    assert_eq!(with(90, most_blocks, 1024, 227 << 10), Ok(()));
+    let refused = |said: &str| Err(format!("invalid artifact: line y: k has {said}"));
+    let threads = |n: u32| refused(&format!("{n} threads in a block; a GPU has 1 to 1024"));
+    assert_eq!(with(90, 1, 0, 0), threads(0));
+    assert_eq!(with(90, 1, 1025, 0), threads(1025));
+    let blocks = |n: u64| refused(&format!("{n} blocks; a GPU starts 1 to {most_blocks}"));
+    assert_eq!(with(90, 0, 128, 0), blocks(0));
+    assert_eq!(with(90, most_blocks + 1, 128, 0), blocks(most_blocks + 1));
+    let shared = |sm, most: u32| {
+        let text = format!("{} shared bytes in a block; sm_{sm} has {most}", most + 1);
+        (with(sm, 1, 128, most), with(sm, 1, 128, most + 1)) == (Ok(()), refused(&text))
+    };
+    assert!(shared(90, 227 << 10) && shared(80, 163 << 10) && shared(89, 99 << 10));
+}
+
+/// Kernels for a GPU have all their tensors there, and kernels for the processor none; copies may
+/// go any way, but to no second GPU.
+#[test]
+fn tensors_lie_where_their_kernel_runs() {
+    let place = |pool| Place {
+        pool,
+        offset: 64 * 3,
+    };
+    let larger = |artifact: &mut Artifact| artifact.pools[HOST as usize].bytes = 64 * 6;
+    let on_host = |change: &dyn Fn(&mut Artifact)| {
+        refused(&on_gpu(90, |artifact| {
+            larger(artifact);
+            change(artifact);
+        }))
+    };
+    let text = "invalid artifact: line y: add runs on the GPU, and a tensor of it lies in pool \
+                host, on the host";
+    assert_eq!(on_host(&|a| first_launch(a).0[1].place = place(HOST)), text);
+    assert_eq!(on_host(&|a| first_launch(a).1[0].place = place(HOST)), text);
+    let scratch = Range {
+        place: place(HOST),
+        bytes: 64,
+    };
+    assert_eq!(on_host(&|a| *first_launch(a).2 = Some(scratch)), text);
+    // The processor's own kernel, and a generated one.
+    let text = "invalid artifact: line y: add has no code for the GPU, and a tensor of it lies in \
+                pool device, on the device";
+    assert_eq!(on_host(&|a| a.kernels[0].code = None), text);
+    let generated = |a: &mut Artifact| {
+        a.objects.push(Object {
+            target: Target::Cpu(Cpu::X86_64V3),
+            bytes: vec![],
+        });
+        let code = a.kernels[0].code.as_mut().unwrap();
+        code.object = 1;
+        code.phases[0].threads = 1;
+    };
+    assert_eq!(on_host(&generated), text);
+
+    // A kernel of the processor on the host's tensors, and a copy from the host to itself.
+    let both = on_gpu(90, |artifact| {
+        larger(artifact);
+        let mut plan = Plan(std::mem::take(artifact));
+        let (x, y) = (at(HOST, 3), at(HOST, 4));
+        plan.input("z", x.clone());
+        plan.run(3, "u", "add", &[x.clone(), x], std::slice::from_ref(&y));
+        plan.copy(3, "u -> v", "copy", y, at(HOST, 5));
+        *artifact = plan.0;
+        artifact.streams.push("host".into());
+    });
+    validate(&both).unwrap();
+    let elsewhere = on_gpu(90, |artifact| {
+        artifact.pools[1].space = MemorySpace::Device(1)
+    });
+    assert_eq!(
+        refused(&elsewhere),
+        "unsupported: pool host is in the memory of device 1; one GPU runs a step, device 0"
+    );
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: 3000,

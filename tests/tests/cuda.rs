@@ -1,5 +1,10 @@
 //! The runtime's part for GPUs on a library in the driver's place (`standin`), which finds what a
-//! GPU would do silently wrong: here by hand, through streams and events.
+//! GPU would do silently wrong: here by hand, through streams and events, and in `machine` by whole
+//! steps.
+
+mod machine;
+mod steps;
+mod watched;
 
 use runtime::cuda::{
     Arguments, Device, DeviceBlock, Driver, DriverError, Event, Grid, Module, ModuleError, Pinned,

@@ -61,6 +61,15 @@ impl Artifact {
     pub fn pool_in(&self, space: MemorySpace) -> Option<&Pool> {
         self.pools.iter().find(|pool| pool.space == space)
     }
+
+    /// The least GPU that runs it; `None` if it has no code for one.
+    pub fn gpu(&self) -> Option<Sm> {
+        let sm = |object: &Object| match object.target {
+            Target::Cpu(_) => None,
+            Target::Gpu(sm) => Some(sm),
+        };
+        self.objects.iter().filter_map(sm).max()
+    }
 }
 
 /// The memory that a pool is a part of.

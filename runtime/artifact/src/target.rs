@@ -17,6 +17,21 @@ pub enum Target {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Sm(pub u32);
 
+impl Sm {
+    /// The most bytes of shared memory of a block: CUDA C++ Programming Guide, "Technical
+    /// Specifications per Compute Capability". For numbers that are not in it, the most of all.
+    pub fn most_shared_bytes(self) -> u32 {
+        let kib = match self.0 {
+            75 => 64,
+            70 | 72 => 96,
+            86 | 89 | 120 | 121 => 99,
+            80 | 87 => 163,
+            _ => 227,
+        };
+        kib << 10
+    }
+}
+
 impl fmt::Display for Sm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "sm_{}", self.0)

@@ -115,6 +115,14 @@ fn cannot_load(library: &Path, why: &str) -> String {
 }
 
 impl DriverError {
+    fn unloadable(library: &Path, error: &libloading::Error) -> DriverError {
+        // The system's reason begins with the library's name.
+        let (why, name) = (error.to_string(), format!("{}: ", library.display()));
+        DriverError::Library {
+            library: library.into(),
+            why: why.strip_prefix(&name).unwrap_or(&why).into(),
+        }
+    }
     /// What a function returned, if that is the error.
     pub fn status(&self) -> Option<Status> {
         match self {
@@ -215,10 +223,7 @@ macro_rules! functions {
                 // SAFETY: initialising NVIDIA's driver library has no precondition; it is the user
                 // who names another one.
                 let library = unsafe { Library::new(path) };
-                let library = library.map_err(|e| DriverError::Library {
-                    library: path.into(),
-                    why: e.to_string(),
-                })?;
+                let library = library.map_err(|e| DriverError::unloadable(path, &e))?;
                 // Never unloaded: a thread that called it may run code of it when it ends.
                 let library = ManuallyDrop::new(library);
                 $(
@@ -257,6 +262,8 @@ functions! {
     free = "cuMemFree_v2" (u64);
     host_allocate = "cuMemHostAlloc" (*mut Raw, usize, c_uint);
     host_free = "cuMemFreeHost" (Raw);
+    host_register = "cuMemHostRegister_v2" (Raw, usize, c_uint);
+    host_unregister = "cuMemHostUnregister" (Raw);
     copy_in = "cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, Raw);
     copy_out = "cuMemcpyDtoHAsync_v2" (Raw, u64, usize, Raw);
     copy_within = "cuMemcpyDtoDAsync_v2" (u64, u64, usize, Raw);
@@ -490,6 +497,26 @@ impl Driver {
         // SAFETY: by this function's contract.
         let said = unsafe { (self.functions.host_free)(address.cast()) };
         self.said("cuMemFreeHost", said)
+    }
+
+    /// Pins memory of the program.
+    ///
+    /// # Safety
+    /// The bytes are one allocation's, or a part of it, until [`Driver::host_unregister`].
+    pub(super) unsafe fn host_register(
+        &self,
+        address: *mut u8,
+        bytes: usize,
+    ) -> Result<(), DriverError> {
+        // SAFETY: by this function's contract.
+        let said = unsafe { (self.functions.host_register)(address.cast(), bytes, PORTABLE) };
+        self.said("cuMemHostRegister", said)
+    }
+    /// Undoes [`Driver::host_register`] of the same address.
+    pub(super) fn host_unregister(&self, address: *mut u8) -> Result<(), DriverError> {
+        // SAFETY: what is not registered is an error and no harm.
+        let said = unsafe { (self.functions.host_unregister)(address.cast()) };
+        self.said("cuMemHostUnregister", said)
     }
 
     /// Copies bytes to the device when the stream gets there.

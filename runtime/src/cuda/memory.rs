@@ -10,6 +10,8 @@ use super::context::Context;
 use super::device::Device;
 use super::driver::{DeviceRange, Driver, DriverError};
 use super::stream::{Event, Priority, Stream};
+use crate::kernel::Tensor;
+use crate::memory::Arena;
 use std::fmt;
 use std::ptr;
 use std::sync::Arc;
@@ -191,6 +193,144 @@ impl fmt::Debug for Pinned {
     }
 }
 
+/// A pool of the host's that the device may copy: its memory, pinned.
+///
+/// **Invariant:** the arena outlives it.
+pub(crate) struct Registered {
+    context: Arc<Context>,
+    /// Where each piece begins that was pinned.
+    pieces: Vec<Tensor>,
+}
+
+impl Registered {
+    /// Pins an arena, in pieces of so many bytes: a single call for hundreds of GiB fails. The
+    /// caller keeps the arena longer than what this returns.
+    pub(crate) fn new(
+        device: &Device,
+        arena: &Arena,
+        piece_bytes: u64,
+    ) -> Result<Registered, DriverError> {
+        let mut registered = Registered {
+            context: device.context().clone(),
+            pieces: vec![],
+        };
+        for (offset, bytes) in pieces(0, arena.bytes(), piece_bytes, piece_bytes) {
+            let piece = arena.range(offset, bytes);
+            // SAFETY: the range lies in the arena, which is one allocation and outlives this value,
+            // whose drop undoes it.
+            let register =
+                |driver: &Driver| unsafe { driver.host_register(piece.data, piece.bytes) };
+            registered.context.call(register)?;
+            // So that an error undoes what was done.
+            registered.pieces.push(piece);
+        }
+        Ok(registered)
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        for piece in &self.pieces {
+            self.context
+                .destroy(|driver| driver.host_unregister(piece.data));
+        }
+    }
+}
+
+/// A copy between pools, one of which is the device's.
+pub(crate) struct Transfer {
+    way: Way,
+    /// Offsets and sizes of what is copied at a time.
+    pieces: Box<[(u64, u64)]>,
+}
+
+enum Way {
+    In { from: Tensor, to: DeviceRange },
+    Out { from: DeviceRange, to: Tensor },
+    Within { from: DeviceRange, to: DeviceRange },
+}
+
+/// Into which pieces copies are cut.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cut {
+    /// The most bytes of a copy: an urgent one waits for no more than one that has begun.
+    pub(crate) copy_bytes: u64,
+    /// A copy lies in one piece of what was registered: at multiples of so many bytes of a pool the
+    /// next begins.
+    pub(crate) register_bytes: u64,
+}
+
+impl Transfer {
+    /// From the host, where the bytes begin at an offset of their pool.
+    pub(crate) fn copy_in(from: Tensor, offset: u64, to: DeviceRange, cut: Cut) -> Transfer {
+        let pieces = pieces(offset, to.bytes, cut.copy_bytes, cut.register_bytes);
+        let way = Way::In { from, to };
+        Transfer { way, pieces }
+    }
+    /// To the host, where the bytes begin at an offset of their pool.
+    pub(crate) fn copy_out(from: DeviceRange, to: Tensor, offset: u64, cut: Cut) -> Transfer {
+        let pieces = pieces(offset, from.bytes, cut.copy_bytes, cut.register_bytes);
+        let way = Way::Out { from, to };
+        Transfer { way, pieces }
+    }
+    /// On the device.
+    pub(crate) fn within(from: DeviceRange, to: DeviceRange) -> Transfer {
+        let pieces = Box::new([(0, to.bytes)]);
+        let way = Way::Within { from, to };
+        Transfer { way, pieces }
+    }
+
+    /// Submits it. Tensors are ranges of pools, which the machine keeps until the device is done;
+    /// that nothing else touches their bytes meanwhile is `validate`'s proof.
+    pub(crate) fn submit(&self, stream: &Stream) -> Result<(), DriverError> {
+        for &(at, bytes) in &self.pieces {
+            self.piece(stream, at, bytes)?;
+        }
+        Ok(())
+    }
+
+    fn piece(&self, stream: &Stream, at: u64, bytes: u64) -> Result<(), DriverError> {
+        let (offset, n) = (at as usize, bytes as usize);
+        let host = |tensor: &Tensor| {
+            assert!(offset + n <= tensor.bytes, "a piece should lie in its copy");
+            // SAFETY: by the assertion.
+            unsafe { tensor.data.add(offset) }
+        };
+        match &self.way {
+            Way::In { from, to } => {
+                let (from, to) = (host(from), to.part(at, bytes).address);
+                // SAFETY: a Tensor lies in its pool, which the machine keeps until the device is
+                // done; no other command writes the bytes meanwhile, by `validate`'s race check.
+                let copy =
+                    |driver: &Driver| unsafe { driver.copy_in(to, from, n, stream.handle()) };
+                stream.context().call(copy)
+            }
+            Way::Out { from, to } => {
+                let (from, to) = (from.part(at, bytes).address, host(to));
+                // SAFETY: as above; no other command touches the bytes meanwhile.
+                let copy =
+                    |driver: &Driver| unsafe { driver.copy_out(to, from, n, stream.handle()) };
+                stream.context().call(copy)
+            }
+            Way::Within { from, to } => stream.copy(to.part(at, bytes), from.part(at, bytes)),
+        }
+    }
+}
+
+/// Offsets and sizes of the pieces of `bytes` bytes that begin at `offset` of a pool: each at most
+/// `most` long, and none across a multiple of `border`.
+fn pieces(offset: u64, bytes: u64, most: u64, border: u64) -> Box<[(u64, u64)]> {
+    let mut pieces = vec![];
+    let mut at = 0;
+    while at < bytes {
+        let to_border = border - (offset + at) % border;
+        let piece = most.min(to_border).min(bytes - at);
+        pieces.push((at, piece));
+        at += piece;
+    }
+    pieces.into()
+}
+
 /// A way in and out of the device's memory for bytes of the host that are not pinned: two pieces of
 /// pinned memory in turn, so that one is filled while the other is copied.
 #[derive(Debug)]
@@ -300,5 +440,23 @@ impl Staging {
     pub fn fill(&mut self, range: DeviceRange, byte: u8) -> Result<(), DriverError> {
         self.stream.fill(range, byte)?;
         self.stream.synchronize()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_are_cut_where_they_are_too_long_and_where_a_registered_piece_ends() {
+        let cut = |offset, bytes| pieces(offset, bytes, 64, 100).into_vec();
+        assert_eq!(cut(0, 0), []);
+        assert_eq!(cut(0, 64), [(0, 64)]);
+        assert_eq!(cut(0, 65), [(0, 64), (64, 1)]);
+        assert_eq!(cut(90, 70), [(0, 10), (10, 60)]);
+        assert_eq!(
+            cut(100, 201),
+            [(0, 64), (64, 36), (100, 64), (164, 36), (200, 1)]
+        );
     }
 }

@@ -21,6 +21,7 @@ mod stream;
 
 pub use device::{Device, Found};
 pub use driver::{Arguments, DeviceRange, Driver, DriverError, Grid, Status};
+pub(crate) use memory::{Cut, Registered, Transfer};
 pub use memory::{DeviceBlock, Pinned, Staging};
 pub use module::{Function, Module, ModuleError};
 pub use stream::{Event, Priority, Stream};

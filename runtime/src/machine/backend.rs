@@ -99,7 +99,8 @@ impl From<KernelError> for CommandError {
 pub trait Backend: Send + Sync {
     // --- loading ---
 
-    /// Allocates a pool: one block of exactly its bytes, zeroed.
+    /// Allocates a pool: one block of exactly its bytes. What is in them has no meaning: the proof
+    /// is that nothing reads a byte that was not written.
     fn allocate(&mut self, pool: &Pool) -> Result<(), Error>;
 
     /// Makes a queue for a stream's commands. `name` is for messages.

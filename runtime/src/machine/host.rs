@@ -22,8 +22,9 @@ use std::sync::Arc;
 pub(crate) struct HostWork {
     /// Memory of each pool; `None` for a pool that lies elsewhere.
     arenas: Vec<Option<Arena>>,
-    objects: Vec<Arc<Loaded>>,
-    kernels: Vec<HostKernel>,
+    /// By the artifact's numbers, as are kernels; `None` for those of a device.
+    objects: Vec<Option<Arc<Loaded>>>,
+    kernels: Vec<Option<HostKernel>>,
     /// By the command's number; `None` for commands that are no launches here.
     launches: Vec<Option<Work>>,
     /// The most threads that share a launch.
@@ -72,19 +73,28 @@ impl HostWork {
         self.arenas.push(Some(arena));
         Ok(())
     }
+    /// The next pool lies elsewhere.
+    pub(crate) fn skip_pool(&mut self) {
+        self.arenas.push(None);
+    }
 
     /// Loads the next object.
     pub(crate) fn load_object(&mut self, object: &Object) -> Result<(), Error> {
         let loaded = code::load(self.objects.len(), object)?;
-        self.objects.push(loaded);
+        self.objects.push(Some(loaded));
         Ok(())
+    }
+    /// The next object is a device's.
+    pub(crate) fn skip_object(&mut self) {
+        self.objects.push(None);
     }
 
     /// Loads the next kernel.
     pub(crate) fn load_kernel(&mut self, kernel: &Kernel) -> Result<(), Error> {
         let found = match &kernel.code {
             Some(code) => {
-                code::check(kernel, code, &self.objects)?;
+                let object = self.objects.get(code.object as usize);
+                code::check(kernel, code, object.and_then(Option::as_deref))?;
                 HostKernel::Generated(code.clone())
             }
             None => HostKernel::Own {
@@ -94,8 +104,12 @@ impl HostWork {
                 attrs: kernel.attrs.clone().into(),
             },
         };
-        self.kernels.push(found);
+        self.kernels.push(Some(found));
         Ok(())
+    }
+    /// The next kernel is a device's.
+    pub(crate) fn skip_kernel(&mut self) {
+        self.kernels.push(None);
     }
 
     /// Resolves a launch.
@@ -105,14 +119,16 @@ impl HostWork {
         };
         let (ins, outs) = (all(launch.ins), all(launch.outs));
         let scratch = launch.scratch.map(|range| self.range(range));
-        let work = match &self.kernels[launch.kernel] {
+        let kernel = self.kernels[launch.kernel].as_ref();
+        let work = match kernel.expect("a kernel of the host should run there") {
             HostKernel::Own { kernel, attrs } => {
                 let launch = Launch::new(kernel, attrs.clone(), ins, outs, scratch);
                 Work::Own(Arc::new(launch))
             }
             HostKernel::Generated(code) => {
                 let tensors: Vec<Tensor> = ins.into_iter().chain(outs).chain(scratch).collect();
-                let object = &self.objects[code.object as usize];
+                let object = self.objects[code.object as usize].as_ref();
+                let object = object.expect("a checked kernel should have its object");
                 Work::Generated(CodeLaunch::new(code, object, &tensors))
             }
         };

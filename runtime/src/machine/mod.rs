@@ -11,11 +11,13 @@
 //! have its turn while updates and offloads still run.
 //!
 //! Everything here is written over two traits. A [`Backend`] has the memory and runs commands: the
-//! [CPU](cpu) is one. An [`Executor`] brings each stream's commands to it in some order that events
-//! permit: [`Threads`] for speed, [`Shuffle`] for tests of plans.
+//! [CPU](cpu) is one, a GPU by CUDA another. An [`Executor`] brings each stream's commands to it in
+//! some order that events permit: [`Threads`] for speed, [`Shuffle`] for tests of plans.
 
 pub(crate) mod backend;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod dead;
 mod executor;
 mod host;
@@ -29,10 +31,12 @@ use crate::init::StateInit;
 use crate::trace::{self, Span, Trace};
 use crate::{Error, init, validate};
 use artifact::{
-    Artifact, Binding, CommandKind, Initial, MemorySpace, Operand, Place, Range, State, Summary,
+    Artifact, Binding, CommandKind, Initial, MemorySpace, Operand, Place, Range, Sm, State, Summary,
 };
 pub use backend::{Backend, CommandError, CommandId, Copy, EventId, Launch, StreamId};
 use cpu::Cpu;
+#[cfg(feature = "cuda")]
+pub use cuda::{Cuda, CudaOptions};
 use dead::Dead;
 use executor::Executor;
 pub use options::Options;
@@ -99,21 +103,34 @@ impl<T> Slot<T> {
 }
 
 impl Machine {
-    /// Loads an artifact on this machine's processor: validates it, allocates its pools, gives
-    /// states what the artifact has for them, starts a thread for each stream.
+    /// Loads an artifact: validates it, allocates its pools, gives states what the artifact has for
+    /// them, starts a thread for each stream. If it has code for a GPU, it runs on this machine's
+    /// first one, and else on the processor.
     pub fn new(artifact: Artifact, options: Options) -> Result<Machine, Error> {
-        let backend = Cpu::new(&options)?;
-        Machine::on(Box::new(backend), artifact, options)
+        validate::validate(&artifact)?;
+        let backend: Box<dyn Backend> = match artifact.gpu() {
+            None => Box::new(Cpu::new(&options)?),
+            Some(sm) => gpu(sm, &options)?,
+        };
+        Machine::validated(backend, artifact, options)
     }
 
     /// The same on any backend. Of the options, `trace` and `shuffle` count; the others are the
     /// [CPU's](Machine::new).
     pub fn on(
+        backend: Box<dyn Backend>,
+        artifact: Artifact,
+        options: Options,
+    ) -> Result<Machine, Error> {
+        validate::validate(&artifact)?;
+        Machine::validated(backend, artifact, options)
+    }
+
+    fn validated(
         mut backend: Box<dyn Backend>,
         mut artifact: Artifact,
         options: Options,
     ) -> Result<Machine, Error> {
-        validate::validate(&artifact)?;
         let survives = program::survivors(&artifact);
         let dead = match options.shuffle {
             Some(seed) => Some((seed, Dead::new(&artifact, &survives)?)),
@@ -406,6 +423,25 @@ impl std::fmt::Debug for Machine {
             .field("steps", &self.launched)
             .finish_non_exhaustive()
     }
+}
+
+/// The backend for code that is for a GPU.
+#[cfg(feature = "cuda")]
+fn gpu(sm: Sm, options: &Options) -> Result<Box<dyn Backend>, Error> {
+    match Cuda::new(options, CudaOptions::default()) {
+        Ok(cuda) => Ok(Box::new(cuda)),
+        Err(Error::Unsupported(why)) => Err(Error::Unsupported(format!(
+            "{why}; the artifact's kernels are for {sm}, a GPU: compile it with --target cpu to \
+             run it on this processor"
+        ))),
+        Err(error) => Err(error),
+    }
+}
+#[cfg(not(feature = "cuda"))]
+fn gpu(sm: Sm, _: &Options) -> Result<Box<dyn Backend>, Error> {
+    Err(Error::Unsupported(format!(
+        "the artifact's kernels are for {sm}, a GPU; this program was built without `cuda`"
+    )))
 }
 
 /// Has a backend load all of an artifact. What can be refused without memory comes first.

@@ -1,0 +1,749 @@
+//! The CUDA backend: a device's pool is one block of its memory, each stream a queue of the device,
+//! and kernels are PTX. What stays on the host, an optimizer's updates say, is [`HostWork`].
+//!
+//! Commands are submitted by the thread of their stream and run when the device gets there. An
+//! event is recorded by a call, and a wait that is called before that waits for nothing. The
+//! machine calls [`Backend::wait`] only after the [`Backend::record`] that it is for. Steps
+//! overlap, so each event of the artifact has two of the driver's: one for even steps, one for odd
+//! steps. A stream that is two steps ahead records one of them again. A wait for the older record
+//! then waits for more than it must. It cannot wait in a circle: a stream submits what waits for
+//! the host only after the host has done it, so submitted commands depend on submitted commands
+//! alone.
+//!
+//! A stream may have work of the host and of the device. Work of the host begins when what the
+//! stream submitted before is done, and is done when its call returns.
+//!
+//! Nothing is allocated after [`Backend::start`].
+
+use super::backend::{Backend, CommandError, CommandId, Copy, EventId, Launch, StreamId};
+use super::host::{HostWork, put};
+use super::options::Options;
+use crate::Error;
+use crate::cuda::{
+    Arguments, Cut, Device, DeviceBlock, DeviceRange, Driver, DriverError, Event, Function, Grid,
+    Module, ModuleError, Priority, Registered, Staging, Status, Stream, Transfer,
+};
+use crate::kernel::Tensor;
+use crate::memory;
+use crate::sync::unpoisoned;
+use artifact::{Code, Kernel, MemorySpace, Object, Place, Pool, Range, Sm, Target};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Which driver and device, and how commands are submitted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CudaOptions {
+    /// The driver's library; `None` for the one that `LIGHTERAGE_CUDA` names, and if it names none,
+    /// `libcuda.so.1`.
+    pub library: Option<PathBuf>,
+    /// The device's number, from 0.
+    pub device: u32,
+    /// Waits for each command before the next is submitted, so that an error names the line that
+    /// caused it. The default is whether the variable `LIGHTERAGE_CUDA_SYNC` is 1.
+    pub synchronous: bool,
+    /// Copies are cut into pieces of at most so many bytes.
+    pub copy_bytes: u64,
+    /// Pools on the host are pinned in pieces of so many bytes.
+    pub register_bytes: u64,
+    /// Bytes of the host go to the device's pool, and come from there, by two pieces of pinned
+    /// memory of so many bytes.
+    pub staging_bytes: usize,
+}
+
+impl Default for CudaOptions {
+    fn default() -> CudaOptions {
+        CudaOptions {
+            library: None,
+            device: 0,
+            synchronous: std::env::var_os("LIGHTERAGE_CUDA_SYNC").is_some_and(|value| value == "1"),
+            // About a millisecond on PCIe 5, of which 10 µs are latency.
+            copy_bytes: 64 << 20,
+            // Single calls for 512 GiB fail on some systems.
+            register_bytes: 64 << 30,
+            staging_bytes: 1 << 20,
+        }
+    }
+}
+
+/// A GPU by NVIDIA's driver, and the processor beside it.
+///
+/// It runs what it is given: [`Machine`](crate::Machine) gives it commands of validated artifacts.
+pub struct Cuda {
+    // What the driver has goes before the memory that it may touch: fields are dropped in this
+    // order.
+    queues: Vec<Queue>,
+    marks: Vec<Mark>,
+    /// By the command's number.
+    work: Vec<Option<Work>>,
+    /// By the kernel's number; `None` for those of the host.
+    kernels: Vec<Option<DeviceKernel>>,
+    /// By the object's number; `None` for those of the host.
+    modules: Vec<Option<Arc<Module>>>,
+    /// The way to the device's pools for the host, if there are any.
+    staging: Option<Mutex<Staging>>,
+    pools: Vec<Memory>,
+    host: HostWork,
+    device: Device,
+    options: CudaOptions,
+}
+
+/// A stream of the artifact.
+struct Queue {
+    name: String,
+    /// The device's part of it, if it has any.
+    stream: Option<Stream>,
+    /// What the host waits for in a step, for even steps and for odd ones, and the last step that
+    /// recorded it.
+    io: Option<[Event; 2]>,
+    io_step: AtomicU64,
+    /// Whether it has commands of the device, among them launches, and of the host.
+    has_device: bool,
+    has_launches: bool,
+    has_host: bool,
+}
+
+/// An event of the artifact.
+struct Mark {
+    recorder: StreamId,
+    /// The driver's, for even steps and for odd ones; `None` if the host records it.
+    slots: Option<[Event; 2]>,
+}
+
+/// Where a pool lies.
+enum Memory {
+    Device(DeviceBlock),
+    /// Pinned; the arena is the [`HostWork`]'s.
+    Host(#[allow(dead_code, reason = "its drop is what it is kept for")] Registered),
+}
+
+/// A kernel of the artifact, resolved.
+struct DeviceKernel {
+    phases: Arc<[(Function, Grid)]>,
+    has_scratch: bool,
+}
+
+/// A launch or a copy of the artifact, resolved.
+struct Work {
+    stream: StreamId,
+    does: Does,
+}
+
+enum Does {
+    /// A kernel on the device: its phases take the same arguments.
+    Launch(Arc<[(Function, Grid)]>, Arguments),
+    /// A copy with an end on the device.
+    Transfer(Transfer),
+    /// A kernel on the host.
+    HostLaunch,
+    /// A copy on the host.
+    HostCopy { src: Tensor, dst: Tensor },
+}
+
+impl Cuda {
+    /// A backend without pools. Of the machine's options the number of threads counts.
+    ///
+    /// # Errors
+    /// There is no driver or no device, or the driver refuses.
+    pub fn new(options: &Options, cuda: CudaOptions) -> Result<Cuda, Error> {
+        let unsupported = |e: DriverError| match e.status() {
+            Some(Status::OUT_OF_MEMORY) => Error::Resources(e.to_string()),
+            _ => Error::Unsupported(e.to_string()),
+        };
+        let driver = Driver::open(cuda.library.as_deref()).map_err(unsupported)?;
+        let device = Device::new(driver, cuda.device).map_err(unsupported)?;
+        Ok(Cuda {
+            queues: Vec::new(),
+            marks: Vec::new(),
+            work: Vec::new(),
+            kernels: Vec::new(),
+            modules: Vec::new(),
+            staging: None,
+            pools: Vec::new(),
+            host: HostWork::new(options.team()),
+            device,
+            options: cuda,
+        })
+    }
+}
+
+impl fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cuda")
+            .field("device", &self.device)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        // Before the host's pools are freed the device is done with them: all that is submitted
+        // ends by itself. A device that has failed is done too.
+        let _ = self.device.bind().and_then(|()| self.device.synchronize());
+    }
+}
+
+// --- loading ---
+
+impl Cuda {
+    /// Refuses code that this device or its driver cannot run.
+    fn check_target(&self, sm: Sm, ptx: &[u8]) -> Result<(), Error> {
+        let device = &self.device;
+        if sm.0 > device.sm() {
+            return Err(Error::Unsupported(format!(
+                "the artifact's kernels are for {sm}; this GPU, {}, is sm_{}",
+                device.name(),
+                device.sm()
+            )));
+        }
+        let version = isa(ptx);
+        let needed = version.and_then(driver_of);
+        match (version, needed) {
+            (Some((major, minor)), Some(needed)) if needed > device.driver_version() => {
+                let version = |version: u32| format!("{}.{}", version / 1000, version % 1000 / 10);
+                Err(Error::Unsupported(format!(
+                    "the artifact's kernels are PTX {major}.{minor}, which takes a driver for CUDA \
+                     {} or later; this one is for CUDA {}",
+                    version(needed),
+                    version(device.driver_version())
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A phase of a kernel, as the device starts it.
+    fn phase(
+        &self,
+        module: &Arc<Module>,
+        code: &Code,
+        phase: &artifact::Phase,
+    ) -> Result<(Function, Grid), Error> {
+        let function = module.function(&phase.symbol, phase.shared_bytes);
+        let function = function.map_err(|e| {
+            let text = format!("function {} of object {}: {e}", phase.symbol, code.object);
+            match e {
+                ModuleError::Driver { .. } | ModuleError::Shared(_) => Error::Unsupported(text),
+                ModuleError::NotText | ModuleError::Name(_) => Error::Invalid(text),
+            }
+        })?;
+        if phase.threads > function.most_threads() {
+            return Err(Error::Unsupported(format!(
+                "{} runs in blocks of {} threads; this GPU, {}, takes at most {} of it",
+                phase.symbol,
+                phase.threads,
+                self.device.name(),
+                function.most_threads()
+            )));
+        }
+        // Kernels that no line launches are not validated.
+        let blocks = u32::try_from(phase.parts)
+            .map_err(|_| Error::Invalid(format!("{} has {} blocks", phase.symbol, phase.parts)))?;
+        let grid = Grid {
+            blocks,
+            threads: phase.threads,
+            shared_bytes: phase.shared_bytes,
+        };
+        Ok((function, grid))
+    }
+
+    fn allocate_device(&mut self, pool: &Pool) -> Result<DeviceBlock, Error> {
+        let (free, all) = self.device.memory().map_err(|e| broken(&e))?;
+        let too_large = || {
+            // What is free now is free without the context, which is there already.
+            let budget = free >> 20;
+            Error::Resources(format!(
+                "the plan needs {} of device memory, free are {} of {}; compile it with --budget \
+                 {budget}MiB",
+                Size(pool.bytes),
+                Size(free),
+                Size(all)
+            ))
+        };
+        if pool.bytes > free {
+            return Err(too_large());
+        }
+        DeviceBlock::new(&self.device, pool.bytes).map_err(|e| match e.status() {
+            Some(Status::OUT_OF_MEMORY) => too_large(),
+            _ => broken(&e),
+        })
+    }
+
+    fn allocate_host(&mut self, pool: &Pool, number: u32) -> Result<Registered, Error> {
+        self.host.allocate(pool)?;
+        let arena = self.host.arena(Place {
+            pool: number,
+            offset: 0,
+        });
+        Registered::new(&self.device, arena, self.options.register_bytes.max(1)).map_err(|e| {
+            Error::Resources(format!(
+                "pool {} of {} on the host cannot be pinned: {e}; pinned memory counts for `ulimit \
+                 -l` and for a container's limit",
+                pool.name,
+                Size(pool.bytes)
+            ))
+        })
+    }
+
+    /// Bytes of a pool of the device.
+    fn device_range(&self, place: Place, bytes: u64) -> Option<DeviceRange> {
+        match &self.pools[place.pool as usize] {
+            Memory::Device(block) => Some(block.range(place.offset, bytes)),
+            Memory::Host(_) => None,
+        }
+    }
+
+    /// A device's launch of a kernel.
+    fn device_launch(&self, kernel: &DeviceKernel, launch: &Launch<'_>) -> Does {
+        let operands = launch.ins.iter().chain(launch.outs);
+        let scratch = launch.scratch.filter(|_| kernel.has_scratch);
+        let places = operands
+            .map(|operand| operand.place)
+            .chain(scratch.map(|range| range.place));
+        let address = |place| {
+            let range = self.device_range(place, 0);
+            let range = range.expect("a device's kernel should stay in its pools");
+            range.address()
+        };
+        Does::Launch(kernel.phases.clone(), Arguments::new(places.map(address)))
+    }
+
+    /// The device's part of a stream.
+    fn make_queue(&self, queue: &mut Queue) -> Result<(), DriverError> {
+        let priority = match queue.has_launches {
+            true => Priority::Usual,
+            // Kernels wait for copies more often than copies for them.
+            false => Priority::High,
+        };
+        queue.stream = Some(self.device.stream(priority)?);
+        queue.io = Some([self.device.event()?, self.device.event()?]);
+        Ok(())
+    }
+}
+
+/// What an error is while an artifact is loaded, unless more is known.
+fn broken(error: &DriverError) -> Error {
+    match error.status() {
+        Some(Status::OUT_OF_MEMORY) => Error::Resources(error.to_string()),
+        _ => Error::Unsupported(error.to_string()),
+    }
+}
+
+/// The version that PTX says it has.
+fn isa(ptx: &[u8]) -> Option<(u32, u32)> {
+    let text = std::str::from_utf8(ptx).ok()?;
+    let mut lines = text.lines().map(str::trim);
+    let version = lines.find_map(|line| line.strip_prefix(".version"))?;
+    let (major, minor) = version.trim().split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// The CUDA version whose driver takes a version of PTX first, as drivers write it: 12020 is 12.2.
+/// PTX ISA, "Release Notes". `None` for what every driver that has our functions takes, and for
+/// what is not known: the driver says more of that.
+fn driver_of((major, minor): (u32, u32)) -> Option<u32> {
+    match (major, minor) {
+        (8, 0..=5) => Some(12_000 + 10 * minor),
+        // CUDA 12.6 brought no version of its own.
+        (8, 6..=8) => Some(12_010 + 10 * minor),
+        (9, _) => Some(13_000 + 10 * minor),
+        _ => None,
+    }
+}
+
+/// A number of bytes, for messages.
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Size(bytes) = *self;
+        let of = |unit: u64| bytes as f64 / unit as f64;
+        match bytes {
+            0x4000_0000.. => write!(f, "{:.1} GiB", of(1 << 30)),
+            0x10_0000.. => write!(f, "{:.1} MiB", of(1 << 20)),
+            _ => write!(f, "{bytes} bytes"),
+        }
+    }
+}
+
+// --- running ---
+
+impl Cuda {
+    /// Waits for what the stream submitted, so that the host may go on.
+    fn host_turn(&self, stream: StreamId) -> Result<(), CommandError> {
+        match &self.queues[stream.0].stream {
+            Some(queue) => queue.synchronize().map_err(|e| self.failed(&e)),
+            None => Ok(()),
+        }
+    }
+
+    /// After a command: waits for it, if the options say so.
+    fn submitted(&self, stream: &Stream) -> Result<(), DriverError> {
+        match self.options.synchronous {
+            true => stream.synchronize(),
+            false => Ok(()),
+        }
+    }
+
+    /// Why a command failed. The device tells of a kernel's fault at a later call.
+    fn failed(&self, error: &DriverError) -> CommandError {
+        let hint = match error.is_fatal() && !self.options.synchronous {
+            true => {
+                "; a command before it may be the cause: with LIGHTERAGE_CUDA_SYNC=1 the line is \
+                 exact"
+            }
+            false => "",
+        };
+        CommandError {
+            why: format!("{error}{hint}"),
+        }
+    }
+
+    /// The device's part of a stream that has work there.
+    fn stream(&self, stream: StreamId) -> &Stream {
+        let queue = self.queues[stream.0].stream.as_ref();
+        queue.expect("a stream with work of the device should have its part there")
+    }
+
+    fn run(&self, command: CommandId) -> Result<(), CommandError> {
+        let work = self.work[command.0].as_ref();
+        let Work { stream, does } = work.expect("a command should be prepared before it runs");
+        match does {
+            Does::Launch(phases, arguments) => {
+                let queue = self.stream(*stream);
+                let launch =
+                    |(function, grid): &(Function, Grid)| queue.launch(function, *grid, arguments);
+                let done = phases.iter().try_for_each(launch);
+                done.and_then(|()| self.submitted(queue))
+                    .map_err(|e| self.failed(&e))
+            }
+            Does::Transfer(transfer) => {
+                let queue = self.stream(*stream);
+                let done = transfer.submit(queue);
+                done.and_then(|()| self.submitted(queue))
+                    .map_err(|e| self.failed(&e))
+            }
+            Does::HostLaunch => {
+                self.host_turn(*stream)?;
+                self.host.launch(command)
+            }
+            Does::HostCopy { src, dst } => {
+                self.host_turn(*stream)?;
+                memory::copy(src, dst, 0, src.bytes);
+                Ok(())
+            }
+        }
+    }
+
+    /// Has the host move bytes of a device's pool.
+    fn stage(
+        &self,
+        does: impl FnOnce(&mut Staging) -> Result<(), DriverError>,
+    ) -> Result<(), Error> {
+        let staging = self.staging.as_ref();
+        let staging = staging.expect("a device's pool should have a way to it");
+        let staged = self
+            .device
+            .bind()
+            .and_then(|()| does(&mut unpoisoned(staging)));
+        staged.map_err(|e| {
+            Error::Host(format!(
+                "the device's memory cannot be reached: {e}; what only it had is lost, so go back \
+                 to the last checkpoint"
+            ))
+        })
+    }
+}
+
+impl Backend for Cuda {
+    fn create_stream(&mut self, _stream: StreamId, name: &str) -> Result<(), Error> {
+        self.queues.push(Queue {
+            name: name.into(),
+            stream: None,
+            io: None,
+            io_step: AtomicU64::new(0),
+            has_device: false,
+            has_launches: false,
+            has_host: false,
+        });
+        Ok(())
+    }
+
+    fn create_event(&mut self, _event: EventId, stream: StreamId) -> Result<(), Error> {
+        self.marks.push(Mark {
+            recorder: stream,
+            slots: None,
+        });
+        Ok(())
+    }
+
+    fn load_object(&mut self, object: &Object) -> Result<(), Error> {
+        let sm = match object.target {
+            Target::Cpu(_) => {
+                self.modules.push(None);
+                return self.host.load_object(object);
+            }
+            Target::Gpu(sm) => sm,
+        };
+        self.check_target(sm, &object.bytes)?;
+        let number = self.modules.len();
+        let module = Module::load(&self.device, &object.bytes).map_err(|e| {
+            let text = format!("object {number}: {e}");
+            match e.driver() {
+                Some(_) => Error::Unsupported(text),
+                None => Error::Invalid(text),
+            }
+        })?;
+        self.modules.push(Some(module));
+        self.host.skip_object();
+        Ok(())
+    }
+
+    fn load_kernel(&mut self, kernel: &Kernel) -> Result<(), Error> {
+        let code = kernel.code.as_ref();
+        let object = code.and_then(|code| self.modules.get(code.object as usize));
+        let module = object.and_then(Option::as_ref);
+        let (Some(code), Some(module)) = (code, module) else {
+            self.kernels.push(None);
+            return self.host.load_kernel(kernel);
+        };
+        let phases = code
+            .phases
+            .iter()
+            .map(|phase| self.phase(module, code, phase))
+            .collect::<Result<_, _>>()?;
+        self.kernels.push(Some(DeviceKernel {
+            phases,
+            has_scratch: code.scratch > 0,
+        }));
+        self.host.skip_kernel();
+        Ok(())
+    }
+
+    fn allocate(&mut self, pool: &Pool) -> Result<(), Error> {
+        let memory = match pool.space {
+            MemorySpace::Device(_) => {
+                self.host.skip_pool();
+                Memory::Device(self.allocate_device(pool)?)
+            }
+            MemorySpace::Host => Memory::Host(self.allocate_host(pool, self.pools.len() as u32)?),
+        };
+        self.pools.push(memory);
+        Ok(())
+    }
+
+    fn prepare_launch(
+        &mut self,
+        command: CommandId,
+        stream: StreamId,
+        launch: Launch<'_>,
+    ) -> Result<(), Error> {
+        let does = match &self.kernels[launch.kernel] {
+            Some(kernel) => {
+                let does = self.device_launch(kernel, &launch);
+                let queue = &mut self.queues[stream.0];
+                (queue.has_device, queue.has_launches) = (true, true);
+                does
+            }
+            None => {
+                self.host.prepare(command, launch);
+                self.queues[stream.0].has_host = true;
+                Does::HostLaunch
+            }
+        };
+        put(&mut self.work, command, Work { stream, does });
+        Ok(())
+    }
+
+    fn prepare_copy(
+        &mut self,
+        command: CommandId,
+        stream: StreamId,
+        copy: Copy,
+    ) -> Result<(), Error> {
+        let Copy { src, dst, bytes } = copy;
+        let cut = Cut {
+            copy_bytes: self.options.copy_bytes.max(1),
+            register_bytes: self.options.register_bytes.max(1),
+        };
+        let host = |place| self.host.range(Range { place, bytes });
+        let ends = (self.device_range(src, bytes), self.device_range(dst, bytes));
+        let does = match ends {
+            (None, Some(to)) => Does::Transfer(Transfer::copy_in(host(src), src.offset, to, cut)),
+            (Some(from), None) => {
+                Does::Transfer(Transfer::copy_out(from, host(dst), dst.offset, cut))
+            }
+            (Some(from), Some(to)) => Does::Transfer(Transfer::within(from, to)),
+            (None, None) => Does::HostCopy {
+                src: host(src),
+                dst: host(dst),
+            },
+        };
+        let queue = &mut self.queues[stream.0];
+        match does {
+            Does::Transfer(_) => queue.has_device = true,
+            Does::Launch(..) | Does::HostLaunch | Does::HostCopy { .. } => {}
+        }
+        put(&mut self.work, command, Work { stream, does });
+        Ok(())
+    }
+
+    fn start(&mut self) -> Result<(), Error> {
+        let mut queues = std::mem::take(&mut self.queues);
+        let mut with_device = queues.iter_mut().filter(|queue| queue.has_device);
+        let made = with_device.try_for_each(|queue| self.make_queue(queue));
+        self.queues = queues;
+        made.map_err(|e| broken(&e))?;
+        for mark in &mut self.marks {
+            if self.queues[mark.recorder.0].has_device {
+                let slot = || self.device.event().map_err(|e| broken(&e));
+                mark.slots = Some([slot()?, slot()?]);
+            }
+        }
+        if self
+            .pools
+            .iter()
+            .any(|pool| matches!(pool, Memory::Device(_)))
+        {
+            let staging = Staging::new(&self.device, self.options.staging_bytes);
+            self.staging = Some(Mutex::new(staging.map_err(|e| broken(&e))?));
+        }
+        self.host.start()
+    }
+
+    fn write(&self, to: Place, bytes: &[u8]) -> Result<(), Error> {
+        match self.device_range(to, bytes.len() as u64) {
+            Some(range) => self.stage(|staging| staging.write(range, bytes)),
+            None => {
+                self.host.arena(to).write(to.offset, bytes);
+                Ok(())
+            }
+        }
+    }
+
+    fn read(&self, from: Place, bytes: &mut [u8]) -> Result<(), Error> {
+        match self.device_range(from, bytes.len() as u64) {
+            Some(range) => self.stage(|staging| staging.read(range, bytes)),
+            None => {
+                self.host.arena(from).read(from.offset, bytes);
+                Ok(())
+            }
+        }
+    }
+
+    fn fill(&self, Range { place, bytes }: Range, byte: u8) -> Result<(), Error> {
+        match self.device_range(place, bytes) {
+            Some(range) => self.stage(|staging| staging.fill(range, byte)),
+            None => {
+                self.host.arena(place).fill(place.offset, bytes, byte);
+                Ok(())
+            }
+        }
+    }
+
+    fn enter(&self, stream: StreamId) {
+        // If the driver refuses, the thread's first call says so.
+        let _ = self.device.bind();
+        if self.queues[stream.0].has_host {
+            self.host.enter();
+        }
+    }
+
+    fn launch(&self, command: CommandId) -> Result<(), CommandError> {
+        self.run(command)
+    }
+
+    fn copy(&self, command: CommandId) -> Result<(), CommandError> {
+        self.run(command)
+    }
+
+    fn record(&self, stream: StreamId, event: EventId, step: u64) -> Result<(), CommandError> {
+        match &self.marks[event.0].slots {
+            Some(slots) => {
+                let recorded = self.stream(stream).record(&slots[(step % 2) as usize]);
+                recorded.map_err(|e| self.failed(&e))
+            }
+            // The host has done all that comes before it.
+            None => Ok(()),
+        }
+    }
+
+    fn wait(&self, stream: StreamId, event: EventId, step: u64) -> Result<(), CommandError> {
+        let Some(slots) = &self.marks[event.0].slots else {
+            return Ok(());
+        };
+        let slot = &slots[(step % 2) as usize];
+        let waited = match &self.queues[stream.0].stream {
+            Some(queue) => queue.wait(slot),
+            None => slot.synchronize(),
+        };
+        waited.map_err(|e| self.failed(&e))
+    }
+
+    fn mark_io(&self, stream: StreamId, step: u64) -> Result<(), CommandError> {
+        let queue = &self.queues[stream.0];
+        if let (Some(stream), Some(io)) = (&queue.stream, &queue.io) {
+            let recorded = stream.record(&io[(step % 2) as usize]);
+            recorded.map_err(|e| self.failed(&e))?;
+            queue.io_step.store(step, Ordering::SeqCst);
+        }
+        Ok(())
+    }
+
+    fn synchronize_io(&self, stream: StreamId, step: u64) -> Result<(), CommandError> {
+        let queue = &self.queues[stream.0];
+        match &queue.io {
+            Some(io) if queue.io_step.load(Ordering::SeqCst) >= step => {
+                let slot = &io[(step % 2) as usize];
+                let waited = self.device.bind().and_then(|()| slot.synchronize());
+                waited.map_err(|e| self.on(queue, &e))
+            }
+            // No command of it touches inputs or outputs, or none of the device does.
+            _ => Ok(()),
+        }
+    }
+
+    fn synchronize(&self, stream: StreamId) -> Result<(), CommandError> {
+        let queue = &self.queues[stream.0];
+        let Some(stream) = &queue.stream else {
+            return Ok(());
+        };
+        let waited = self.device.bind().and_then(|()| stream.synchronize());
+        waited.map_err(|e| self.on(queue, &e))
+    }
+}
+
+impl Cuda {
+    /// Why a wait of the host failed.
+    fn on(&self, queue: &Queue, error: &DriverError) -> CommandError {
+        let CommandError { why } = self.failed(error);
+        CommandError {
+            why: format!("on stream {}: {why}", queue.name),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ptx_says_which_driver_it_takes() {
+        let driver = |ptx: &str| isa(ptx.as_bytes()).and_then(driver_of);
+        assert_eq!(driver("//\n.version 8.0\n.target sm_80\n"), Some(12_000));
+        assert_eq!(driver(".version 8.5"), Some(12_050));
+        assert_eq!(driver("  .version 8.6"), Some(12_070));
+        assert_eq!(driver(".version 8.8"), Some(12_090));
+        assert_eq!(driver(".version 9.1"), Some(13_010));
+        for unknown in ["", ".version 7.8", ".version 8", ".version x.1"] {
+            assert_eq!(driver(unknown), None, "{unknown}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_readable() {
+        let sizes = [64, 3 << 20, 123 << 29].map(|bytes| Size(bytes).to_string());
+        assert_eq!(sizes, ["64 bytes", "3.0 MiB", "61.5 GiB"]);
+    }
+}
