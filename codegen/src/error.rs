@@ -22,6 +22,14 @@ pub enum Error {
          this processor"
     )]
     PlainOnGpu(&'static str),
+    /// Scratch differs by what runs the kernels.
+    #[error("the step was planned for {planned} and cannot run on {target}: plan it for that")]
+    Planned {
+        /// What the schedule is for.
+        planned: String,
+        /// The target that was asked for.
+        target: String,
+    },
     /// The schedule's buffers have no addresses.
     #[error("the program has no plan")]
     NoPlan,

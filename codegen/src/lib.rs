@@ -39,6 +39,7 @@ pub type Data = BTreeMap<String, Vec<u8>>;
 pub fn emit(compiled: &Compiled, data: &Data, target: Option<Target>) -> Result<Artifact, Error> {
     let program = &compiled.program;
     let (graph, schedule) = (&program.graph, &program.schedule);
+    planned_for(schedule.sm, target)?;
     let targets = Targets::new(compiled.options.kernels, target)?;
     let mut emitter = Emitter {
         program,
@@ -103,6 +104,19 @@ pub fn emit(compiled: &Compiled, data: &Data, target: Option<Target>) -> Result<
         .collect();
     artifact.summary = summary(compiled);
     Ok(artifact)
+}
+
+/// An error if a schedule for a GPU is to run on a processor, or the other way round.
+fn planned_for(sm: Option<u32>, target: Option<Target>) -> Result<(), Error> {
+    let gpu = target.filter(Target::is_gpu);
+    if sm.is_some() == gpu.is_some() {
+        return Ok(());
+    }
+    let name = |sm: Option<u32>| sm.map_or("a processor".to_string(), |sm| format!("sm_{sm}"));
+    Err(Error::Planned {
+        planned: name(sm),
+        target: name(gpu.and_then(|gpu| gpu.sm())),
+    })
 }
 
 /// What kernels are generated for; `None` if the runtime has them all.

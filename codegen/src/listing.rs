@@ -108,7 +108,8 @@ pub fn listing(program: &Program, target: &Target, form: Form) -> Result<Listing
         let scratch = data
             .op
             .work(&types.iter().collect::<Vec<_>>(), &outs)
-            .scratch;
+            .scratch
+            .on(target.processor());
         let of = types
             .iter()
             .map(ToString::to_string)

@@ -42,7 +42,7 @@
 use crate::Program;
 use crate::finding::{Finding, Place};
 use crate::graph::{Def, Graph, Node, Value};
-use crate::op::Op;
+use crate::op::{Op, Scratch};
 use crate::plan::Plan;
 use crate::schedule::{ALIGN, Buffer, Instr, InstrKind, Loc, Pool, Schedule, Stream};
 use crate::table::{Id, Table};
@@ -220,12 +220,12 @@ fn form(program: &Program) -> Result<Facts<'_>, Vec<Finding>> {
     Err(findings)
 }
 
-/// The scratch that each node of the order needs, bytes; `None` for nodes that are not part of the
+/// The scratch that each node of the order needs; `None` for nodes that are not part of the
 /// step.
-type Scratch = Table<Node, Option<u64>>;
+type Needs = Table<Node, Option<Scratch>>;
 
-fn graph_form(graph: &Graph, findings: &mut Vec<Finding>) -> Scratch {
-    let mut scratch = Scratch::filled(graph.nodes.len(), None);
+fn graph_form(graph: &Graph, findings: &mut Vec<Finding>) -> Needs {
+    let mut scratch = Needs::filled(graph.nodes.len(), None);
     let defined =
         |value: Value, def: Def| graph.values.get(value).is_some_and(|data| data.def == def);
     for (i, &value) in graph.inputs.iter().enumerate() {
@@ -304,8 +304,8 @@ fn graph_form(graph: &Graph, findings: &mut Vec<Finding>) -> Scratch {
     scratch
 }
 
-/// Checks a node's types against its op; returns the scratch that it needs, bytes.
-fn types_form(graph: &Graph, node: Node) -> Result<u64, String> {
+/// Checks a node's types against its op; returns the scratch that it needs.
+fn types_form(graph: &Graph, node: Node) -> Result<Scratch, String> {
     let data = &graph.nodes[node];
     let types: Vec<&TensorType> = data.inputs.iter().map(|&v| &graph.values[v].ty).collect();
     let results = data.op.infer(&types)?;
@@ -412,7 +412,7 @@ fn kernel_place_form(schedule: &Schedule, loc: Loc, bytes: u64) -> Result<(), St
 fn line_form(
     graph: &Graph,
     schedule: &Schedule,
-    scratch: &Scratch,
+    scratch: &Needs,
     instr: Instr,
     findings: &mut Vec<Finding>,
 ) {
@@ -452,7 +452,7 @@ fn line_form(
 fn run_form(
     graph: &Graph,
     schedule: &Schedule,
-    scratch: &Scratch,
+    scratch: &Needs,
     node: Node,
     [args, outs]: [&Vec<Loc>; 2],
     place: Option<Loc>,
@@ -485,6 +485,7 @@ fn run_form(
             kernel_place_form(schedule, loc, graph.values[value].ty.bytes())?;
         }
     }
+    let need = need.on(schedule.runs_on(args, outs));
     match place {
         Some(loc) => kernel_place_form(schedule, loc, need),
         None if 0 < need => Err(format!(
@@ -588,7 +589,7 @@ fn ends_meet(facts: &Facts<'_>) -> Vec<Finding> {
 
 /// For each value, the value whose bytes it shares: [`Graph::root`], but safe for cycles and for
 /// values without a definition. Such values become roots that no line can write.
-fn roots(graph: &Graph, scratch: &Scratch) -> Table<Value, Value> {
+fn roots(graph: &Graph, scratch: &Needs) -> Table<Value, Value> {
     let shares = |value: Value| match graph.values[value].def {
         Def::Node(node, i) if scratch.get(node).is_some_and(Option::is_some) => {
             let data = &graph.nodes[node];

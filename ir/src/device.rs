@@ -52,7 +52,24 @@ pub enum DeviceError {
     },
 }
 
+/// A kind of hardware that runs kernels.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Processor {
+    /// Cores with vector instructions.
+    Cpu,
+    /// A GPU.
+    Gpu,
+}
+
 impl Device {
+    /// What runs the kernels of its lines.
+    pub fn processor(&self) -> Processor {
+        match self.sm {
+            Some(_) => Processor::Gpu,
+            None => Processor::Cpu,
+        }
+    }
+
     /// Reads a description; the error names the field.
     pub fn from_toml(text: &str) -> Result<Device, DeviceError> {
         let device: Device = toml::from_str(text)?;

@@ -2,6 +2,7 @@
 //! the result of running it from top to bottom; streams only permit overlap. Buffers are bytes.
 //! [`check`](crate::check) proves what a buffer holds at a line, and nothing stores it.
 
+use crate::device::Processor;
 use crate::graph::{Node, Value};
 use crate::ids;
 use crate::table::Table;
@@ -67,6 +68,8 @@ pub struct Schedule {
     pub name: String,
     /// The device it is planned for.
     pub device: String,
+    /// The device's architecture if it is a GPU: 90 is `sm_90`.
+    pub sm: Option<u32>,
     /// Pools.
     pub pools: Table<Pool, PoolData>,
     /// Streams.
@@ -255,6 +258,22 @@ impl Schedule {
     /// The space of a place.
     pub fn space(&self, loc: Loc) -> MemorySpace {
         self.pools[self.buffers[loc.buffer].pool].space
+    }
+
+    /// What runs a line whose operands and results lie in a pool.
+    pub fn processor(&self, pool: Pool) -> Processor {
+        match (self.sm, self.pools.get(pool).map(|data| data.space)) {
+            (Some(_), Some(MemorySpace::Device(_))) => Processor::Gpu,
+            _ => Processor::Cpu,
+        }
+    }
+    /// What runs a line: its operands and results are all in one space.
+    pub fn runs_on(&self, args: &[Loc], outs: &[Loc]) -> Processor {
+        let buffer = outs
+            .iter()
+            .chain(args)
+            .find_map(|loc| self.buffers.get(loc.buffer));
+        buffer.map_or(Processor::Cpu, |data| self.processor(data.pool))
     }
 
     /// The first pool in a space.

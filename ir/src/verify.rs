@@ -655,7 +655,8 @@ fn run(
         .iter()
         .map(|&v| graph.values[v].ty.clone())
         .collect();
-    match (op.work(&inputs, &outputs).scratch, scratch) {
+    let need = op.work(&inputs, &outputs).scratch;
+    match (need.on(schedule.runs_on(args, outs)), scratch) {
         (0, None) => {}
         (0, Some(_)) => findings.add(place, format!("{} needs no scratch", op.name())),
         (bytes, None) => findings.add(

@@ -580,6 +580,7 @@ fn program(choices: &mut Choices<'_>) -> Program {
     let mut schedule = Schedule {
         name: choices.word(),
         device: choices.word(),
+        sm: choices.coin().then_some(90),
         ..Schedule::default()
     };
     for _ in 0..1 + choices.below(3) {

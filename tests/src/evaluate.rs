@@ -67,7 +67,7 @@ pub fn run(
         .iter()
         .map(|(&key, value)| (key.to_string(), attr(value)))
         .collect();
-    let scratch = op.work(types, &outs).scratch;
+    let scratch = op.work(types, &outs).scratch.cpu;
     let outs: Vec<_> = outs
         .iter()
         .map(|ty| (dtype(ty.dtype()), shape(ty)))

@@ -126,7 +126,7 @@ fn scratch(wanted: &Wanted) -> u64 {
     let types = types(wanted);
     let outs = results(&wanted.op, &types);
     let types: Vec<&TensorType> = types.iter().collect();
-    wanted.op.work(&types, &outs).scratch
+    wanted.op.work(&types, &outs).scratch.gpu
 }
 
 fn moves(w: &mut Wishes) {

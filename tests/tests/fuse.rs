@@ -46,7 +46,11 @@ fn fused(graph: &Graph) -> Graph {
             .iter()
             .map(|&v| fused.values[v].ty.clone())
             .collect();
-        let scratch = data.op.work(&ins.iter().collect::<Vec<_>>(), &outs).scratch;
+        let scratch = data
+            .op
+            .work(&ins.iter().collect::<Vec<_>>(), &outs)
+            .scratch
+            .cpu;
         for target in Target::ALL {
             let kernel = generate_op(&data.op, &ins, &target);
             let kernel = kernel.unwrap_or_else(|e| panic!("{e}\n{}", fused.node_name(node)));

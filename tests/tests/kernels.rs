@@ -138,7 +138,7 @@ fn assert_groups_have_kernels(graph: &mut ir::Graph) -> Vec<kernels::Generated> 
                 let refs: Vec<&TensorType> = types.iter().collect();
                 let outs = data.op.infer(&refs).unwrap();
                 assert!(
-                    kernel.scratch_bytes <= data.op.work(&refs, &outs).scratch,
+                    kernel.scratch_bytes <= data.op.work(&refs, &outs).scratch.cpu,
                     "{}",
                     ir::text::print_op(&data.op)
                 );

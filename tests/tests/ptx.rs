@@ -130,7 +130,8 @@ fn assemble_models(ptxas: &Path, target: Target) {
                 let scratch = data
                     .op
                     .work(&types.iter().collect::<Vec<_>>(), &outs)
-                    .scratch;
+                    .scratch
+                    .gpu;
                 let kernel = codegen::kernel(&data.op, &types, &target, scratch);
                 let kernel = kernel.unwrap_or_else(|e| panic!("{e}"));
                 if !kernel.phases.is_empty() {

@@ -317,7 +317,7 @@ fn run(case: &Case, results: &[TensorType], scratch: u64) -> Said {
 fn agree(kernel: &Kernel, case: &Case, results: &[TensorType]) -> Result<bool, String> {
     match case.infer() {
         Ok(results) => {
-            let scratch = case.op().work(&case.refs(), &results).scratch;
+            let scratch = case.op().work(&case.refs(), &results).scratch.cpu;
             check(kernel, case, &results, scratch)?
                 .map_err(|e| format!("refuses what the shape rule accepts: {e}"))?;
             run(case, &results, scratch)?.or(Ok(())).map(|()| true)

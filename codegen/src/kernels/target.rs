@@ -114,6 +114,22 @@ impl Target {
             .find(|target| target.in_artifacts() == artifact::Target::Gpu(artifact::Sm(sm)))
     }
 
+    /// A GPU's compute capability times ten; `None` for a processor.
+    pub fn sm(&self) -> Option<u32> {
+        match self.in_artifacts() {
+            artifact::Target::Gpu(artifact::Sm(sm)) => Some(sm),
+            artifact::Target::Cpu(_) => None,
+        }
+    }
+
+    /// What runs its kernels.
+    pub fn processor(&self) -> ir::Processor {
+        match self {
+            Target::Cpu(_) => ir::Processor::Cpu,
+            Target::Gpu(_) => ir::Processor::Gpu,
+        }
+    }
+
     /// Its short name: `avx2`, `sm_90`.
     pub fn name(&self) -> &'static str {
         match self {

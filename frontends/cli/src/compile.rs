@@ -107,7 +107,8 @@ fn kernels(
             "--emit ptx is for GPUs, and {named} is none; --emit asm has its assembly"
         )));
     }
-    let machine = model::machine(&args.compiling)?;
+    let mut machine = model::machine(&args.compiling)?;
+    machine.device.sm = target.sm();
     let compiled = model::compile(&model.graph, &args.compiling, &machine, Dumps::Stderr)?;
     let form = match emit {
         Emit::Mlir => Form::Mlir,
@@ -169,8 +170,10 @@ pub(crate) fn artifact(
     if !model.unsupported.is_empty() {
         return Err(Failure::Input(unsupported(&model.unsupported)));
     }
-    let machine = model::machine(compiling)?;
+    let mut machine = model::machine(compiling)?;
     let target = target(code_for, &machine.device)?;
+    // Scratch differs by what runs the kernels.
+    machine.device.sm = target.and_then(|target| target.sm());
     let compiled = model::compile(&model.graph, compiling, &machine, dumps)?;
     let data = model
         .tensors

@@ -513,3 +513,28 @@ fn a_reader_that_leaves_is_no_error() {
         String::from_utf8_lossy(&end.stderr)
     );
 }
+
+#[test]
+fn scratch_is_that_of_what_runs_the_kernels() {
+    let folder = Folder::new("scratch");
+    let graph = folder.write(
+        "half.ir",
+        "graph half {\n  input %x : bf16[64,64]\n  \
+         fwd - %y = matmul %x, %x ta=false tb=false : bf16[64,64]\n  output y = %y\n}\n",
+    );
+    let dump = |device: &str| {
+        let args = format!("plan {graph} --device {device} --dump-ir-after sync");
+        let text = run(&args).expect(0).out;
+        run(&format!("check {}", folder.write("dump.ir", &text))).expect(0);
+        text
+    };
+    let (gpu, cpu) = (dump("h100"), dump("cpu"));
+    assert!(
+        gpu.contains("on h100 sm_90 {") && !gpu.contains(" scratch "),
+        "{gpu}"
+    );
+    assert!(
+        cpu.contains("on cpu {") && cpu.contains(" scratch "),
+        "{cpu}"
+    );
+}

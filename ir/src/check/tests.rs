@@ -563,8 +563,9 @@ fn scratch_is_there_and_apart() {
         .unwrap()
     };
     // bf16 factors of 4 × 4 are widened: three times 64 bytes.
-    let program = |scratch: Option<(u64, u64)>| {
+    let program_on = |sm: Option<u32>, scratch: Option<(u64, u64)>| {
         let mut draft = Draft::new();
+        draft.schedule.sm = sm;
         let x = draft.input("x", "bf16[4,4]");
         let y = draft.node(product(), &[x, x], "y");
         draft.output(y);
@@ -582,7 +583,10 @@ fn scratch_is_there_and_apart() {
         draft.schedule.exit = vec![(y, by)];
         draft.end()
     };
+    let program = |scratch| program_on(None, scratch);
     assert_eq!(findings(&program(Some((128, 192)))), [""; 0]);
+    // A GPU multiplies them as they are.
+    assert_eq!(findings(&program_on(Some(90), None)), [""; 0]);
     assert_eq!(
         findings(&program(None)),
         ["i0: matmul needs 192 bytes of scratch, the line has none"]

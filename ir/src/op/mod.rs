@@ -13,6 +13,7 @@ mod error;
 mod shape;
 mod work;
 
+use crate::device::Processor;
 use crate::types::TensorType;
 use attrs::Attributes;
 pub use attrs::{Attr, AttrError, Attrs, Kind, Number};
@@ -245,7 +246,33 @@ pub struct Work {
     /// True if the operations are products that run at the machine's matrix rate.
     pub matrix: bool,
     /// Bytes that the kernel needs while it runs, in addition to operands and results.
-    pub scratch: u64,
+    pub scratch: Scratch,
+}
+
+/// Bytes of scratch. They differ by what runs the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Scratch {
+    /// The runtime's kernel, or a generated one, on a processor.
+    pub cpu: u64,
+    /// A kernel on a GPU.
+    pub gpu: u64,
+}
+
+impl Scratch {
+    /// The same everywhere.
+    pub fn both(bytes: u64) -> Scratch {
+        Scratch {
+            cpu: bytes,
+            gpu: bytes,
+        }
+    }
+    /// Bytes on a kind of hardware.
+    pub fn on(self, processor: Processor) -> u64 {
+        match processor {
+            Processor::Cpu => self.cpu,
+            Processor::Gpu => self.gpu,
+        }
+    }
 }
 
 impl PartialEq for Op {

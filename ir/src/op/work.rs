@@ -1,9 +1,9 @@
 //! Arithmetic and scratch of one run of an op, from its attributes and the types of its operands
 //! and results. Before: the types fit.
 
-use super::Work;
 use super::attrs::*;
 use super::shape::{Call, product};
+use super::{Scratch, Work};
 use crate::types::{DType, TensorType};
 
 /// Products, which need no scratch.
@@ -11,7 +11,7 @@ fn matrix(flops: f64) -> Work {
     Work {
         flops,
         matrix: true,
-        scratch: 0,
+        scratch: Scratch::default(),
     }
 }
 /// Bytes are moved, nothing is computed.
@@ -36,7 +36,7 @@ pub(super) fn adamw_work(_: &(), c: &Call<'_>, _: &[TensorType]) -> Work {
 /// Scratch: the indices of each row, chained, so that a row is summed and written once.
 pub(super) fn embedding_bwd_work(a: &EmbeddingBwd, c: &Call<'_>, outputs: &[TensorType]) -> Work {
     Work {
-        scratch: 4 * (outputs[0].shape()[0] + c.at(1).numel()),
+        scratch: Scratch::both(4 * (outputs[0].shape()[0] + c.at(1).numel())),
         ..elementwise(a, c, outputs)
     }
 }
@@ -44,13 +44,17 @@ pub(super) fn matmul_work(a: &Product, c: &Call<'_>, outputs: &[TensorType]) -> 
     let first = c.types.len() - 2;
     let (batch, m, k, n) = product(a, c, first).expect("a typed product should have dimensions");
     let batch: u64 = batch.iter().product();
-    // Half-precision factors are widened to f32, one matrix of the batch at a time.
+    // A processor widens half-precision factors to f32, one matrix of the batch at a time. A GPU
+    // multiplies them as they are.
     let is_half = matches!(outputs[0].dtype(), DType::BF16 | DType::F16);
     Work {
-        scratch: if is_half {
-            4 * (m * k + k * n + m * n)
-        } else {
-            0
+        scratch: Scratch {
+            cpu: if is_half {
+                4 * (m * k + k * n + m * n)
+            } else {
+                0
+            },
+            gpu: 0,
         },
         ..matrix(2.0 * batch as f64 * m as f64 * k as f64 * n as f64)
     }
@@ -90,7 +94,7 @@ pub(super) fn layer_norm_bwd_work(a: &LayerNormBwd, c: &Call<'_>, outputs: &[Ten
     let chunks = rows.div_ceil(rows.div_ceil(32).max(64));
     let has_sums = a.mask[1..] != [0, 0];
     Work {
-        scratch: if has_sums { 16 * n * chunks } else { 0 },
+        scratch: Scratch::both(if has_sums { 16 * n * chunks } else { 0 }),
         ..elementwise(a, c, outputs)
     }
 }

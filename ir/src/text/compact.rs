@@ -170,6 +170,7 @@ impl Program {
         let Schedule {
             name,
             device,
+            sm,
             pools,
             streams,
             ..
@@ -179,6 +180,7 @@ impl Program {
             schedule: Schedule {
                 name,
                 device,
+                sm,
                 pools,
                 streams,
                 buffers,

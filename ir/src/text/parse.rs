@@ -92,6 +92,17 @@ impl<'a> Parser<'a> {
         }
         Ok(found)
     }
+    /// `sm_90`, if it stands here.
+    fn architecture(&mut self) -> Result<Option<u32>> {
+        let Token::Word(word) = self.lexer.token else {
+            return Ok(None);
+        };
+        let Some(sm) = word.strip_prefix("sm_").and_then(|sm| sm.parse().ok()) else {
+            return self.expected("an architecture like sm_90, or `{`");
+        };
+        self.lexer.advance()?;
+        Ok(Some(sm))
+    }
     fn take_sign(&mut self, sign: char) -> Result<bool> {
         let found = self.at_sign(sign);
         if found {
@@ -612,6 +623,7 @@ impl Parser<'_> {
         };
         self.word("on")?;
         schedule.device = self.name("the device's name")?.text;
+        schedule.sm = self.architecture()?;
         let mut names = Names::default();
         let mut sections = Sections { at: 0 };
         self.sign('{')?;

@@ -303,8 +303,9 @@ fn schedule_block(lines: &mut Lines, program: &Program, comment: &dyn Fn(Instr) 
         schedule,
         plan,
     } = program;
+    let sm = schedule.sm.map_or(String::new(), |sm| format!(" sm_{sm}"));
     let head = format!(
-        "schedule {} on {} {{",
+        "schedule {} on {}{sm} {{",
         name(&schedule.name),
         name(&schedule.device)
     );

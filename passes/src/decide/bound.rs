@@ -522,7 +522,8 @@ fn needed(problem: &Problem<'_>, at: usize) -> f64 {
         .into_iter()
         .map(|value| graph.values[value].ty.bytes())
         .filter(|&bytes| 0 < bytes);
-    bytes.map(|bytes| buffer_bytes(bytes) as f64).sum::<f64>() + problem.scratch[node] as f64
+    let scratch = problem.scratch[node].on(problem.device.processor());
+    bytes.map(|bytes| buffer_bytes(bytes) as f64).sum::<f64>() + scratch as f64
 }
 
 /// The time of a value's absence: for copying it out, once, and for computing it again, each time,

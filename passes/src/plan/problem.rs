@@ -7,6 +7,7 @@ use super::tuning::{Heuristics, LARGE, LATENCIES};
 use super::users::users;
 use crate::cost::Cost;
 use ir::graph::{Def, NodeData};
+use ir::op::Scratch;
 use ir::schedule::buffer_bytes;
 use ir::{Device, Graph, Node, State, Table, Value};
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,7 +42,7 @@ pub struct Problem<'a> {
     /// States that may live on the host and be updated there, together.
     pub groups: Table<Group, GroupData>,
     /// Bytes that each node's kernel may use while it runs.
-    pub scratch: Table<Node, u64>,
+    pub scratch: Table<Node, Scratch>,
     /// The limit of the host's pool, bytes; `None` if there is none. Planners and schedules read it
     /// only here.
     pub host_limit: Option<u64>,
@@ -86,8 +87,8 @@ fn uses(graph: &Graph, position: &Table<Node, Option<u32>>) -> Table<Value, Vec<
         .collect()
 }
 
-/// Bytes that a node's kernel may use while it runs.
-fn scratch(graph: &Graph, node: &NodeData) -> u64 {
+/// What a node's kernel may use while it runs.
+fn scratch(graph: &Graph, node: &NodeData) -> Scratch {
     let inputs: Vec<_> = node.inputs.iter().map(|&v| &graph.values[v].ty).collect();
     let outputs = node.outputs.iter().map(|&v| graph.values[v].ty.clone());
     let outputs: Vec<_> = outputs.collect();

@@ -138,6 +138,7 @@ impl<'a> Lines<'a> {
         let schedule = Schedule {
             name: graph.name.clone(),
             device: problem.device.name.clone(),
+            sm: problem.device.sm,
             // In the order of `DEVICE` and `HOST`.
             pools: [
                 (MemorySpace::Device(0), None),
@@ -785,7 +786,7 @@ impl<'a> Lines<'a> {
         };
         let place = |&v: &Value| places[self.problem.root[v]].expect("an operand should be there");
         let args: Vec<Loc> = data.inputs.iter().map(place).collect();
-        let scratch = self.problem.scratch[node];
+        let scratch = self.problem.scratch[node].on(self.schedule.processor(pool));
         let scratch = (0 < scratch).then(|| {
             let name = self.fresh(|| format!("{}.scratch", graph.node_name(node)));
             let bytes = buffer_bytes(scratch);

@@ -7,7 +7,7 @@
 mod combine;
 mod space;
 
-use super::{Access, BodyError, Op, SpaceError, Work};
+use super::{Access, BodyError, Op, Scratch, SpaceError, Work};
 use crate::types::TensorType;
 pub use combine::Combines;
 pub use space::{Along, Axes, Space};
@@ -140,7 +140,7 @@ impl Body {
         Work {
             flops,
             matrix: false,
-            scratch,
+            scratch: Scratch::both(scratch),
         }
     }
 }
