@@ -1,11 +1,10 @@
-//! AdamW on f32 beside what memory gives: the kernel, and the same streams with next to no
-//! arithmetic.
+//! AdamW on f32 compared with the memory's bandwidth: the kernel, and the same streams with almost
+//! no arithmetic.
 //!
-//! `cargo bench -p lighterage-runtime --bench adamw -- ELEMENTS THREADS ROUNDS` prints a
-//! line of JSON for each round:
-//! milliseconds of the kernel and of the streams, turn by turn, by the clock and, where Linux
-//! tells, on a processor, per thread. Both read p, g, m, v and write p, m, v in place: 28 bytes an
-//! element. `benches/adamw.py` makes a table of it, with PyTorch beside.
+//! `cargo bench -p lighterage-runtime --bench adamw -- ELEMENTS THREADS ROUNDS` prints a line of
+//! JSON for each round: milliseconds of the kernel and of the streams, alternately, by the clock
+//! and (on Linux) on a processor, per thread. Both read p, g, m, v and write p, m, v in place: 28
+//! bytes an element. `benches/adamw.py` makes a table of it, together with PyTorch.
 
 #![allow(clippy::print_stdout, reason = "a benchmark's output is its purpose")]
 
@@ -76,7 +75,7 @@ fn now() -> (Instant, u64) {
     )
 }
 
-/// Nanoseconds that a thread has been on a processor; 0 where the system does not tell.
+/// Nanoseconds that a thread has been on a processor; 0 if the system does not say.
 fn on_cpu(schedstat: &Path) -> u64 {
     let text = std::fs::read_to_string(schedstat).unwrap_or_default();
     text.split_whitespace()
@@ -85,8 +84,8 @@ fn on_cpu(schedstat: &Path) -> u64 {
         .unwrap_or(0)
 }
 
-/// Reads and writes what the kernel does, on as many threads, each a part of the elements. Returns
-/// the nanoseconds that they were on a processor.
+/// Reads and writes the same bytes as the kernel, on the same number of threads; each has a part of
+/// the elements. Returns the nanoseconds that they were on a processor.
 fn streams(threads: usize, [p, m, v]: [&mut Vec<f32>; 3], g: &[f32]) -> u64 {
     let part = g.len().div_ceil(threads).max(1);
     std::thread::scope(|scope| {
@@ -110,7 +109,7 @@ fn streams(threads: usize, [p, m, v]: [&mut Vec<f32>; 3], g: &[f32]) -> u64 {
 
 const BLOCK: usize = 256;
 
-/// Next to no arithmetic, on the machine's widest vectors.
+/// Almost no arithmetic, on the machine's widest vectors.
 struct Sums<'a> {
     p: &'a mut [f32],
     m: &'a mut [f32],

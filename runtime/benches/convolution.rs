@@ -1,10 +1,11 @@
-//! Convolutions and their gradients: milliseconds of each, for `benches/convolution.py`, which has
-//! PyTorch beside.
+//! Convolutions and their gradients: milliseconds of each, for `benches/convolution.py`, which
+//! compares them with PyTorch.
 //!
 //! `cargo bench -p lighterage-runtime --bench convolution -- THREADS ROUNDS CASE…` prints a line of
-//! JSON a case: the fastest of that many rounds. A case is `WHAT:BATCH,INPUTS,HEIGHT,WIDTH:OUTPUTS,
-//! KERNEL,STRIDE,PADDING,DILATION,GROUPS`, where WHAT is `forward`, `input`, `weight`, `norm`,
-//! `norm_bwd`, `pool` or `pool_bwd`. Norms have the image alone.
+//! JSON for each case: the fastest of ROUNDS rounds. A case is
+//! `WHAT:BATCH,INPUTS,HEIGHT,WIDTH:OUTPUTS, KERNEL,STRIDE,PADDING,DILATION,GROUPS`, where WHAT is
+//! `forward`, `input`, `weight`, `norm`, `norm_bwd`, `pool` or `pool_bwd`. Norms have only the
+//! image.
 
 #![allow(clippy::print_stdout, reason = "a benchmark's output is its purpose")]
 
@@ -44,7 +45,7 @@ fn main() {
     }
 }
 
-/// The fastest run, before each of which other memory passes through the caches.
+/// The fastest run. Before each run, other memory passes through the caches.
 fn best(case: &Case, team: &Team, rounds: usize, other: &mut [u64]) -> f64 {
     let ins: Vec<&OwnedTensor> = case.ins.iter().collect();
     let mut run = Run::new(case.op, &case.attrs, &ins, &case.outs, 1 << 26, &[])
@@ -80,7 +81,7 @@ fn random(shape: &[usize], seed: usize) -> OwnedTensor {
     OwnedTensor::from_bytes(DType::F32, shape, &numbers)
 }
 
-/// What a case asks for.
+/// A parsed case.
 struct Asked {
     what: String,
     image: Vec<usize>,

@@ -1,12 +1,11 @@
-//! Products and attention: milliseconds of each, for `benches/products.py`, which has PyTorch
-//! beside.
+//! Products and attention: milliseconds of each, for `benches/products.py`, which compares them
+//! with PyTorch.
 //!
-//! `cargo bench -p lighterage-runtime --bench products -- THREADS ROUNDS CASE…` prints a
-//! line of JSON for each case:
-//! the fastest of N rounds. A case is `BxMxKxN:ORDER`, with the order `nn`, `nt` or `tn` of
-//! the factors, `+bias` behind it for a row that is added, or `BxHxSxD:fwd` and `:bwd`, causal
-//! attention. With `--cold` other memory passes through the caches before each round, as in a
-//! training step, where operands were made long ago.
+//! `cargo bench -p lighterage-runtime --bench products -- THREADS ROUNDS CASE…` prints a line of
+//! JSON for each case: the fastest of ROUNDS rounds. A case is `BxMxKxN:ORDER`, with the order
+//! `nn`, `nt` or `tn` of the factors and an optional `+bias` for an added row, or `BxHxSxD:fwd` or
+//! `:bwd`, causal attention. With `--cold`, other memory passes through the caches before each
+//! round, because operands in a training step were made long before.
 
 #![allow(clippy::print_stdout, reason = "a benchmark's output is its purpose")]
 

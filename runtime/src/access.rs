@@ -1,5 +1,5 @@
-//! What a command reads and writes: the one place that knows. The race check, the dead bytes of a
-//! shuffled run and the measured peak are all derived from it.
+//! The bytes that a command reads and writes. The race check, the dead bytes of a shuffled run and
+//! the measured peak all use this module.
 
 use artifact::{Command, CommandKind, Operand, Place, Range};
 
@@ -17,7 +17,7 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// An access of `bytes` bytes at a place; `None` if that is none. The place is validated: its
+    /// An access of `bytes` bytes at a place; `None` if `bytes` is 0. The place is validated: its
     /// end does not overflow.
     pub(crate) fn new(place: Place, bytes: u64, write: bool) -> Option<Access> {
         let Place { pool, offset } = place;

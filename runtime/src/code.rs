@@ -2,12 +2,12 @@
 //!
 //! Before: an object of the artifact and the functions that kernels name in it. After: the object's
 //! sections in memory that can be run and no longer be written, and an address for each function;
-//! or an error that says what is wrong with the object. Whatever an object's headers, symbols and
-//! relocations say is checked: no object makes the loader touch bytes outside its own.
+//! or an error that says what is wrong with the object. All headers, symbols and relocations of an
+//! object are checked: no object makes the loader touch bytes outside its own.
 //!
-//! **The code itself cannot be checked.** An artifact with code is trusted like a program.
-//! That the code reads and writes no more than the tensors of its types is the compiler's promise;
-//! `validate` holds every launch to those types.
+//! **The code itself cannot be checked.** An artifact with code is trusted like a program. The
+//! compiler promises that the code reads and writes only tensors of its types; `validate` checks
+//! that every launch has those types.
 
 #![allow(
     unsafe_code,
@@ -28,8 +28,7 @@ use object::{RelocationTarget, SectionKind, SymbolIndex, elf};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A function of a kernel: see [`artifact::Phase`]. Its code lives as long as the [`Loaded`] that
-/// it is from.
+/// A function of a kernel: see [`artifact::Phase`]. Its code lives as long as its [`Loaded`].
 pub type Function = unsafe extern "C" fn(tensors: *const *mut u8, first: u64, end: u64);
 
 /// An object in memory.
@@ -58,13 +57,13 @@ pub enum ObjectError {
     Broken {
         /// `section`, `symbol`, `name`.
         part: &'static str,
-        /// What the reader met.
+        /// The reader's error.
         source: object::Error,
     },
-    /// A section or relocation is not one that the loader takes.
+    /// The loader does not support a section or relocation.
     #[error("has {0}")]
     Refused(&'static str),
-    /// A section wants a larger alignment than memory for code has.
+    /// A section needs a larger alignment than memory for code has.
     #[error("has a section aligned to {0} bytes")]
     Alignment(u64),
     /// A symbol is used and not defined: objects refer to nothing outside themselves.
@@ -83,7 +82,7 @@ pub enum ObjectError {
 
 /// Sections of an object are placed at multiples of this.
 const ALIGN: usize = 64;
-/// The most bytes of an object's sections together.
+/// The largest size of an object's sections together, bytes.
 const MOST_BYTES: usize = 1 << 28;
 
 type Elf<'a> = ElfFile64<'a, LittleEndian>;
@@ -131,8 +130,8 @@ impl Loaded {
         let &offset = self.functions.get(symbol)?;
         let start = self.memory.as_ref()?.as_ptr();
         // SAFETY: the address is within a text section of the object, which stays in memory as long
-        // as `self`. That a function of this signature starts there is the compiler's promise, as
-        // the module's text says.
+        // as `self`. The compiler promises that a function of this signature starts there, as the
+        // module's text says.
         Some(unsafe { std::mem::transmute::<*const u8, Function>(start.add(offset)) })
     }
 }
@@ -175,7 +174,7 @@ fn fill(file: &Elf<'_>, places: &Places, memory: &mut [u8]) -> Result<(), Object
     Ok(())
 }
 
-/// Writes addresses where the sections' relocations want them.
+/// Writes addresses at the places that the sections' relocations name.
 fn link(file: &Elf<'_>, places: &Places, memory: &mut [u8]) -> Result<(), ObjectError> {
     let start = memory.as_ptr().addr();
     for section in file.sections() {
@@ -200,7 +199,7 @@ fn link(file: &Elf<'_>, places: &Places, memory: &mut [u8]) -> Result<(), Object
     Ok(())
 }
 
-/// Where a symbol is, from the start of memory.
+/// The offset of a symbol from the start of memory.
 fn symbol_at(file: &Elf<'_>, places: &Places, index: SymbolIndex) -> Result<usize, ObjectError> {
     let symbol = file.symbol_by_index(index).map_err(broken("symbol"))?;
     let name = symbol.name().unwrap_or("?");
@@ -216,7 +215,7 @@ fn symbol_at(file: &Elf<'_>, places: &Places, index: SymbolIndex) -> Result<usiz
         .ok_or_else(|| ObjectError::Outside(name.into()))
 }
 
-/// Where each function is, from the start of memory.
+/// The offset of each function from the start of memory.
 fn functions(file: &Elf<'_>, places: &Places) -> Result<BTreeMap<String, usize>, ObjectError> {
     let mut functions = BTreeMap::new();
     for symbol in file
@@ -252,7 +251,7 @@ fn is_loaded(kind: SectionKind) -> bool {
     )
 }
 
-/// Writes the address `to`, as a relocation of this type wants it, into the bytes at `from`.
+/// Writes the address `to` into the bytes at `from`, in the form of this type of relocation.
 fn relocate(place: &mut [u8], r_type: u32, to: i64, from: i64) -> Result<(), ObjectError> {
     let outside = || ObjectError::Refused("a relocation at the end of its section");
     let far = || ObjectError::Refused("a relocation that reaches too far");
@@ -292,7 +291,7 @@ fn relocate(place: &mut [u8], r_type: u32, to: i64, from: i64) -> Result<(), Obj
 /// A generated kernel and what it runs on.
 pub(crate) struct CodeLaunch {
     phases: Vec<Arc<Phase>>,
-    /// Bytes that it reads and writes: short launches are not worth a second thread.
+    /// Bytes that it reads and writes. A second thread does not make short launches faster.
     bytes: usize,
 }
 
@@ -310,19 +309,19 @@ struct Phase {
 #[repr(transparent)]
 struct Address(*mut u8);
 
-// SAFETY: an address is data; the caller of a phase's function answers for what is behind it, see
-// `Phase::run`.
+// SAFETY: an address is data; the caller of a phase's function is responsible for accesses through
+// it, see `Phase::run`.
 unsafe impl Send for Address {}
 // SAFETY: as above.
 unsafe impl Sync for Address {}
 
-/// Into how many pieces a phase is cut for each thread of a team. A piece is whole parts.
+/// The number of pieces of a phase for each thread of a team. A piece consists of whole parts.
 const PIECES: u64 = 4;
-/// Fewer bytes than this are done by one thread before another has woken.
+/// One thread completes fewer bytes than this before another wakes.
 const SMALL: usize = 1 << 16;
 
 impl CodeLaunch {
-    /// A launch of a validated kernel; the caller answers for the tensors, as for
+    /// A launch of a validated kernel; the caller is responsible for the tensors, as for
     /// [`crate::kernel::Call::new`]. Panics if the object lacks a function: `check` refuses such
     /// artifacts.
     pub(crate) fn new(code: &Code, loaded: &Arc<Loaded>, tensors: &[Tensor]) -> CodeLaunch {
@@ -348,7 +347,7 @@ impl CodeLaunch {
     pub(crate) fn is_split(&self) -> bool {
         self.bytes > SMALL && self.phases.iter().any(|phase| phase.parts > 1)
     }
-    /// Runs it, on a team if there is one and it is worth it.
+    /// Runs it; on a team if one is given and the launch is not short.
     pub(crate) fn run(&self, team: Option<&Team>) -> Result<(), KernelError> {
         for phase in &self.phases {
             match team {
@@ -382,7 +381,7 @@ impl Parts for Phase {
     }
 }
 
-/// Loads object `number` of an artifact. An error says why it cannot be.
+/// Loads object `number` of an artifact. An error says why it cannot be loaded.
 pub(crate) fn load(number: usize, object: &Object) -> Result<Arc<Loaded>, Error> {
     let cpu = match object.target {
         Target::Cpu(cpu) => cpu,
@@ -405,7 +404,7 @@ pub(crate) fn load(number: usize, object: &Object) -> Result<Arc<Loaded>, Error>
         .map_err(|e| Error::Invalid(format!("object {number}: {e}")))
 }
 
-/// Refuses a kernel that names functions which its object lacks.
+/// Refuses a kernel if its object lacks one of its functions.
 pub(crate) fn check(kernel: &Kernel, code: &Code, object: Option<&Loaded>) -> Result<(), Error> {
     let has = |symbol| object.is_some_and(|object| object.function(symbol).is_some());
     match code.phases.iter().find(|phase| !has(&phase.symbol)) {

@@ -1,4 +1,4 @@
-//! What can go wrong between an artifact and its tensors, in the user's words.
+//! Errors of loading and running an artifact, in the user's words.
 
 use artifact::ReadError;
 
@@ -12,14 +12,14 @@ pub enum Error {
     /// never end.
     #[error("invalid artifact: {0}")]
     Invalid(String),
-    /// The artifact asks for what this machine cannot do.
+    /// The artifact needs something that this machine cannot do.
     #[error("unsupported: {0}")]
     Unsupported(String),
     /// The machine has too little memory, or too few threads, for the artifact.
     #[error("{0}")]
     Resources(String),
-    /// The host asked for what does not exist or is not ready: an unknown name, a wrong size, a
-    /// state without a value.
+    /// The host asked for something that does not exist or is not ready: an unknown name, a wrong
+    /// size, a state without a value.
     #[error("{0}")]
     Host(String),
     /// A command failed while a step ran. The machine is stopped from then on.
@@ -27,7 +27,7 @@ pub enum Error {
     Failed {
         /// The schedule's line.
         line: String,
-        /// What its kernel says.
+        /// The kernel's reason.
         why: String,
     },
 }

@@ -1,17 +1,17 @@
-//! Values of states that the artifact has no data for.
+//! Values of states without data in the artifact.
 
 use crate::Error;
 use crate::machine::backend::Backend;
 use artifact::{DType, Operand, Place, Range, State, StateKind};
 use half::{bf16, f16};
 
-/// How to give values to the states that have none yet.
+/// How to give values to states without a value.
 ///
 /// * A random state becomes `(seed, 0)`, whatever it was.
 /// * A moment becomes zeros.
-/// * With `std`, a parameter that the artifact has no data for becomes normal with that deviation;
-///   but one with a single dimension becomes ones if its name ends in `weight` (a norm's gain) and
-///   zeros if it ends in `bias`.
+/// * With `std`, a parameter without data in the artifact becomes normal with that deviation. But a
+///   parameter with a single dimension becomes ones if its name ends in `weight` (a norm's gain),
+///   and zeros if it ends in `bias`.
 /// * Everything else stays without a value, and the first step asks for it by name.
 ///
 /// A value depends on the seed, the state's path and the element's index alone, not on the order of
@@ -24,7 +24,7 @@ pub struct StateInit {
     pub std: Option<f64>,
 }
 
-/// Gives a state its value; false if it gets none, an error if its type cannot hold one.
+/// Gives a state its value; false if it gets no value, an error if its type cannot hold the value.
 pub(crate) fn initialise(
     init: &StateInit,
     state: &State,
@@ -102,7 +102,7 @@ fn floats(state: &State, backend: &dyn Backend, value: impl Fn(u64) -> f64) -> R
     Ok(())
 }
 
-/// Normal number `i` of a key: Box and Muller's, two a pair.
+/// Normal number `i` of a key, by Box and Muller's method: two numbers at a time.
 pub(crate) fn normal(key: u64, i: u64) -> f64 {
     let uniform = |n: u64| {
         (mix(key.wrapping_add(n.wrapping_mul(GOLDEN))) >> 11) as f64 / (1_u64 << 53) as f64

@@ -1,9 +1,9 @@
-//! What a kernel sees: operands and results as typed slices over pool memory.
+//! A kernel's view: operands and results as typed slices over pool memory.
 //!
-//! Kernels are safe code. The two `unsafe` blocks here turn places in pools into slices; they lean
-//! on [`crate::validate`], which refuses an artifact in which a command's results overlap its
-//! operands (except exact in-place pairs), leave their pool, or are accessed by two streams
-//! without an event between them.
+//! Kernels are safe code. The `unsafe` blocks here turn places in pools into slices. They rely on
+//! [`crate::validate`], which refuses an artifact in which a command's results overlap its operands
+//! (except exact in-place pairs), leave their pool, or are accessed by two streams without an event
+//! between them.
 
 #![allow(
     unsafe_code,
@@ -27,8 +27,8 @@ macro_rules! elements {
         }
     )*};
 }
-// Bools are bytes here: a pool may hold any byte, a Rust bool may not. Kernels write 0 or 1 and
-// read zero or not.
+// Bools are bytes here: a pool may hold any byte, a Rust bool may not. Kernels write 0 or 1, and
+// read any other byte than 0 as true.
 elements!(
     u8 = U8,
     i8 = I8,
@@ -41,7 +41,7 @@ elements!(
     half::f16 = F16
 );
 
-/// Unsigned integers as wide as an element, for kernels that move elements and do not look at them.
+/// Unsigned integers as wide as an element, for kernels that only move elements.
 pub trait Bits: Copy + Default + Send + Sync + 'static {}
 impl Bits for u8 {}
 impl Bits for u16 {}
@@ -62,8 +62,8 @@ pub struct Tensor {
     pub(crate) bytes: usize,
 }
 
-// SAFETY: a Tensor is an address; Call, which turns it into a slice, answers for the access, by
-// `validate`'s ordering.
+// SAFETY: a Tensor is an address; Call, which turns it into a slice, is responsible for the access,
+// by `validate`'s ordering.
 unsafe impl Send for Tensor {}
 // SAFETY: as above.
 unsafe impl Sync for Tensor {}
@@ -75,23 +75,23 @@ impl Tensor {
     }
 }
 
-/// One run of a kernel, or one part of a run: some of the units that the kernel's
-/// [`crate::kernels::Cut`] has.
+/// One run of a kernel, or one part of a run: some of the units of the kernel's
+/// [`crate::kernels::Cut`].
 pub struct Call<'a> {
     /// The op's attributes.
     pub attrs: &'a [(String, Attr)],
-    /// How many units the kernel has, and those that this part computes; `None`: all.
+    /// The number of the kernel's units, and the units of this part; `None`: all.
     part: Option<(usize, Range<usize>)>,
     ins: &'a [Tensor],
     outs: &'a [Tensor],
     scratch: Option<&'a Tensor>,
-    /// Which results have been taken, one bit each; the last bit is the scratch.
+    /// The results that have been taken, one bit each; the last bit is for the scratch.
     taken: Cell<u64>,
 }
 
 impl<'a> Call<'a> {
-    /// A call over resolved tensors. The caller answers for what [`crate::validate`] proves: see
-    /// the module's text.
+    /// A call over resolved tensors. The caller is responsible for everything that
+    /// [`crate::validate`] proves: see the module's text.
     pub(crate) fn new(
         attrs: &'a [(String, Attr)],
         ins: &'a [Tensor],
@@ -111,8 +111,8 @@ impl<'a> Call<'a> {
             taken: Cell::new(0),
         }
     }
-    /// The same for some of the kernel's `units` alone. The caller answers for parts that run at
-    /// the same time being disjoint.
+    /// The same for only some of the kernel's `units`. The caller makes sure that parts that run at
+    /// the same time are disjoint.
     pub(crate) fn only(self, units: usize, part: Range<usize>) -> Call<'a> {
         assert!(
             part.start <= part.end && part.end <= units,
@@ -123,7 +123,7 @@ impl<'a> Call<'a> {
             ..self
         }
     }
-    /// The same call, from which nothing has been taken.
+    /// The same call; no result of it has been taken.
     pub(crate) fn again(&self) -> Call<'a> {
         Call {
             part: self.part.clone(),
@@ -131,8 +131,8 @@ impl<'a> Call<'a> {
             ..*self
         }
     }
-    /// Which of the kernel's `units` this run computes. Panics if the kernel's cut has another
-    /// number of them.
+    /// The units of the kernel's `units` that this run computes. Panics if the kernel's cut has
+    /// another number of units.
     pub fn part(&self, units: usize) -> Range<usize> {
         match &self.part {
             None => 0..units,
@@ -145,12 +145,12 @@ impl<'a> Call<'a> {
             }
         }
     }
-    /// The elements of result 0 that this run computes, where units are its elements.
+    /// The elements of result 0 that this run computes. Units share them equally.
     pub fn elements(&self) -> Range<usize> {
         self.share(&self.outs[0])
     }
-    /// Where this part's elements of a tensor that has as many for each unit begin, and how many
-    /// they are.
+    /// The start and the number of this part's elements of a tensor. The tensor has equally many
+    /// elements for each unit.
     fn share(&self, t: &Tensor) -> Range<usize> {
         let Some((units, part)) = &self.part else {
             return 0..t.numel();
@@ -186,7 +186,7 @@ impl<'a> Call<'a> {
     pub fn out_shape(&self, j: usize) -> &'a [usize] {
         &self.outs[j].shape
     }
-    /// The result that lies on operand `i`, if one does: then the operand's elements are read from
+    /// The result that lies on operand `i`, if any: then the operand's elements are read from
     /// [`Call::output`].
     pub fn inplace(&self, i: usize) -> Option<usize> {
         let x = &self.ins[i];
@@ -203,19 +203,19 @@ impl<'a> Call<'a> {
             "operand {i} is in place; read it from the result"
         );
         expect_type::<T>(x);
-        // SAFETY: `validate` proved that the range lies in its pool and is 64-byte aligned, that
-        // whatever writes it on another stream is ordered before or after this call, and the
-        // assertion above that no result of this call overlaps it. Any bit pattern is a valid T.
+        // SAFETY: `validate` proved that the range lies in its pool and is 64-byte aligned, and
+        // that every write of it on another stream is ordered before or after this call. By the
+        // assertion above, no result of this call overlaps it. Any bit pattern is a valid T.
         unsafe { std::slice::from_raw_parts(x.data.cast::<T>(), x.numel()) }
     }
-    /// This part's elements of operand `i`, of which every unit has as many. Panics as
-    /// [`Call::input`] does.
+    /// This part's elements of operand `i`. Every unit has equally many. Panics as [`Call::input`]
+    /// does.
     pub fn input_part<T: Element>(&self, i: usize) -> &'a [T] {
         &self.input(i)[self.share(&self.ins[i])]
     }
-    /// This part's elements of result `j`, of which every unit has as many; they hold the in-place
-    /// operand's where there is one, and anything otherwise. Panics if its type is not `T`, or if
-    /// it was taken before.
+    /// This part's elements of result `j`. Every unit has equally many. They hold the in-place
+    /// operand's elements if one lies there, else any values. Panics if the result's type is not
+    /// `T`, or if it was taken before.
     #[allow(
         clippy::mut_from_ref,
         reason = "each result is handed out once, see `taken`"
@@ -229,13 +229,13 @@ impl<'a> Call<'a> {
         // disjoint, and parts that run at the same time are disjoint.
         unsafe { std::slice::from_raw_parts_mut(y.data.cast::<T>().add(start), end - start) }
     }
-    /// Where in result `j` the elements of [`Call::output`] begin.
+    /// The position in result `j` at which the elements of [`Call::output`] begin.
     pub fn output_start(&self, j: usize) -> usize {
         self.share(&self.outs[j]).start
     }
-    /// Result `j` as rows of `columns` elements, of which this part has some columns: those that
-    /// `part` answers for as many units. Panics as [`Call::output`] does, and if the rows are not
-    /// whole.
+    /// Some columns of result `j`, which consists of rows of `columns` elements: the columns of
+    /// this part, where each column is a unit. Panics as [`Call::output`] does, and if the rows are
+    /// not whole.
     pub fn output_columns<T: Element>(&self, j: usize, columns: usize) -> Window<'a, T> {
         let y = &self.outs[j];
         self.take(j);
@@ -254,7 +254,7 @@ impl<'a> Call<'a> {
         }
     }
     /// This part's elements of result `j`, which consists of `items` of equal size. The units `of`
-    /// share the items as equally as possible. Also says which items they are. Panics as
+    /// share the items as equally as possible. Also returns the numbers of the items. Panics as
     /// [`Call::output`] does.
     #[allow(
         clippy::mut_from_ref,
@@ -281,8 +281,8 @@ impl<'a> Call<'a> {
         };
         (items_of_part, elements)
     }
-    /// Which of `items` this part has, where the units `of` share them as equally as possible.
-    /// Disjoint parts have disjoint items.
+    /// The items of this part. The units `of` share all `items` as equally as possible. Disjoint
+    /// parts have disjoint items.
     fn share_of(&self, of: Range<usize>, items: usize) -> Range<usize> {
         let Some((_, part)) = &self.part else {
             return 0..items;
@@ -293,10 +293,10 @@ impl<'a> Call<'a> {
         };
         first(part.start)..first(part.end)
     }
-    /// Result `j` as planes of as many rows of `columns` numbers. The planes are counted in the
-    /// order of a table of `outer` times `inner`, and lie in memory in that of its transpose. The
-    /// units `of` share the columns of all planes, in this count, as equally as possible. Panics
-    /// as [`Call::output`] does, and if the planes are not whole.
+    /// Result `j` as planes; each has the same number of rows of `columns` numbers. The planes are
+    /// counted in the order of a table of `outer` times `inner`, and lie in memory in the order of
+    /// the transposed table. The units `of` share the columns of all planes, in this count, as
+    /// equally as possible. Panics as [`Call::output`] does, and if the planes are not whole.
     pub fn output_planes<T: Element>(
         &self,
         j: usize,
@@ -318,8 +318,8 @@ impl<'a> Call<'a> {
             of: PhantomData,
         }
     }
-    /// Operand `i`'s elements as bits of their width. Panics if that is not `T`'s, or if a result
-    /// lies on it.
+    /// Operand `i`'s elements as bits. Panics if their width is not `T`'s, or if a result lies on
+    /// the operand.
     pub fn input_bits<T: Bits>(&self, i: usize) -> &'a [T] {
         let x = &self.ins[i];
         assert!(
@@ -330,7 +330,7 @@ impl<'a> Call<'a> {
         // SAFETY: as for `input`.
         unsafe { std::slice::from_raw_parts(x.data.cast::<T>(), x.numel()) }
     }
-    /// Result `j`'s elements as bits of their width. Panics if that is not `T`'s, or if it was
+    /// Result `j`'s elements as bits. Panics if their width is not `T`'s, or if the result was
     /// taken before.
     #[allow(
         clippy::mut_from_ref,
@@ -353,9 +353,9 @@ impl<'a> Call<'a> {
         );
         self.scratch_from(0..usize::MAX)
     }
-    /// This part's pieces of the scratch: one of `piece` `T`s for every `per_piece` of `units`, the
-    /// last for what is left. Panics if the part does not begin and end between pieces, and as
-    /// [`Call::scratch`] does.
+    /// This part's pieces of the scratch: one piece of `piece` `T`s for every `per_piece` of
+    /// `units`; the last piece may have fewer units. Panics if the part does not begin and end
+    /// between pieces, and as [`Call::scratch`] does.
     #[allow(clippy::mut_from_ref, reason = "handed out once, see `taken`")]
     pub fn scratch_part<T: Element>(
         &self,
@@ -372,7 +372,7 @@ impl<'a> Call<'a> {
         );
         self.scratch_from(part.start / per_piece * piece..part.end.div_ceil(per_piece) * piece)
     }
-    /// The scratch, to be read by parts that do not write it.
+    /// The scratch, for parts that only read it.
     pub fn scratch_read<T: Element>(&self) -> &'a [T] {
         self.scratch_from(0..usize::MAX)
     }
@@ -392,8 +392,8 @@ impl<'a> Call<'a> {
             range.start <= end && end <= n,
             "a part of the scratch should lie in it"
         );
-        // SAFETY: as for `output`; scratch is validated like a result. Parts' pieces are disjoint
-        // as the parts are, and a kernel's parts either have pieces or all of them read.
+        // SAFETY: as for `output`; scratch is validated like a result. The pieces of disjoint parts
+        // are disjoint; the parts of a kernel either all have pieces or all only read.
         unsafe {
             std::slice::from_raw_parts_mut(s.data.cast::<T>().add(range.start), end - range.start)
         }
@@ -459,7 +459,7 @@ impl<'a, T> Window<'a, T> {
             of: PhantomData,
         }
     }
-    /// How many rows there are.
+    /// The number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -467,7 +467,7 @@ impl<'a, T> Window<'a, T> {
     pub fn columns(&self) -> usize {
         self.columns
     }
-    /// How far apart rows lie.
+    /// The distance from one row to the next.
     pub fn stride(&self) -> usize {
         self.stride
     }
@@ -495,8 +495,8 @@ impl<'a, T> Window<'a, T> {
     /// Row `i`'s elements. Panics if there is no such row.
     pub fn row(&mut self, i: usize) -> &mut [T] {
         assert!(i < self.rows, "a window should have row {i}");
-        // SAFETY: the maker of the window promised that its rows and columns exist and are used by
-        // nothing else.
+        // SAFETY: the code that made the window promised that its rows and columns exist and that
+        // nothing else uses them.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(i * self.stride), self.columns) }
     }
     /// The first element.

@@ -1,5 +1,5 @@
-//! One of the runtime's own kernels with what it runs on, resolved to memory when an artifact is
-//! loaded, so that a step looks nothing up and allocates nothing.
+//! One of the runtime's own kernels with its tensors, resolved to memory when an artifact is
+//! loaded, so that a step needs no look-up and no allocation.
 
 use crate::kernel::{Call, Tensor};
 use crate::kernels::{self, Cut, KernelError};
@@ -18,7 +18,7 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
-    /// A launch of a checked kernel; the caller answers for the tensors, see [`Call::new`].
+    /// A launch of a checked kernel; the caller is responsible for the tensors, see [`Call::new`].
     pub(crate) fn new(
         kernel: &'static kernels::Kernel,
         attrs: Arc<[(String, Attr)]>,
@@ -39,16 +39,16 @@ impl Launch {
     fn call(&self) -> Call<'_> {
         Call::new(&self.attrs, &self.ins, &self.outs, self.scratch.as_ref())
     }
-    /// Makes the workspace that this thread needs for it.
+    /// Makes this thread's workspace for the launch.
     pub(crate) fn prepare(&self) {
-        // A kernel that cannot be prepared says so when it runs.
+        // If this fails, the kernel reports it when it runs.
         let _ = self.kernel.prepare(&self.call());
     }
     /// True if threads can share it.
     pub(crate) fn is_split(&self) -> bool {
         self.cut.parts(2) > 1
     }
-    /// Runs it: in parts on a team if there is one and the kernel can be cut, else at once.
+    /// Runs it: in parts on a team if there is one and the kernel can be cut, else as a whole.
     pub(crate) fn run(self: &Arc<Self>, team: Option<&Team>) -> Result<(), KernelError> {
         let parts = team.map_or(1, |team| self.cut.parts(team.threads()));
         match team {
@@ -63,8 +63,8 @@ impl Launch {
 }
 
 impl Launch {
-    /// Runs it in parts of `lengths` aligned units, in turn, the last one first. How many parts
-    /// there were.
+    /// Runs it in parts of `lengths` aligned units, in turn, the last part first. Returns the
+    /// number of parts.
     pub(crate) fn run_in_parts(&self, lengths: &[usize]) -> Result<usize, KernelError> {
         let (units, align) = (self.cut.units, self.cut.align);
         let mut starts = vec![0];

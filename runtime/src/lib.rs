@@ -13,11 +13,11 @@
 //! ```
 //!
 //! From top to bottom: [`validate`](validate()) proves that an artifact may be run; [`Machine`]
-//! runs it on threads (or shuffled, to test the plan), over a [`Backend`], which has the memory; on
-//! the CPU, [`kernels`] compute, on a [`Team`]. **Invariant:** no unsafe code but in `memory`, in
+//! runs it on threads (or shuffled, to test the plan), on a [`Backend`], which has the memory; on
+//! the CPU, [`kernels`] compute on a [`Team`]. **Invariant:** unsafe code is only in `memory`, in
 //! [`kernel`], in one call of the kernels' `product`, in `code`, which loads and calls generated
-//! kernels, and in `cuda`, at the border to a GPU's driver; all of it leans on what `validate`
-//! proves.
+//! kernels, and in `cuda`, at the border to a GPU's driver. All of it relies on the proofs of
+//! `validate`.
 
 mod access;
 mod code;

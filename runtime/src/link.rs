@@ -1,9 +1,9 @@
 //! The link between a device's pool and the host's. On the CPU both are the same memory, so a copy
-//! takes the time of a memcpy. With a bandwidth, each direction is slowed to it: the machine plays
-//! one with a slow link, and an offloading plan can be timed where no device is available.
+//! takes the time of a memcpy. With a bandwidth, each direction is slowed to it: the machine
+//! simulates a slow link, so that an offloading plan can be timed without a device.
 //!
 //! The link is full duplex: the directions do not slow each other. Copies in one direction take
-//! turns, in the order in which they ask, on whichever stream they are.
+//! turns in the order of their requests, on any stream.
 
 use crate::kernel::Tensor;
 use crate::memory;
@@ -18,28 +18,28 @@ pub(crate) enum Way {
     FromDevice,
 }
 
-/// How fast.
+/// The link's speed.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Pace {
-    /// Bytes per second, each way.
+    /// Bytes per second in each direction.
     pub(crate) bandwidth: f64,
-    /// Time that a copy takes in addition.
+    /// Additional time of each copy.
     pub(crate) latency: Duration,
 }
 
 /// Both directions.
 pub(crate) struct Link {
     pace: Option<Pace>,
-    /// When each direction is free again.
+    /// The time at which each direction is free again.
     free: [Mutex<Option<Instant>>; 2],
 }
 
-/// A paced copy advances in pieces of about this much time, so that it spreads over its time as a
-/// real one does.
+/// A paced copy advances in pieces of about this much time, so that it takes bandwidth evenly, like
+/// a real copy.
 const PIECE: Duration = Duration::from_millis(2);
 /// Sleeping overshoots by less than this (Linux adds 50 µs of slack); the rest is spent yielding.
 const SLACK: Duration = Duration::from_micros(100);
-/// A sleeper looks this often whether the machine has stopped.
+/// A sleeping thread checks this often whether the machine has stopped.
 const NAP: Duration = Duration::from_millis(10);
 
 impl Link {
@@ -50,7 +50,7 @@ impl Link {
         }
     }
 
-    /// Copies over the link. Gives up, its bytes partly copied, once `stopped` says so.
+    /// Copies over the link. Ends early, with some bytes copied, when `stopped` is true.
     pub(crate) fn copy(&self, way: Way, src: &Tensor, dst: &Tensor, stopped: impl Fn() -> bool) {
         let Some(pace) = self.pace else {
             return memory::copy(src, dst, 0, src.bytes);

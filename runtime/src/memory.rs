@@ -1,12 +1,12 @@
-//! Pools: one allocation each, of exactly the planned size, and the few ways to touch its bytes
-//! besides kernels.
+//! Pools: one allocation each, of exactly the planned size, and the few functions besides kernels
+//! that touch its bytes.
 //!
 //! Everything here works on places that [`crate::validate`] proved to lie in their pool. The checks
-//! are made once more where a place becomes an address. One thing is relied on without a check,
-//! order: two threads touch the same byte, one of them writing, only with an event between them
-//! (`validate` proves it of the commands), and the host touches pools only while no step runs (the
-//! machine's `idle`), inputs and outputs also while no command runs or may start that would
-//! conflict (the machine's `io_idle`).
+//! are made once more where a place becomes an address. Only the order of accesses is not checked
+//! here. Two threads touch the same byte, one of them writing, only with an event between them
+//! (`validate` proves it for the commands). The host touches pools only while no step runs (the
+//! machine's `idle`); it touches inputs and outputs also while no conflicting command runs or may
+//! start (the machine's `io_idle`).
 
 #![allow(
     unsafe_code,
@@ -18,13 +18,13 @@ use artifact::DType;
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
 
-/// Pools of a page or more start at a page, so that they can be pinned as they are.
+/// Pools of a page or more start at a page, so that they can be pinned.
 const PAGE: usize = 4096;
-/// Pools of at least this many bytes start at a large page, and ask for such pages: a kernel that
-/// walks along columns, or over many tensors, then finds their addresses without a table walk each.
+/// Pools of at least this many bytes start at a large page and request such pages: a kernel that
+/// walks along columns, or over many tensors, then needs fewer page-table walks.
 const LARGE_PAGE: usize = 2 << 20;
 
-/// Asks for large pages, where the system has them; what it answers changes speed alone.
+/// Requests large pages if the system has them; the answer changes only the speed.
 #[cfg(target_os = "linux")]
 fn large_pages(start: *mut u8, bytes: usize) {
     if bytes >= LARGE_PAGE {
@@ -35,7 +35,7 @@ fn large_pages(start: *mut u8, bytes: usize) {
 }
 #[cfg(not(target_os = "linux"))]
 fn large_pages(_: *mut u8, _: usize) {}
-/// What every place relies on.
+/// The alignment that every place relies on.
 const CACHE_LINE: usize = crate::validate::ALIGN as usize;
 
 /// A pool's memory.
@@ -44,15 +44,15 @@ pub(crate) struct Arena {
     layout: Layout,
 }
 
-// SAFETY: an Arena is an address and a size; code that touches its bytes answers for the order, see
-// the module's text.
+// SAFETY: an Arena is an address and a size; code that touches its bytes is responsible for the
+// order, see the module's text.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// A zeroed pool of exactly `bytes` bytes; `None` if there is no such memory. The pages are
-    /// touched here, so that a step meets no page fault.
+    /// A zeroed pool of exactly `bytes` bytes; `None` if the memory is not available. The pages are
+    /// touched here, so that a step has no page faults.
     pub(crate) fn new(bytes: u64) -> Option<Arena> {
         let bytes = usize::try_from(bytes).ok()?;
         let align = match bytes {
@@ -78,7 +78,7 @@ impl Arena {
         self.layout.size() as u64
     }
 
-    /// Where `bytes` bytes at an offset start. Panics if they are not in the pool.
+    /// The address of `bytes` bytes at an offset. Panics if they are not in the pool.
     fn at(&self, offset: u64, bytes: u64) -> *mut u8 {
         let end = offset.checked_add(bytes);
         assert!(
@@ -89,13 +89,12 @@ impl Arena {
         unsafe { self.start.as_ptr().add(offset as usize) }
     }
 
-    /// Writes bytes from the host. Panics if they are not in the pool. Their order with all others
-    /// is the caller's, see the module; so for `read` and `fill`.
+    /// Writes bytes from the host. Panics if they are not in the pool. The caller is responsible
+    /// for the order with all other accesses, see the module; the same holds for `read` and `fill`.
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
         let to = self.at(offset, bytes.len() as u64);
         // SAFETY: `at` checked the range; a slice of the host does not lie in a pool (`read` copies
-        // out), and nothing else touches the bytes: the machine is idle as far as they are
-        // concerned.
+        // out), and nothing else touches the bytes: the machine does not use them now.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
     }
 
@@ -131,7 +130,7 @@ impl Arena {
         }
     }
 
-    /// Bytes of the pool, as bytes. Panics if they are not in it.
+    /// Bytes of the pool as a tensor of bytes. Panics if they are not in the pool.
     pub(crate) fn range(&self, offset: u64, bytes: u64) -> Tensor {
         Tensor {
             dtype: DType::U8,
@@ -151,8 +150,8 @@ impl Drop for Arena {
     }
 }
 
-/// Copies bytes `from..to` of `src` to the same of `dst`. Their order with all others is the
-/// caller's, see the module.
+/// Copies bytes `from..to` of `src` to the same positions of `dst`. The caller is responsible for
+/// the order with all other accesses, see the module.
 pub(crate) fn copy(src: &Tensor, dst: &Tensor, from: usize, to: usize) {
     assert!(
         from <= to && to <= src.bytes && to <= dst.bytes,
@@ -180,7 +179,7 @@ pub(crate) fn write(tensor: &Tensor, bytes: &[u8]) {
     );
     // SAFETY: a Tensor lies in its pool, the sizes are equal by the assertion, a slice of the host
     // does not lie in a pool (`Arena::read` copies out), and nothing else touches the bytes: the
-    // machine is idle, or idle as far as they are concerned.
+    // machine is idle, or does not use them now.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), tensor.data, bytes.len()) }
 }
 

@@ -1,18 +1,17 @@
-//! Measures a machine: how long each op of a step takes, how fast bytes move, and what all of that
-//! costs each other when it happens at the same time.
+//! Measures a machine: the time of each op of a step, the speed of copies, and how much they slow
+//! each other down when they run at the same time.
 //!
-//! An op's time depends on where its operands are: just written, and so in a cache, or long gone to
-//! memory. So ops are not run in hot loops, each alone; they are *replayed*, in the order of the
-//! step, on the addresses that a plan gave them, and what a step finds in the cache a replay finds
-//! there too. The replay needs little memory for it: addresses are folded into a window, and an
-//! operand whose bytes another has taken since is made anew, as numbers that its op accepts, which
-//! are then driven out of the cache. A window as large as the plan's pool folds nothing. The least
-//! window is what the largest op needs: profiling on demand, as in "ProTrain: Efficient LLM
-//! Training via Memory-Aware Techniques" (Yao et al., 2024), section 3.2. Each round costs what a
-//! step costs.
+//! An op's time depends on whether its operands are in a cache (just written) or in memory. So ops
+//! do not run in hot loops. They are *replayed* in the order of the step, on the addresses of a
+//! plan, so that the cache holds the same data as in a step. The replay needs little memory:
+//! addresses are folded into a window. If another op has overwritten the bytes of an operand, the
+//! operand is made again, with numbers that its op accepts, and is then driven out of the cache. A
+//! window as large as the plan's pool folds nothing. The smallest window has the size of the
+//! largest op: profiling on demand, as in "ProTrain: Efficient LLM Training via Memory-Aware
+//! Techniques" (Yao et al., 2024), section 3.2. A round takes as long as a step.
 //!
-//! What runs at the same time is measured in pairs: both loop for a while, and each one's progress
-//! is compared with its progress alone.
+//! Concurrent work is measured in pairs: both loop for a while, and the progress of each is
+//! compared with its progress alone.
 
 use crate::code::{self, CodeLaunch, Loaded};
 use crate::init::{mix, normal};
@@ -32,8 +31,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// An op of a step. Places are addresses in one pool, as a plan gave them; which pool is not looked
-/// at.
+/// An op of a step. Places are addresses in one pool, as in a plan; the number of the pool is
+/// ignored.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Op {
     /// What runs.
@@ -46,24 +45,24 @@ pub struct Op {
     pub scratch: Option<Range>,
 }
 
-/// What an operand holds that no op of the step has made.
+/// The data of an operand that no op of the step has made.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Content {
-    /// Zeros: a moment.
+    /// Zeros, for a moment.
     Zeros,
-    /// These bytes, again and again.
+    /// These bytes, repeated.
     Bytes(Vec<u8>),
 }
 
 /// An op's time, µs.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Micros {
-    /// The middle one of all rounds.
+    /// The median of all rounds.
     pub median: f64,
-    /// In the round that was the fastest of all. If the sum is far below the medians', the machine
-    /// was busy with something else.
+    /// The time in the fastest round. If the sum of these times is far below the sum of the
+    /// medians, the machine was busy with other work.
     pub fastest: f64,
-    /// The shortest of all rounds: of the op alone, whatever the machine did beside it.
+    /// The shortest time in any round: the time with the least disturbance by other work.
     pub least: f64,
 }
 
@@ -72,9 +71,9 @@ pub struct Micros {
 pub struct Times {
     /// Each op's time, or why it could not be run.
     pub micros: Vec<Result<Micros, String>>,
-    /// The memory that it took, bytes.
+    /// The memory that was used, bytes.
     pub bytes: u64,
-    /// What the largest op needs alone, bytes.
+    /// The memory that the largest op needs alone, bytes.
     pub largest_op: u64,
 }
 
@@ -85,11 +84,11 @@ pub struct Replay {
     times: Vec<Vec<f64>>,
     bytes: u64,
     largest_op: u64,
-    /// Read to drive everything else out of the cache; made when it is first wanted.
+    /// Read to drive everything else out of the cache; made at its first use.
     others: Vec<u64>,
-    /// As many threads as a machine has by itself.
+    /// As many threads as a machine uses by default.
     team: Team,
-    // Dropped last: ops lie in it.
+    // Dropped last: the ops' tensors lie in it.
     _window: Arena,
 }
 
@@ -97,7 +96,7 @@ pub struct Replay {
 struct Ready {
     launch: Run,
     ins: Vec<Tensor>,
-    /// The operands to make anew before it, in the first round and in later ones.
+    /// The operands to make again before the op, in the first round and in later ones.
     missing: [Vec<usize>; 2],
     /// How, for each operand.
     fills: Vec<Fill>,
@@ -112,19 +111,19 @@ enum Run {
 #[derive(Clone)]
 enum Fill {
     Given(Content),
-    /// Numbers; of integers, those from 0 up to, but not including, this.
+    /// Drawn numbers. Integers are at least 0 and below this number.
     Drawn(u64),
 }
 
-/// Bytes to be driven out of the cache with others: fewer are not worth the time.
+/// The cache is cleared only after at least this many bytes were made.
 const COOLED: usize = 1 << 20;
-/// More than a last-level cache has for one core of today's servers, bytes.
+/// More than the last-level cache has for one core of today's servers, bytes.
 const CACHE: usize = 64 << 20;
 
 impl Replay {
-    /// Prepares ops, in the order of the step; `objects` are those of generated kernels. `contents`
-    /// tells what is at an address when the step begins, where that matters. The window has at most
-    /// `memory` bytes, but what the largest op needs in any case.
+    /// Prepares ops, in the order of the step; `objects` has the code of generated kernels.
+    /// `contents` has the data at an address when the step begins, where the data matter. The
+    /// window has at most `memory` bytes, but always enough for the largest op.
     pub fn new(
         ops: &[Op],
         objects: &[Object],
@@ -165,7 +164,7 @@ impl Replay {
             ..Artifact::default()
         };
         let loaded = code::load_all(&artifact)?;
-        // What the window holds: start to end and the address that the bytes have in the plan.
+        // The window's contents: start to end, and the address of the bytes in the plan.
         let mut holds = Holds::default();
         let mut ready: Vec<Result<Ready, String>> = vec![];
         for round in 0..2 {
@@ -208,8 +207,8 @@ impl Replay {
         })
     }
 
-    /// Runs `rounds` rounds after one that only warms up, and tells `progress` after each op; it
-    /// says whether to go on.
+    /// Runs `rounds` rounds after one round to warm up. Calls `progress` after each op; it returns
+    /// whether to go on.
     pub fn run(&mut self, rounds: usize, progress: &mut dyn FnMut() -> bool) -> Times {
         'rounds: for round in 0..=rounds {
             let mut last = Instant::now();
@@ -260,7 +259,7 @@ impl Replay {
         }
     }
 
-    /// Makes an op's missing operands; false if there are none.
+    /// Makes an op's missing operands; false if none is missing.
     fn fill(&mut self, at: usize, round: usize) -> bool {
         let Ok(op) = &self.ops[at] else { return false };
         let mut made = 0;
@@ -277,8 +276,7 @@ impl Replay {
 }
 
 impl Ready {
-    /// Runs it as a machine does, whose streams share one team: a bug in a kernel is that op's
-    /// failure.
+    /// Runs it as a machine whose streams share one team. A bug in a kernel is an error of this op.
     fn run(&self, team: &Team) -> Result<(), KernelError> {
         caught(|| match &self.launch {
             Run::Kernel(launch) => launch.run(Some(team)),
@@ -305,8 +303,8 @@ fn touched(op: &Op) -> Vec<(u64, u64)> {
     ranges
 }
 
-/// The op with its places in a window of `bytes` bytes: each address modulo the window's size, or,
-/// if that makes what it touches overlap, one after the other.
+/// The op with its places in a window of `bytes` bytes: each address modulo the window's size; or
+/// one place after the other, if the op's places would overlap otherwise.
 fn fold(op: &Op, bytes: u64) -> Op {
     let ranges = touched(op);
     let modulo = |(start, size): (u64, u64)| match start % bytes.max(1) {
@@ -353,12 +351,12 @@ fn fold(op: &Op, bytes: u64) -> Op {
     }
 }
 
-/// What the window holds: for the start of a range, its end and its address in the plan.
+/// The window's contents: for the start of a range, its end and its address in the plan.
 #[derive(Default)]
 struct Holds(BTreeMap<u64, (u64, u64)>);
 
 impl Holds {
-    /// Notes that an op runs; returns the operands that are not there.
+    /// Records that an op runs; returns the operands that are missing.
     fn run(&mut self, op: &Op, folded: &Op) -> Vec<usize> {
         let mut missing = vec![];
         for (i, (x, at)) in op.ins.iter().zip(&folded.ins).enumerate() {
@@ -381,7 +379,7 @@ impl Holds {
         if bytes == 0 {
             return;
         }
-        // Ranges are disjoint: those that overlap are the last before the end, and those before it.
+        // Ranges are disjoint: the overlapping ones are the last ranges that start before the end.
         while let Some((&from, &(to, _))) = self.0.range(..start + bytes).next_back() {
             if to <= start {
                 break;
@@ -394,8 +392,8 @@ impl Holds {
 
 type Prepared = (Run, Vec<Tensor>);
 
-/// Resolves an op to the window's memory, once it is proved that it may run there. The artifact has
-/// the window for a pool, and the objects.
+/// Proves that an op may run in the window, then resolves it to the window's memory. The artifact
+/// has the window as its pool, and the objects.
 fn prepare(
     op: &Op,
     window: &Arena,
@@ -448,8 +446,8 @@ fn prepare(
     Ok((Run::Kernel(Arc::new(launch)), ins))
 }
 
-/// For the place and type of each operand that some op takes for indices: what all of them are
-/// below.
+/// For the place and type of each operand that some op uses as indices: the upper bound of the
+/// indices.
 fn bounds(ops: &[Op]) -> BTreeMap<(u64, DType), u64> {
     let mut bounds = BTreeMap::new();
     for op in ops {
@@ -463,7 +461,7 @@ fn bounds(ops: &[Op]) -> BTreeMap<(u64, DType), u64> {
     bounds
 }
 
-/// What an op's indices in operand `i` have to be below; `None` if it takes none there.
+/// The upper bound of an op's indices in operand `i`; `None` if the operand has no indices.
 fn below(op: &Op, i: usize) -> Option<u64> {
     let number = |key: &str| match kernel::attr(&op.kernel.attrs, key) {
         Some(&Attr::Int(n)) => u64::try_from(n).ok(),
@@ -488,7 +486,7 @@ fn below(op: &Op, i: usize) -> Option<u64> {
 #[derive(Default)]
 struct Draws(Vec<(DType, u64, Vec<u8>)>);
 
-/// How many numbers are drawn before they repeat; a prime, so that rows of a tensor differ.
+/// The number of drawn numbers before they repeat; a prime, so that rows of a tensor differ.
 const DRAWN: u64 = 65_537;
 
 impl Draws {
@@ -518,7 +516,7 @@ impl Draws {
     }
 }
 
-/// Small normal numbers, or integers from 0 up to `below`.
+/// Small normal numbers, or integers from 0 to below `below`.
 fn draw(dtype: DType, below: u64) -> Vec<u8> {
     let float = |i: u64| 0.02 * normal(mix(1), i);
     let whole = |i: u64| mix(i) % below.max(1);
@@ -533,7 +531,7 @@ fn draw(dtype: DType, below: u64) -> Vec<u8> {
     (0..DRAWN).flat_map(encode).collect()
 }
 
-/// The middle of some times; `None` of none.
+/// The median of some times; `None` if there are none.
 fn median(times: &[f64]) -> Option<f64> {
     let mut times = times.to_vec();
     times.sort_by(f64::total_cmp);
@@ -547,7 +545,7 @@ fn median(times: &[f64]) -> Option<f64> {
 
 // --- the machine ---
 
-/// What can keep a machine busy at the same time as something else.
+/// Work that can run at the same time as other work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Load {
     /// The step's ops.
@@ -565,37 +563,39 @@ impl Load {
     pub const ALL: [Load; 4] = [Load::Compute, Load::In, Load::Out, Load::Host];
 }
 
-/// What was measured besides ops.
+/// Measurements of the machine other than ops.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Figures {
-    /// Bytes per second over the link, to the device and from it, the other way at rest.
+    /// Bytes per second over the link, to the device and from it, while the other direction is
+    /// idle.
     pub link_bandwidth: [f64; 2],
-    /// What a copy over the link takes besides its bytes, µs.
+    /// The fixed time of a copy over the link, µs.
     pub link_micros: f64,
-    /// Bytes per second of a copy that no link slows.
+    /// Bytes per second of a copy without a link.
     pub copy_bandwidth: f64,
-    /// Bytes per second that AdamW reads and writes on the host's cores.
+    /// The bytes that AdamW reads and writes per second on the host's cores.
     pub host_bandwidth: f64,
     /// `keeps[a][b]`: the share of its speed that load `a` keeps while load `b` runs.
     pub keeps: [[f64; 4]; 4],
-    /// From the end of a line to the start of one on another stream that waits for it, µs.
+    /// The time from the end of a line to the start of a waiting line on another stream, µs.
     pub handoff: f64,
-    /// The memory that it took, bytes.
+    /// The memory that was used, bytes.
     pub bytes: u64,
 }
 
-/// Bytes of one copy of a load. Large enough that starting it costs nothing.
+/// Bytes of one copy of a load. So large that the cost of its start does not matter.
 const COPY: usize = 1 << 20;
-/// Bytes that a load's copies go round in, on each side.
+/// Size of the buffer, on each side, that a load's copies cycle through.
 const AROUND: usize = 16 << 20;
 /// Elements of one update of the host's load.
 const UPDATE: u64 = 1 << 18;
 
-/// The number of comparisons of two loads, of which the median counts. Each is measured between
-/// runs of the loads alone: whatever else the machine does changes slowly.
+/// The number of comparisons of two loads; the median counts. Each is measured between runs of the
+/// loads alone, because other work on the machine changes slowly.
 const TURNS: usize = 5;
 
-/// Measures the machine, beside a replay that has run; each measurement takes about `seconds`.
+/// Measures the machine, with the ops of a replay that has run; each measurement takes about
+/// `seconds`.
 pub fn machine(
     replay: &Replay,
     link: Option<(f64, Duration)>,
@@ -622,8 +622,8 @@ pub fn machine(
         .map(|times| median(times).unwrap_or(0.0))
         .collect();
 
-    // A load is a loop: it calls the function with 0, 1, … and adds up what each call says it has
-    // done. The step goes on where the last measurement left it, so that all of it is measured.
+    // A load is a loop: it calls the function with 0, 1, … and adds up the work that each call
+    // returns. The step continues where the last measurement ended, so that all ops are measured.
     let next_op = AtomicUsize::new(0);
     let compute = |_: usize| {
         let i = next_op.fetch_add(1, Ordering::Relaxed) % medians.len().max(1);
@@ -647,7 +647,7 @@ pub fn machine(
     let mut keeps = [[1.0; 4]; 4];
     for (i, one) in loads.iter().enumerate() {
         for (j, other) in loads.iter().enumerate().skip(i + 1) {
-            // More than alone is noise, and nothing at all would stop a simulation.
+            // A share above 1 is noise, and a share of 0 would stop a simulation.
             let share = |rate: f64, alone: f64| {
                 if 0.0 < alone {
                     (rate / alone).clamp(0.01, 1.0)
@@ -672,7 +672,7 @@ pub fn machine(
         1.0
     };
     let link_micros = 1e6 / alone(&start, seconds / 10.0).max(1.0);
-    // A rate was measured with the start of each copy; a bandwidth is without.
+    // A measured rate includes the start of each copy; a bandwidth does not.
     let bandwidth = |rate: f64| COPY as f64 / (COPY as f64 / rate - link_micros * 1e-6).max(1e-12);
     Ok(Figures {
         link_bandwidth: [
@@ -688,14 +688,14 @@ pub fn machine(
     })
 }
 
-/// What a load does in a second by itself.
+/// The work that a load does in a second alone.
 fn alone(load: &(dyn Fn(usize) -> f64 + Sync), seconds: f64) -> f64 {
-    // Once more, to warm up.
+    // To warm up.
     run_for(load, seconds / 10.0, &AtomicBool::new(false));
     run_for(load, seconds, &AtomicBool::new(false))
 }
 
-/// What each of two loads does in a second while the other runs.
+/// The work that each of two loads does in a second while the other runs.
 fn together(
     one: &(dyn Fn(usize) -> f64 + Sync),
     other: &(dyn Fn(usize) -> f64 + Sync),
@@ -711,7 +711,7 @@ fn together(
     })
 }
 
-/// What a load does in a second.
+/// The work that a load does in a second.
 fn run_for(load: &(dyn Fn(usize) -> f64 + Sync), seconds: f64, stop: &AtomicBool) -> f64 {
     let start = Instant::now();
     let mut done = 0.0;
@@ -726,7 +726,7 @@ fn run_for(load: &(dyn Fn(usize) -> f64 + Sync), seconds: f64, stop: &AtomicBool
     }
 }
 
-/// From a store to the moment at which a thread that sleeps until then goes on, µs.
+/// The time from a store until a thread that sleeps and waits for it continues, µs.
 fn handoff() -> f64 {
     const ROUNDS: u64 = 64;
     let (bell, reached, woken) = (Bell::default(), AtomicU64::new(0), Mutex::new(Vec::new()));
@@ -739,7 +739,7 @@ fn handoff() -> f64 {
             }
         });
         for round in 1..=ROUNDS {
-            // It sleeps by then.
+            // The thread sleeps by then.
             std::thread::sleep(Duration::from_millis(1));
             rung.push(Instant::now());
             reached.store(round, Ordering::SeqCst);
@@ -908,7 +908,7 @@ mod tests {
                 .is_ok_and(|m| 0.0 <= m.least && m.least <= m.fastest.min(m.median))),
             "{times:?}"
         );
-        // Tokens are drawn below the number of rows, and not all the same.
+        // Drawn tokens are below the number of rows, and not all equal.
         let Ok(embedding) = &replay.ops[0] else {
             panic!("it should be ready")
         };
@@ -930,8 +930,8 @@ mod tests {
         let times = replay.run(2, &mut || true);
         assert_eq!(times.bytes, times.largest_op);
         assert!(times.micros.iter().all(Result::is_ok), "{times:?}");
-        // Both operands of the first op are made anew in each round: the last op has taken their
-        // bytes.
+        // Both operands of the first op are made again in each round, because the last op has
+        // overwritten their bytes.
         let Ok(embedding) = &replay.ops[0] else {
             panic!("it should be ready")
         };

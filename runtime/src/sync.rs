@@ -1,15 +1,15 @@
-//! Waiting: a bell that rings whenever something may have changed that a thread waits for.
+//! Waiting: a bell that rings when a value changes that a thread may wait for.
 //!
 //! Threads wait for numbers in atomics that only grow: an event's counter is the last step that
-//! recorded it. A thread that changes one rings the bell. A thread that waits looks, spins a
-//! moment, then sleeps on the bell. Ringing costs one load while no thread sleeps, and nothing here
-//! allocates.
+//! recorded it. A thread that changes a number rings the bell. A waiting thread checks the number,
+//! spins for a moment, then sleeps until the bell rings. Ringing costs one load while no thread
+//! sleeps, and nothing here allocates.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// How often to look before sleeping: about a microsecond, less than a sleep and a wake cost, and
-/// little enough to waste where streams outnumber cores.
+/// The number of checks before sleeping. They take about a microsecond: less than a sleep and a
+/// wake cost, and little waste if there are more streams than cores.
 const SPINS: u32 = 64;
 
 /// Wakes the threads that wait.
@@ -30,8 +30,8 @@ impl Bell {
             }
             std::hint::spin_loop();
         }
-        // The order of these two, announce and look, against the ringer's, store and look, is what
-        // loses no ring: one of both sees the other. All four are SeqCst.
+        // This thread announces itself, then checks; the ringer stores, then checks for sleepers.
+        // At least one of them sees the other, so no ring is lost. All four are SeqCst.
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let mut guard = unpoisoned(&self.lock);
         while !ready() {
@@ -44,18 +44,18 @@ impl Bell {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Wakes every sleeper, to look again.
+    /// Wakes every sleeping thread, which then checks again.
     pub(crate) fn ring(&self) {
         if self.sleepers.load(Ordering::SeqCst) > 0 {
-            // With the lock: a sleeper that has looked and not yet slept still holds it.
+            // With the lock: a thread that has checked and does not sleep yet still holds it.
             let _guard = unpoisoned(&self.lock);
             self.rung.notify_all();
         }
     }
 }
 
-/// Locks. A panic elsewhere under the lock leaves these values whole, so it is no reason to panic
-/// as well.
+/// Locks. A panic in another thread under the lock leaves these values consistent, so this thread
+/// need not panic.
 pub(crate) fn unpoisoned<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }

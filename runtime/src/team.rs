@@ -1,14 +1,14 @@
 //! Threads that share one kernel's run.
 //!
-//! Before: a kernel's run, cut into parts that know nothing of each other, so that bits do not
-//! depend on the number of threads. After: every part has run once, on whichever thread was free.
+//! Before: a kernel's run, cut into independent parts, so that bits do not depend on the number of
+//! threads. After: every part has run once, on any free thread.
 //!
-//! A team's threads are started once. Parts are taken by a compare-and-swap of a ticket, which
-//! names the work and the next part of it, so that a thread that comes late takes nothing of the
-//! next work. The thread that asks works along, and returns when the last part is done. A thread
-//! with nothing to do looks for work again and again for a short while, then sleeps: kernels follow
-//! each other within microseconds, and waking a thread takes tens of them. Nothing is allocated
-//! after [`Team::new`]. A part that panics is a failure like any other.
+//! A team's threads are started once. A thread takes a part by a compare-and-swap of a ticket. The
+//! ticket has the number of the work and its next part, so that a late thread takes no part of the
+//! next work. The calling thread also runs parts, and returns when the last part is done. An idle
+//! thread polls for work for a short while, then sleeps: kernels follow each other within
+//! microseconds, and waking a thread takes tens of them. Nothing is allocated after [`Team::new`].
+//! A panic in a part is an error like any other.
 
 use crate::Error;
 use crate::kernels::KernelError;
@@ -33,12 +33,12 @@ pub struct Team {
     turn: Mutex<()>,
 }
 
-/// How long to look for work, or for its end, before sleeping. Measured on two cores of an EPYC
-/// under KVM: a thread that looks begins 0.3 µs after there is work, one that sleeps 26 µs at best
-/// and often more than 100.
+/// How long a thread polls for work, or for its end, before it sleeps. Measured on two cores of an
+/// EPYC under KVM: a polling thread begins 0.3 µs after the work exists, a sleeping thread after 26
+/// µs at best and often after more than 100.
 const LOOK: Duration = Duration::from_micros(200);
 
-/// A work's number, itself, and how many parts it has.
+/// A work's number, the work, and the number of its parts.
 type Work = (u32, Arc<dyn Parts>, usize);
 
 #[derive(Default)]
@@ -48,31 +48,31 @@ struct Shared {
     ticket: AtomicU64,
     /// The work that the ticket names.
     work: Mutex<Option<Work>>,
-    /// How many parts have run.
+    /// The number of parts that have run.
     done: AtomicUsize,
-    /// The failure of the first part, by number, that failed.
+    /// The lowest part that failed, and its error.
     failure: Mutex<Option<(usize, KernelError)>>,
     /// Threads sleep under this lock.
     sleep: Mutex<()>,
-    /// Signals work, or the end; and how many threads sleep until then.
+    /// Signals new work, or the end; and the number of threads that sleep until then.
     begin: Condvar,
     asleep: AtomicUsize,
     /// Signals that the last part is done, or that a thread has started; and whether a thread
     /// sleeps until then.
     end: Condvar,
     waiting: AtomicBool,
-    /// Threads that run: the system allocates on their behalf until they do.
+    /// The number of threads that run. The system allocates for a thread until it runs.
     started: AtomicUsize,
     over: AtomicBool,
 }
 
 impl Team {
-    /// A team of `threads` threads, counting the one that asks: one less are started. An error if
-    /// the system refuses.
+    /// A team of `threads` threads, including the caller's: one fewer is started. An error if the
+    /// system refuses.
     pub fn new(threads: usize) -> Result<Team, Error> {
         Team::prepared(threads, || {})
     }
-    /// The same, where each thread that is started runs `prepare` first.
+    /// The same; each started thread runs `prepare` first.
     pub(crate) fn prepared(
         threads: usize,
         prepare: impl Fn() + Clone + Send + 'static,
@@ -98,26 +98,26 @@ impl Team {
         Ok(team)
     }
 
-    /// How many threads work, counting the one that asks.
+    /// The number of threads that work, including the caller's.
     pub fn threads(&self) -> usize {
         self.handles.len() + 1
     }
 
-    /// Runs every part and returns when all are done; the failure of the lowest part that failed,
-    /// if one did.
+    /// Runs every part and returns when all are done. The error is that of the lowest part that
+    /// failed.
     pub(crate) fn run(&self, work: Arc<dyn Parts>, parts: usize) -> Result<(), KernelError> {
         let _turn = unpoisoned(&self.turn);
         let shared = &*self.shared;
         let number = ((shared.ticket.load(Ordering::SeqCst) >> 32) as u32).wrapping_add(1);
-        // No thread touches the count: all parts of the work before are done.
+        // No thread touches the count: all parts of the previous work are done.
         shared.done.store(0, Ordering::SeqCst);
         *unpoisoned(&shared.work) = Some((number, work.clone(), parts));
         shared
             .ticket
             .store(u64::from(number) << 32, Ordering::SeqCst);
         if shared.asleep.load(Ordering::SeqCst) > 0 {
-            // A thread that counts as asleep holds the lock until it sleeps, and has looked at the
-            // ticket after counting.
+            // A thread that is counted as asleep holds the lock until it sleeps, and has checked
+            // the ticket after it was counted.
             drop(unpoisoned(&shared.sleep));
             shared.begin.notify_all();
         }
@@ -136,13 +136,13 @@ impl Drop for Team {
         drop(unpoisoned(&self.shared.sleep));
         self.shared.begin.notify_all();
         for handle in self.handles.drain(..) {
-            // Parts do not unwind out of a thread, so there is nothing that it could say.
+            // A panic in a part does not leave its thread, so there is no error here.
             let _ = handle.join();
         }
     }
 }
 
-/// Looks at a condition for a while; whether it came true.
+/// Polls a condition for a while; returns whether it became true.
 fn look(condition: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     loop {
@@ -171,15 +171,15 @@ impl Shared {
             }
             last = (self.ticket.load(Ordering::SeqCst) >> 32) as u32;
             let work = unpoisoned(&self.work).clone();
-            // If there is none, it ended before this thread came. If it is another, the ticket is
-            // about to name it.
+            // If there is no work, it ended before this thread took part. If it is other work, the
+            // ticket will soon name it.
             if let Some((number, work, parts)) = work {
                 self.take_parts(number, &*work, parts);
             }
         }
     }
 
-    /// Returns when there is other work than `last`, or the end.
+    /// Returns when there is work other than `last`, or at the end.
     fn wait_begin(&self, last: u32) {
         let ready = || {
             (self.ticket.load(Ordering::SeqCst) >> 32) as u32 != last
@@ -199,7 +199,7 @@ impl Shared {
         self.asleep.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Returns when a condition that [`Shared::tell_end`] is told of holds.
+    /// Returns when the condition holds. [`Shared::tell_end`] signals a change.
     fn wait_end(&self, condition: impl Fn(&Shared) -> bool) {
         if look(|| condition(self)) {
             return;
@@ -219,7 +219,7 @@ impl Shared {
         }
     }
 
-    /// Runs parts of a work until none of it is left to be taken.
+    /// Runs parts of a work until all are taken.
     fn take_parts(&self, number: u32, work: &dyn Parts, parts: usize) {
         loop {
             let ticket = self.ticket.load(Ordering::SeqCst);
@@ -247,7 +247,8 @@ impl Shared {
     }
 }
 
-/// Runs a kernel. Its panic, a bug in it, is an error, so that no thread waits for it forever.
+/// Runs a kernel. A panic, which is a bug in the kernel, becomes an error, so that no thread waits
+/// forever.
 pub(crate) fn caught<E: From<KernelError>>(run: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);

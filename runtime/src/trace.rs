@@ -1,5 +1,5 @@
-//! What ran when. Each stream notes its commands in a buffer of its own, allocated at load. A full
-//! buffer overwrites its oldest entries. Written in Chrome's trace format, which Perfetto
+//! When each command ran. Each stream records its commands in its own buffer, allocated at load. A
+//! full buffer overwrites its oldest entries. Written in Chrome's trace format, which Perfetto
 //! (<https://ui.perfetto.dev>) opens: one row for each stream.
 
 use crate::machine::program::{Action, Program};
@@ -19,7 +19,7 @@ const MAX_SPANS: usize = 1 << 20;
 pub struct Span<'a> {
     /// The schedule's line.
     pub line: &'a str,
-    /// Why the line is there: `run`, `rerun`, `swapin`, …; `wait` for a wait.
+    /// The line's purpose: `run`, `rerun`, `swapin`, …; `wait` for a wait.
     pub why: &'a str,
     /// The stream.
     pub stream: &'a str,
@@ -27,15 +27,15 @@ pub struct Span<'a> {
     pub command: u32,
     /// The step, counted from 1.
     pub step: u64,
-    /// When it started, since the machine did; microseconds.
+    /// Its start, counted from the machine's start, microseconds.
     pub start_us: f64,
-    /// How long it took, microseconds.
+    /// Its duration, microseconds.
     pub duration_us: f64,
-    /// How many bytes it reads and writes.
+    /// The bytes that it reads and writes.
     pub bytes: u64,
 }
 
-/// A span as it is noted.
+/// A span as it is recorded.
 struct Noted {
     /// A position in the stream's program.
     at: u32,
@@ -44,7 +44,7 @@ struct Noted {
     end: Instant,
 }
 
-/// A stream's buffer: a ring, once it is full.
+/// A stream's buffer. When it is full, it is a ring.
 pub(crate) struct Ring {
     noted: Vec<Noted>,
     next: usize,
@@ -93,7 +93,7 @@ impl Trace {
         unpoisoned(&self.rings[stream])
     }
 
-    /// Everything noted, stream by stream, in the order of time.
+    /// All spans, stream by stream, in the order of time.
     pub(crate) fn spans<'a>(
         &self,
         programs: &[Program],

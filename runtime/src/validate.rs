@@ -1,29 +1,28 @@
-//! Refuses every artifact that could make a machine corrupt memory, deadlock, or compute by luck.
+//! Refuses every artifact that could make a machine corrupt memory, deadlock, or compute results
+//! that depend on timing.
 //!
 //! It runs when an artifact is loaded, and trusts nothing in it: a file with right checksums may
-//! still come from anybody. What it proves is what [`crate::memory`] and [`crate::kernel`] lean on
-//! where they turn places into slices:
+//! still come from anybody. It proves the facts that [`crate::memory`] and [`crate::kernel`] rely
+//! on when they turn places into slices:
 //!
 //! * every index is in range, and every place lies in its pool, is aligned, and has a size that
 //!   does not overflow;
-//! * each command's results overlap neither its operands, nor each other, nor its scratch, but for
-//!   a result that lies exactly on an operand of equal type where the kernel allows it; a copy's
-//!   source and destination do not overlap;
-//! * each launch is one that its kernel's own check accepts, and ends in reasonable time
-//!   ([`work`]);
+//! * each command's results overlap neither its operands, nor each other, nor its scratch.
+//!   Exception: a result may lie exactly on an operand of equal type if the kernel allows it. A
+//!   copy's source and destination do not overlap;
+//! * each launch is accepted by its kernel's own check, and ends in reasonable time ([`work`]);
 //! * a GPU can start its kernels, whose tensors lie in its memory ([`gpu`]);
 //! * every event is recorded once, and waits for this step's record come after it in the list. So
-//!   the list is an order in which everything can run, whatever the streams: nothing deadlocks;
+//!   everything can run in the order of the list, for any streams: nothing deadlocks;
 //! * two accesses of the same bytes, one of them a write, are ordered by streams and events
 //!   ([`races`]);
-//! * what a kernel or the host reads was written before, in this step or the one before
+//! * bytes that a kernel or the host reads were written before, in this step or the previous one
 //!   ([`written`]);
-//! * the summary is one that its readers can count with.
+//! * the summary has numbers that its readers can compute with.
 //!
-//! The host needs no event: it touches pools only while no step runs, but for inputs and outputs,
-//! which it also touches once all commands that would conflict with it have run
-//! ([`Machine::wait_io`](crate::Machine::wait_io) finds them among all commands, by their accesses)
-//! and before it launches others.
+//! The host needs no event: it touches pools only while no step runs. It also touches inputs and
+//! outputs after all conflicting commands have run and before it launches others
+//! ([`Machine::wait_io`](crate::Machine::wait_io) finds these commands by their accesses).
 
 mod gpu;
 mod races;
@@ -42,13 +41,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Places are multiples of this many bytes.
 pub(crate) const ALIGN: u64 = 64;
-/// A stream is a thread. Plans have three to a dozen; this keeps a hostile file from starting
+/// A stream is a thread. Plans have three to twelve; this limit keeps a hostile file from starting
 /// millions.
 const MAX_STREAMS: usize = 64;
-/// What a launch can tell apart of its results, see [`crate::kernel::Call`].
+/// The largest number of results of a launch, see [`crate::kernel::Call`].
 const MAX_RESULTS: usize = 62;
 
-/// Proves that machines may run this artifact, or says why not.
+/// Proves that machines may run this artifact; an error says why not.
 pub fn validate(artifact: &Artifact) -> Result<(), Error> {
     whole(artifact)?;
     summary(&artifact.summary)?;
@@ -62,8 +61,8 @@ pub fn validate(artifact: &Artifact) -> Result<(), Error> {
     written::check(artifact)
 }
 
-/// The artifact as a whole: few enough streams, pools that the address space can hold, a summary
-/// that says the truth.
+/// The artifact as a whole: the number of streams, pools that fit the address space, a correct
+/// summary.
 fn whole(artifact: &Artifact) -> Result<(), Error> {
     if MAX_STREAMS < artifact.streams.len() {
         return invalid(format!(
@@ -100,7 +99,7 @@ fn whole(artifact: &Artifact) -> Result<(), Error> {
     }
 }
 
-/// The numbers of a summary are printed and divided by.
+/// A summary's numbers are printed and used as divisors.
 fn summary(summary: &Summary) -> Result<(), Error> {
     for (what, ms) in [
         ("a step", summary.predicted_ms),
@@ -114,7 +113,7 @@ fn summary(summary: &Summary) -> Result<(), Error> {
 }
 
 /// With `n` micro-batches, the inputs are those of batch 0, those of batch 1, and so on: `x.0`,
-/// `y.0`, `x.1`, `y.1`. The optimizer's options are none of them.
+/// `y.0`, `x.1`, `y.1`. The optimizer's options are not among them.
 fn micro_batches(artifact: &Artifact) -> Result<(), Error> {
     let n = artifact.summary.micro_batches.max(1);
     if n == 1 {
@@ -144,8 +143,8 @@ fn micro_batches(artifact: &Artifact) -> Result<(), Error> {
     ))
 }
 
-/// What the host sees: tensors in their pools, names that name one thing, initial data that exist.
-/// Inputs and states share no byte: to write the one would destroy the other.
+/// Inputs, outputs and states: tensors in their pools, unique names, initial data that exist.
+/// Inputs and states share no byte: to write one would destroy the other.
 fn bindings(artifact: &Artifact) -> Result<(), Error> {
     let mut entry: Vec<(Access, &str)> = Vec::new();
     let mut names = BTreeSet::new();
@@ -193,8 +192,8 @@ fn bindings(artifact: &Artifact) -> Result<(), Error> {
     }
 }
 
-/// The data that a state of `bytes` bytes starts from, if it does: all of it, within the
-/// artifact's.
+/// Checks the initial data of a state of `bytes` bytes, if it has any: all of the data must lie
+/// within the artifact's.
 fn initial_data(artifact: &Artifact, state: &State, bytes: u64) -> Result<(), Error> {
     let Initial::Data {
         start,
@@ -214,7 +213,7 @@ fn initial_data(artifact: &Artifact, state: &State, bytes: u64) -> Result<(), Er
     ))
 }
 
-/// One command for itself.
+/// Checks one command alone.
 fn command(artifact: &Artifact, command: &Command) -> Result<(), Error> {
     let Some(line) = artifact.lines.get(command.line as usize) else {
         return invalid(format!(
@@ -293,8 +292,8 @@ pub(crate) fn launch(
             "{called} (line {line}): there is no kernel for it"
         )));
     };
-    // Whatever shapes and attributes a file invents: a check that meets one it did not think of
-    // must not end the process.
+    // A file may have any shapes and attributes: a check that panics on them must not end the
+    // process.
     let signature = Signature {
         attrs: &kernel.attrs,
         ins,
@@ -409,7 +408,7 @@ fn disjoint(
     }
 }
 
-/// Each event has one record, and a wait for this step's stands below it.
+/// Each event has one record, and waits for this step's record come after it.
 fn events(artifact: &Artifact) -> Result<(), Error> {
     let mut recorded = vec![false; artifact.events as usize];
     for command in &artifact.commands {
@@ -439,8 +438,8 @@ fn events(artifact: &Artifact) -> Result<(), Error> {
 
 /// A tensor's size in bytes, if it lies in its pool.
 fn tensor(artifact: &Artifact, operand: &Operand) -> Result<u64, String> {
-    // Kernels multiply dimensions in other orders too, and a zero among them must not hide that the
-    // rest overflows.
+    // Kernels multiply dimensions in other orders too, and a zero must not hide that the product of
+    // the others overflows.
     let ones = operand
         .shape
         .iter()

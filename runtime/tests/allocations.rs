@@ -1,5 +1,5 @@
-//! In steady state a step allocates nothing, in any thread. Alone in its binary: the counter counts
-//! every thread.
+//! In steady state a step allocates nothing, in any thread. The test is alone in its binary,
+//! because the counter counts every thread.
 
 mod common;
 mod counting;
@@ -30,7 +30,7 @@ fn small_steps() {
             machine.step().unwrap();
             machine.read_output_into("out", &mut out).unwrap();
         };
-        // The first step may: threads set up what they keep.
+        // The first step may allocate: threads set up what they keep.
         step();
         let before = ALLOCATIONS.load(Ordering::SeqCst);
         (0..100).for_each(|_| step());

@@ -1,5 +1,4 @@
-//! A backend that only counts calls: what a machine asks of hardware. It is also the smallest
-//! example of one.
+//! A backend that only counts the calls of a machine. It is also the smallest example of a backend.
 
 use crate::common::*;
 use artifact::{Kernel, Object, Place, Pool, Range};
@@ -9,7 +8,7 @@ use lighterage_runtime::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-/// What happened.
+/// The recorded calls.
 #[derive(Default)]
 struct Calls {
     count: BTreeMap<&'static str, u64>,
@@ -19,7 +18,7 @@ struct Calls {
     pools: Vec<u64>,
 }
 
-/// Counts, and fails in one function if a test wants that.
+/// Counts calls, and fails in one function if a test asks for it.
 #[derive(Clone, Default)]
 struct Counting {
     calls: Arc<Mutex<Calls>>,
@@ -112,7 +111,7 @@ impl Backend for Counting {
     }
 }
 
-/// Steps of `offloading` on a counting backend; the last one is waited for whole.
+/// Steps of `offloading` on a counting backend; waits for the whole last step.
 fn steps(backend: &Counting, n: u64, options: Options) -> Result<(), Error> {
     let mut machine = Machine::on(Box::new(backend.clone()), offloading(), options)?;
     for step in 1..=n {
@@ -160,7 +159,7 @@ fn a_backend_is_asked_for_each_command_once() {
             ("launch", 3 * n),
             ("copy", 4 * n),
             ("record", 3 * n),
-            // The first step waits for none of the step before.
+            // The first step has no waits for a previous step.
             ("wait", 4 * n - 2),
             // The copy in reads the input, the copy out writes the output.
             ("mark_io", 2 * n),
@@ -168,7 +167,7 @@ fn a_backend_is_asked_for_each_command_once() {
         ] {
             assert_eq!(count(what), expected, "{what}, {options:?}");
         }
-        // Only a shuffled run fills dead bytes, after it has synchronised.
+        // Only a shuffled run fills dead bytes, after a synchronisation.
         assert_eq!(count("fill") > 0, options.shuffle.is_some());
     }
 }

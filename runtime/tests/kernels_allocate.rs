@@ -1,5 +1,5 @@
-//! Kernels allocate nothing after their first run. Alone in its binary: the counter counts
-//! everybody.
+//! Kernels allocate nothing after their first run. The test is alone in its binary, because the
+//! counter counts every thread.
 
 mod counting;
 
@@ -21,7 +21,7 @@ fn kernels_allocate_nothing() {
             let ins: Vec<&OwnedTensor> = case.ins.iter().collect();
             let mut run =
                 Run::new(case.op, &case.attrs, &ins, &case.outs, SCRATCH_BYTES, &[]).unwrap();
-            // The first run may: products keep a workspace for each thread.
+            // The first run may allocate: products keep a workspace for each thread.
             run.run().unwrap();
             let mut marks = Vec::with_capacity(2);
             run.run_between(|| marks.push(ALLOCATIONS.load(Ordering::SeqCst)))

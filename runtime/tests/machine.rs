@@ -1,4 +1,4 @@
-//! The CPU machine runs what artifacts say, and says what it cannot.
+//! The CPU machine runs artifacts, and reports what it cannot run.
 
 use crate::common::*;
 use artifact::*;
@@ -98,8 +98,8 @@ fn a_machine_may_be_dropped_while_it_runs() {
     machine.launch().unwrap();
 }
 
-/// A shuffled run fills dead bytes with NaNs, and no value is among them. What reads bytes that
-/// were never written, which an ordinary run finds zero, is refused.
+/// A shuffled run fills dead bytes with NaNs, and no value is among them. A read of bytes that were
+/// never written, which are zero in an ordinary run, is refused.
 #[test]
 fn shuffled_runs_keep_what_is_read_and_reads_of_dead_bytes_are_refused() {
     let plan = |place: u64| {
@@ -188,7 +188,7 @@ fn the_measured_peak_is_what_was_touched() {
         exact.device_pool_bytes(),
         exact.summary().planned_peak_bytes
     );
-    // A pool that is larger than the plan needs is found out.
+    // A pool that is larger than the plan needs is detected.
     artifact.pools[0].bytes += 64;
     artifact.summary.planned_peak_bytes += 64;
     let mut loose = machine(artifact, Options::default());
@@ -234,7 +234,7 @@ fn states_without_a_value_are_asked_for_by_name() {
     assert_eq!(machine.read_state("fc.bias").unwrap(), floats(0.0));
     let table = machine.read_state("table").unwrap();
     assert!(values(&table).iter().all(|x| *x != 0.0 && x.abs() < 5.0));
-    // The same seed gives the same values, and leaves alone what has some.
+    // The same seed gives the same values; states with a value stay as they are.
     machine
         .initialise(&StateInit {
             seed: 2,
@@ -266,7 +266,7 @@ fn random_states_start_from_the_seed() {
     );
 }
 
-/// A paced copy takes at least its time, whatever else takes longer.
+/// A paced copy takes at least its time, even if other work takes longer.
 #[test]
 fn a_slow_link_can_be_played() {
     // Two copies to the device of 64 bytes each and two back, one after the other in each
@@ -363,7 +363,7 @@ fn traces_tell_what_ran() {
     }
 }
 
-/// A failed step names its line; the machine stays stopped, and what it holds can still be read.
+/// A failed step names its line; the machine stays stopped, and its tensors can still be read.
 #[test]
 fn a_failed_step_stops_the_machine() {
     let mut p = Plan::new(4, 0, &["compute", "other"]);
@@ -446,7 +446,7 @@ fn a_pool_beyond_all_memory_is_an_error() {
     }
 }
 
-/// Threads share an update on either stream, and give the bits that one gives.
+/// Threads share an update on either stream; the bits are the same as with one thread.
 #[test]
 fn shared_updates_are_the_same() {
     let bytes =

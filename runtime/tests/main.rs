@@ -1,4 +1,4 @@
-//! The runtime: its kernels, its machine, and what it refuses.
+//! Tests of the runtime: its kernels, its machine, and the artifacts that it refuses.
 
 mod backend;
 mod common;

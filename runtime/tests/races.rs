@@ -1,5 +1,5 @@
-//! Random plans: what `validate` says of races is what the definition says, and plans that it lets
-//! pass compute the same on one stream, on many, and shuffled.
+//! Random plans: `validate` agrees with the definition of races, and accepted plans compute the
+//! same results on one stream, on many, and shuffled.
 
 use crate::common::*;
 use artifact::*;
@@ -12,8 +12,7 @@ const PLACES: u64 = 6;
 /// A command before it has waits: stream, two operands, a result.
 type Draft = (u32, u64, u64, u64);
 
-/// What a draft reads and writes. Places that are no states are read only once they are written in
-/// the step.
+/// Makes drafts read places that are not states only after the step has written them.
 fn settle(drafts: &[Draft]) -> Vec<Draft> {
     let mut written = [false; PLACES as usize];
     let mut settled = Vec::new();
@@ -36,8 +35,8 @@ fn conflict(x: Draft, y: Draft) -> bool {
     reads(x).contains(&y.3) || reads(y).contains(&x.3)
 }
 
-/// Every command records an event and waits for all it conflicts with, except the waits that
-/// `dropped` names.
+/// Every command records an event and waits for all conflicting commands, except for the waits in
+/// `dropped`.
 fn plan(drafts: &[Draft], dropped: &[prop::sample::Index]) -> Artifact {
     let mut p = Plan::new(PLACES, 0, &["a", "b", "c"]);
     for (i, &(stream, a, b, y)) in drafts.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Who links the runtime links no compiler: this program, which does, is small.
+//! The runtime links no compiler: this program, which links the runtime, is small.
 
 use lighterage_runtime::{Machine, Options};
 use object::read::elf::ElfFile64;
@@ -6,10 +6,10 @@ use object::{LittleEndian, Object as _, ObjectSegment as _};
 
 #[test]
 fn a_program_with_the_runtime_is_small() {
-    // Something of every part, so that the linker leaves it in.
+    // Uses every part, so that the linker keeps it.
     assert!(Machine::new(artifact::Artifact::default(), Options::default()).is_ok());
     let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
-    // What is loaded when it runs; names and debugging information are not.
+    // The bytes that are loaded when it runs, without names and debugging information.
     let bytes: u64 = ElfFile64::<LittleEndian>::parse(&*program)
         .unwrap()
         .segments()

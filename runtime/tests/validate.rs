@@ -1,4 +1,4 @@
-//! What `validate` refuses, and how it says so.
+//! The artifacts that `validate` refuses, and its messages.
 
 use crate::common::*;
 use artifact::*;
@@ -11,7 +11,7 @@ fn refused(artifact: &Artifact) -> String {
         .to_string()
 }
 
-/// The artifact with something changed.
+/// The artifact with a change.
 fn with(change: impl FnOnce(&mut Artifact)) -> Artifact {
     let mut artifact = offloading();
     change(&mut artifact);
@@ -40,8 +40,8 @@ fn a_sound_artifact_passes() {
     validate(&Artifact::default()).unwrap();
 }
 
-/// `offloading` has no wait too many, so each one's loss is a race, within the step or with the
-/// next one.
+/// `offloading` has only necessary waits, so losing any of them is a race, within the step or with
+/// the next one.
 #[test]
 fn every_lost_wait_is_a_race() {
     let whole = offloading();
@@ -232,7 +232,7 @@ fn ops_without_a_kernel_are_unsupported() {
     assert!(refused(&types).starts_with("invalid artifact: line y: add: "));
 }
 
-/// One byte range under each command: what would take quadratic time ends.
+/// One byte range for each command: a check that would take quadratic time ends.
 #[test]
 fn fragments_without_end_are_refused() {
     let n = 20_000;
@@ -262,7 +262,7 @@ fn number() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Changes something somewhere.
+/// Changes one field.
 fn mutate(a: &mut Artifact, what: usize, at: usize, n: u64) {
     fn pick<T>(v: &mut [T], at: usize) -> Option<&mut T> {
         let len = v.len();
@@ -367,7 +367,7 @@ fn mutate(a: &mut Artifact, what: usize, at: usize, n: u64) {
     }
 }
 
-/// An object for a CPU has functions, which one thread calls; blocks of threads are a GPU's.
+/// An object for a CPU has functions that one thread calls; only GPUs have blocks of threads.
 #[test]
 fn a_kernel_is_launched_as_its_target_can() {
     let with = |threads, shared_bytes| {
@@ -534,8 +534,8 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// Whatever a file says: an error, or a machine that runs. Threaded and shuffled runs then
-    /// agree: a plan that passes does not depend on timing.
+    /// Any file gives an error, or a machine that runs. Threaded and shuffled runs then agree: an
+    /// accepted plan does not depend on timing.
     #[test]
     fn hostile_artifacts_are_refused_or_run(
         changes in prop::collection::vec((any::<usize>(), any::<usize>(), number()), 0..4),
@@ -578,7 +578,7 @@ proptest! {
             for seed in 0..3 {
                 let shuffled = run(Some(seed));
                 prop_assert_eq!(threaded.is_some(), shuffled.is_some());
-                // Equal unless the plan reads what nothing wrote.
+                // Equal unless the plan reads unwritten bytes.
                 let nan = shuffled.iter().flatten().any(|o| {
                     o.chunks(4).any(|w| {
                         w == [0xFF; 4] || w == [0, 0, 0xC0, 0x7F] || w == [0xFF, 0xFF, 0xFF, 0x7F]
@@ -594,7 +594,7 @@ proptest! {
 
 // --- what is read was written ---
 
-/// A step that adds an input to what `w` has, with one result.
+/// A step that adds an input to `w`, with one result.
 fn adding() -> Plan {
     let mut p = Plan::new(4, 0, &["compute"]);
     let (x, w, y) = (at(DEVICE, 0), at(DEVICE, 1), at(DEVICE, 2));
@@ -628,7 +628,7 @@ fn reads_of_bytes_that_nobody_wrote_are_refused() {
     assert!(refused(&p.0).contains("output z after the step: reads bytes 192..256"));
 }
 
-/// A copy moves what is there, so that buffers may be copied with their padding.
+/// A copy moves unwritten bytes too, so buffers may be copied with their padding.
 #[test]
 fn copies_are_as_written_as_their_source() {
     let mut wide = at(DEVICE, 2);
@@ -757,7 +757,7 @@ fn launch(op: &str, attrs: &[(&str, Attr)], ins: &[(DType, &[u64])], out: &[u64]
     p.0
 }
 
-/// These ran for years, or asked a thread for terabytes.
+/// These would run for years, or need terabytes for a thread.
 #[test]
 fn small_files_ask_for_no_endless_work_and_no_endless_workspace() {
     use DType::F32;

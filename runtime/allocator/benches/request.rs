@@ -1,9 +1,9 @@
-//! What a planned request costs, by the library and by the C interface with its lock.
+//! The cost of a planned request, through the library and through the C interface with its lock.
 //!
-//! `cargo bench -p lighterage-alloc --bench request -- REQUESTS STEPS` plays a step of that many
-//! requests that often: 64 are made, then 64 blocks of before are freed, and so on. Prints a line
-//! of JSON for reading and proving the plan, and one for each interface: nanoseconds a request and
-//! a free, the median over groups of 64 by the clock. The first step is not counted.
+//! `cargo bench -p lighterage-alloc --bench request -- REQUESTS STEPS` runs STEPS steps of REQUESTS
+//! requests: it makes 64 requests, then frees 64 earlier blocks, and so on. Prints a line of JSON
+//! for reading and proving the plan, and one for each interface: nanoseconds of a request and of a
+//! free, the median over groups of 64 by the clock. The first step is not counted.
 
 #![allow(clippy::print_stdout, reason = "a benchmark's output is its purpose")]
 
@@ -66,7 +66,7 @@ fn main() {
         "{stats}"
     );
 
-    // The C interface is told by the environment, which a process cannot change safely for itself.
+    // The C interface reads the environment, which a process cannot change safely for itself.
     let path = std::env::temp_dir().join(format!("lighterage-request-{}.plan", std::process::id()));
     std::fs::write(&path, text).expect("the directory for temporary files should take one");
     let status = std::process::Command::new(
@@ -79,7 +79,7 @@ fn main() {
     ])
     .env("LIGHTERAGE_ALLOC_PLAN", &path)
     .status();
-    // A file of its own: nothing else needs it.
+    // Nothing else needs this file.
     let _ = std::fs::remove_file(&path);
     assert!(
         status.is_ok_and(|status| status.success()),
@@ -87,8 +87,8 @@ fn main() {
     );
 }
 
-/// A step in which each block lives for 64 to 128 requests, with sizes as of a model. Blocks lie in
-/// two halves, turn by turn.
+/// A step in which each block lives for 64 to 128 requests, with sizes like a model's. Blocks lie
+/// in two halves in turn.
 fn plan(n: usize) -> (Vec<u64>, String) {
     let sizes: Vec<u64> = (0..n)
         .map(|i| [512u64, 2048, 8192, 65_536, 1000][(i * i + i / 7) % 5])

@@ -1,5 +1,5 @@
-//! What PyTorch calls: `torch.cuda.memory.CUDAPluggableAllocator(path, "lighterage_malloc",
-//! "lighterage_free")`.
+//! The functions that PyTorch calls: `torch.cuda.memory.CUDAPluggableAllocator(path,
+//! "lighterage_malloc", "lighterage_free")`.
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -10,12 +10,12 @@
 //! | `LIGHTERAGE_ALLOC_POOL` | `cuda`, or `host` to try without a GPU |
 //! | `LIGHTERAGE_ALLOC_CUDA` | the driver's library, if not `libcuda.so.1` |
 //!
-//! Failures are told on standard error: a C caller has no place for them. No panic crosses: after
-//! one, requests get 0.
+//! Failures are reported on standard error, because the C interface has no place for them. No panic
+//! reaches the caller: after a panic, requests get 0.
 //!
-//! A process may fork while its threads use the allocator. The thread that forks waits until no
-//! other one does, so that the child finds it whole. The child goes on with the blocks that it has;
-//! it writes no trace and no statistics, which are its parent's.
+//! A process may fork while its threads use the allocator. The forking thread waits until no other
+//! thread uses it, so that its state in the child is consistent. The child goes on with the blocks
+//! that it has. It writes no trace and no statistics: the parent does.
 
 #![allow(
     unsafe_code,
@@ -33,20 +33,20 @@ use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
 /// Devices that a process may have.
 const DEVICES: usize = 64;
 
-/// What serves a device.
+/// The server of a device.
 #[allow(clippy::large_enum_variant, reason = "there is one for each device")]
 enum Server {
     Allocate(Allocator),
     Record(Recorder),
 }
 
-/// A device's server; none if it could not be made, which was told.
+/// A device's server; none if it could not be made, which was reported.
 static SERVERS: [OnceLock<Option<Mutex<Server>>>; DEVICES] = [const { OnceLock::new() }; DEVICES];
 
-/// True once a device has taken the plan or trace that has no device in its name.
+/// True when a device uses the plan or trace without a device in its name.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// Held while a device's server is made: a fork must not leave one half made.
+/// Held while a device's server is made: a child must not get an incomplete server.
 static OPENING: Mutex<()> = Mutex::new(());
 
 /// True in a process that was forked from the one that opened the first device.
@@ -61,7 +61,7 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// What a thread that forks holds, so that no other thread does.
+/// The locks that a forking thread holds, so that no other thread holds them.
 struct Held {
     _opening: MutexGuard<'static, ()>,
     servers: Vec<MutexGuard<'static, Server>>,
@@ -72,7 +72,7 @@ thread_local! {
     static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
 }
 
-/// Before a fork: waits for the other threads. What is buffered of a trace is written, so that the
+/// Before a fork: waits for the other threads. The buffered part of a trace is written, so that the
 /// child has no copy of it.
 extern "C" fn before_fork() {
     let _ = catch_unwind(|| {
@@ -95,12 +95,12 @@ extern "C" fn before_fork() {
     });
 }
 
-/// After a fork, in the process that forked.
+/// After a fork, in the parent.
 extern "C" fn after_fork() {
     let _ = catch_unwind(|| drop(HELD.take()));
 }
 
-/// After a fork, in the child, which has one thread: a copy of the one that forked.
+/// After a fork, in the child, which has one thread: a copy of the forking thread.
 extern "C" fn in_child() {
     let _ = catch_unwind(|| {
         FORKED.store(true, Ordering::Relaxed);
@@ -121,8 +121,7 @@ fn variable(name: &str) -> Option<String> {
 }
 
 fn tell(message: &str) {
-    // A standard error that is closed or full is no reason to end the host: `eprintln!` would
-    // panic.
+    // A closed or full standard error must not end the host: `eprintln!` would panic.
     let _ = writeln!(stderr(), "lighterage_alloc: {message}");
 }
 
@@ -201,7 +200,7 @@ fn open(device: c_int) -> Result<Server, String> {
     }
 }
 
-/// Does something with a device's server. `None` if there is none, or after a panic.
+/// Calls a function with a device's server. `None` if there is no server, or after a panic.
 #[inline]
 fn serve<T>(device: c_int, what: impl FnOnce(&mut Server) -> T) -> Option<T> {
     let slot = SERVERS.get(usize::try_from(device).ok()?)?;
@@ -220,7 +219,7 @@ fn serve<T>(device: c_int, what: impl FnOnce(&mut Server) -> T) -> Option<T> {
             }
         };
         let server = server.as_ref()?;
-        // A panic may have left half a change behind: nothing is served from that any more.
+        // A panic may have left an incomplete change: this server serves nothing any more.
         server.lock().ok().map(|mut server| what(&mut server))
     };
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
@@ -229,14 +228,14 @@ fn serve<T>(device: c_int, what: impl FnOnce(&mut Server) -> T) -> Option<T> {
     })
 }
 
-/// Does something with the servers of all devices that have one.
+/// Calls a function with the server of each device that has one.
 fn each(mut what: impl FnMut(c_int, &mut Server)) {
     for device in (0..DEVICES).filter(|device| matches!(SERVERS[*device].get(), Some(Some(_)))) {
         serve(device as c_int, |server| what(device as c_int, server));
     }
 }
 
-/// Memory of a device for a stream; 0 if there is none, or none is asked for.
+/// Memory of a device for a stream; 0 if there is none, or if 0 bytes are requested.
 #[unsafe(no_mangle)]
 pub extern "C" fn lighterage_malloc(
     size: isize,
@@ -266,8 +265,8 @@ pub extern "C" fn lighterage_malloc(
     }
 }
 
-/// Frees what `lighterage_malloc` gave. Size and stream are those of the request, and are known
-/// here.
+/// Frees what `lighterage_malloc` gave. Size and stream are the request's; the server knows them
+/// already.
 #[unsafe(no_mangle)]
 pub extern "C" fn lighterage_free(
     address: *mut c_void,
@@ -281,10 +280,10 @@ pub extern "C" fn lighterage_free(
     });
 }
 
-/// A stream other than its own uses a block: for PyTorch's `set_record_stream_fn`.
+/// Says that another stream than the block's own uses it: for PyTorch's `set_record_stream_fn`.
 #[unsafe(no_mangle)]
 pub extern "C" fn lighterage_record_stream(address: *mut c_void, stream: *mut c_void) {
-    // Addresses of devices differ.
+    // Devices have different addresses.
     each(|_, server| match server {
         Server::Allocate(allocator) => allocator.record_stream(address as u64, stream as u64),
         // The driver waits before it frees.
@@ -338,7 +337,7 @@ pub unsafe extern "C" fn lighterage_leave(name: *const c_char) {
 }
 
 /// Writes a device's statistics, an object of JSON, as a string of C; cut off at `len` bytes.
-/// Returns how many bytes all of it takes, or 0 if the device has none.
+/// Returns the full length in bytes, or 0 if the device has no statistics.
 ///
 /// # Safety
 /// `out` has room for `len` bytes.
@@ -391,8 +390,8 @@ fn statistics(server: &Server) -> Option<String> {
     }
 }
 
-/// At the program's end: traces and statistics to their files. Asks nothing of the devices, which
-/// may be gone.
+/// At the program's end: writes traces and statistics to their files. Does not use the devices,
+/// which may be gone.
 extern "C" fn report() {
     if FORKED.load(Ordering::Relaxed) {
         return;
@@ -417,7 +416,7 @@ extern "C" fn report() {
     });
 }
 
-/// A line for each device.
+/// Appends a device's line.
 fn append(path: &str, text: &str) -> std::io::Result<()> {
     use std::io::Write;
     let mut file = std::fs::OpenOptions::new()

@@ -1,17 +1,17 @@
 //! The allocator: planned places for planned requests, the plan's idle bytes for dynamic ones, a
 //! cache for the rest.
 //!
-//! **What must hold:** no two blocks that are alive share a byte, whatever is asked for, freed, or
-//! forgotten. The plan is proved when it is read: blocks that are alive as planned are disjoint. So
-//! a planned place is free unless a block lies there that is not alive as planned: one that should
-//! have been freed, or a dynamic one. Those are few, and are kept in `strangers`; a planned request
-//! looks there and nowhere else, which is why it takes constant time. If its place is taken it gets
-//! another one from the cache, and that is counted.
+//! **Invariant:** no two live blocks share a byte, for any requests and frees. The plan is proved
+//! when it is read: blocks that are alive as planned are disjoint. So a planned place is free
+//! unless a block lies there that is not alive as planned: a block that should have been freed, or
+//! a dynamic one. These few blocks are in `strangers`. A planned request looks only there, so it
+//! takes constant time. If its place is taken, it gets another one from the cache, and this is
+//! counted.
 //!
-//! **Streams:** a block belongs to the stream that asked for it. Its bytes may go to another stream
-//! only behind an event: where blocks of several streams share bytes in the plan, and where
-//! `record_stream` was called, the last users of freed bytes are kept in `residue`, and the next
-//! owner's stream is made to wait for them. The host never waits.
+//! **Streams:** a block belongs to the stream of its request. Its bytes may go to another stream
+//! only behind an event. If blocks of several streams share bytes in the plan, or if
+//! `record_stream` was called, `residue` has the last users of freed bytes, and the next owner's
+//! stream waits for them. The host never waits.
 //!
 //! Source: STAlloc (EuroSys 2026), sections 6 and 8. The paper routes requests with hooks on
 //! modules; here the plan's own sequence says which requests are dynamic (see
@@ -27,8 +27,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// What has been asked for and what came of it. Every request is one of `planned`, `dynamic` and
-/// `fallback`.
+/// Counts of the requests and how they were served. Every request is one of `planned`, `dynamic`
+/// and `fallback`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Stats {
     /// Requests for more than 0 bytes.
@@ -41,9 +41,9 @@ pub struct Stats {
     pub fallback: u64,
     /// The same in bytes.
     pub fallback_bytes: u64,
-    /// Of those, planned requests whose place was still taken.
+    /// The part of `fallback` that is planned requests whose place was still taken.
     pub occupied: u64,
-    /// Of those, dynamic requests that found no room, and their bytes.
+    /// The part of `fallback` that is dynamic requests without room, and their bytes.
     pub dynamic_fallback: u64,
     /// The same in bytes.
     pub dynamic_fallback_bytes: u64,
@@ -53,11 +53,11 @@ pub struct Stats {
     pub first_mismatch: Option<String>,
     /// Blocks freed.
     pub frees: u64,
-    /// Addresses freed that nobody had asked for, or that were freed before.
+    /// Freed addresses that were never given out, or were freed before.
     pub unknown_frees: u64,
     /// How often the plan's end was passed.
     pub steps: u64,
-    /// How often a stream had to wait for another one before it got freed bytes.
+    /// How often a stream waited for another one before it got freed bytes.
     pub waits: u64,
     /// Bytes of the plan's pool.
     pub pool_bytes: u64,
@@ -115,7 +115,7 @@ impl fmt::Display for Stats {
             .iter()
             .try_for_each(|(name, number)| write!(f, "\"{name}\": {number}, "))?;
         match &self.first_mismatch {
-            // Names come from a file: what JSON wants escaped is left out.
+            // Names come from a file: characters that JSON escapes are left out.
             Some(text) => {
                 write!(
                     f,
@@ -134,7 +134,7 @@ pub struct Allocator {
     pool: Box<dyn Pool>,
     planned: Option<Planned>,
     cache: Cache,
-    /// Streams that use a block besides its own, by address.
+    /// Other streams that use a block, by address.
     recorded: HashMap<u64, Vec<u64>>,
     stats: Stats,
 }
@@ -159,8 +159,8 @@ enum Stranger {
     Dynamic { stream: u64 },
 }
 
-/// A stream that may still use freed bytes. Without an event, it is whatever the stream has been
-/// asked to do.
+/// A stream that may still use freed bytes. Without an event, all work submitted to the stream may
+/// use them.
 #[derive(Clone)]
 struct User {
     stream: u64,
@@ -179,16 +179,17 @@ impl Allocator {
         }
     }
 
-    /// Takes the plan's bytes from the device.
+    /// An allocator with a plan: takes the plan's bytes from the device.
     ///
     /// # Errors
-    /// What the device said if it has not enough.
+    /// The device's error if it has too little memory.
     pub fn planned(mut pool: Box<dyn Pool>, plan: Plan) -> Result<Allocator, AllocError> {
         let bytes = plan.bytes();
         let refused = |source| AllocError::Plan { bytes, source };
         let mut base = pool.allocate(bytes.max(1)).map_err(refused)?;
         if !base.is_multiple_of(plan.align()) {
-            // Places are aligned within the pool, and devices align less than some plans.
+            // Places are aligned within the pool, and some plans need a larger alignment than the
+            // device gives.
             pool.free(base);
             base = pool
                 .allocate(bytes + plan.align())
@@ -227,7 +228,7 @@ impl Allocator {
         })
     }
 
-    /// The address of `bytes` bytes for `stream`; 0 if none are asked for.
+    /// The address of `bytes` bytes for `stream`; 0 if `bytes` is 0.
     ///
     /// # Errors
     /// The device has no more memory.
@@ -245,7 +246,7 @@ impl Allocator {
         self.stats.fallback_bytes += bytes;
         let address = self.cache.malloc(bytes, stream, self.pool.as_mut());
         if address.is_err() {
-            // It got nothing, so it is no request that was served.
+            // It got no memory, so it does not count as a served request.
             self.stats.requests -= 1;
             self.stats.fallback -= 1;
             self.stats.fallback_bytes -= bytes;
@@ -253,7 +254,7 @@ impl Allocator {
         address
     }
 
-    /// Frees what `malloc` gave; any thread may. False, and counted, if that is no address in use.
+    /// Frees a block of `malloc`; any thread may. False, and counted, if the address is not in use.
     pub fn free(&mut self, address: u64) -> bool {
         if address == 0 {
             return true;
@@ -267,7 +268,7 @@ impl Allocator {
         for stream in others {
             match self.pool.record(stream) {
                 Ok(event) => events.push((stream, event)),
-                // Then nobody uses it any more.
+                // Then no stream uses it any more.
                 Err(_) => self.pool.synchronize(),
             }
         }
@@ -283,8 +284,8 @@ impl Allocator {
         known
     }
 
-    /// Says that `stream` uses a block of another stream: after it is freed, its bytes are given
-    /// out only behind what that stream has been asked to do by then.
+    /// Says that `stream` uses a block of another stream: after the free, its bytes are given out
+    /// only behind the work that was submitted to `stream` by then.
     pub fn record_stream(&mut self, address: u64, stream: u64) {
         let owner = match &self.planned {
             Some(planned) if planned.covers(address) => planned.owner(address),
@@ -298,12 +299,12 @@ impl Allocator {
         }
     }
 
-    /// Gives back what the cache holds for nobody. The plan's pool stays.
+    /// Gives the cache's unused memory back. The plan's pool stays.
     pub fn trim(&mut self) {
         self.cache.trim(self.pool.as_mut());
     }
 
-    /// What has happened until now.
+    /// The statistics until now.
     pub fn stats(&self) -> Stats {
         let planned = self.planned.as_ref();
         Stats {
@@ -377,8 +378,8 @@ impl Planned {
         Some(self.base + lo)
     }
 
-    /// Best fit among the bytes that the plan leaves idle and no stranger has: A_c = A_a ∩ A_i (Eq
-    /// 7).
+    /// Best fit among the bytes that are idle in the plan and free of strangers: A_c = A_a ∩ A_i
+    /// (Eq 7).
     fn dynamic(
         &mut self,
         group: usize,
@@ -408,9 +409,9 @@ impl Planned {
         Some(self.base + lo)
     }
 
-    /// Has `stream` wait for those who may still use `lo..hi`.
+    /// Makes `stream` wait for the streams that may still use `lo..hi`.
     fn claim(&mut self, lo: u64, hi: u64, stream: u64, pool: &mut dyn Pool, stats: &mut Stats) {
-        // Parts of one block, and blocks of one stream, are waited for once.
+        // A stream waits only once for parts of one block or blocks of one stream.
         let mut behind: Vec<(u64, Option<Event>)> = vec![];
         for User {
             stream: other,
@@ -434,7 +435,7 @@ impl Planned {
                     pool.synchronize();
                 }
             }
-            // Another part of the same block may lie on.
+            // Another part of the same block may still need the event.
             if let Some(event) = event.and_then(Arc::into_inner) {
                 pool.forget(event);
             }
@@ -445,7 +446,7 @@ impl Planned {
         address.wrapping_sub(self.base) < self.plan.bytes()
     }
 
-    /// Frees a block of the pool. `events` are those of other streams that have used it.
+    /// Frees a block of the pool. `events` are events of other streams that have used it.
     #[inline]
     fn free(&mut self, address: u64, events: Vec<(u64, Event)>) -> bool {
         let lo = address - self.base;
@@ -493,7 +494,7 @@ impl Planned {
     #[cold]
     fn describe(&self, expected: u32, found: Found, bytes: u64, stream: u32) -> Option<String> {
         let request = self.plan.requests()[expected as usize];
-        // Fewer dynamic requests than planned are no surprise.
+        // Fewer dynamic requests than planned are normal.
         let Place::Static { bytes: planned, .. } = request.place else {
             return None;
         };
@@ -523,7 +524,7 @@ impl Planned {
     }
 }
 
-/// For each stream of a plan the bytes that its requests may get.
+/// For each stream of a plan, the bytes that its requests may get.
 fn users(plan: &Plan) -> Vec<(u32, Spans<()>)> {
     let mut ranges: std::collections::BTreeMap<u32, Vec<(u64, u64)>> =
         std::collections::BTreeMap::new();
@@ -533,7 +534,7 @@ fn users(plan: &Plan) -> Vec<(u32, Spans<()>)> {
             Place::Static { bytes, offset, .. } => ranges.push((offset, offset + bytes)),
             Place::Dynamic { group } => ranges.extend(&plan.spaces()[group as usize]),
         }
-        // Whole spaces, again and again: keep them short.
+        // The same spaces repeat: merge them.
         if ranges.len() == 1 << 16 {
             unite(ranges);
         }
@@ -563,11 +564,11 @@ fn unite(ranges: &mut Vec<(u64, u64)>) {
     });
 }
 
-/// The device's streams in the order in which they first asked for memory, as a recorded trace
-/// numbers them; the default stream is the first.
+/// The device's streams in the order of their first requests, like the numbers in a recorded trace;
+/// the default stream is the first.
 struct Streams {
     handles: Vec<u64>,
-    /// Where the latest was found.
+    /// The position of the latest.
     latest: u32,
 }
 
@@ -596,8 +597,8 @@ impl Streams {
     }
 }
 
-/// Which request's block begins at an offset: an open-addressed table of the plan's offsets, filled
-/// once.
+/// The request whose block begins at an offset: an open-addressed table of the plan's offsets,
+/// filled once.
 struct Cells {
     /// Offset and request; an empty cell has no offset.
     cells: Vec<(u64, u32)>,

@@ -1,10 +1,10 @@
-//! Memory for what no plan foresees: freed blocks are kept and cut up for later requests of the
+//! Memory for requests without a plan: freed blocks are kept and cut up for later requests of the
 //! same stream.
 //!
-//! The policy is that of PyTorch's CUDACachingAllocator, whose sizes are public: blocks of a
-//! multiple of 512 bytes, best fit among the free blocks of a stream; requests up to 1 MiB share
-//! segments of 2 MiB, those up to 10 MiB segments of 20 MiB, larger ones have a segment of their
-//! own in steps of 2 MiB.
+//! The policy and the sizes are those of PyTorch's CUDACachingAllocator: blocks of a multiple of
+//! 512 bytes, best fit among the free blocks of a stream; requests up to 1 MiB share segments of 2
+//! MiB, those up to 10 MiB segments of 20 MiB, larger ones have a segment of their own in steps of
+//! 2 MiB.
 
 use crate::error::AllocError;
 use crate::pool::{Event, Pool};
@@ -19,7 +19,7 @@ const SMALL: u64 = MIB;
 #[derive(Clone, Copy)]
 struct Chunk {
     bytes: u64,
-    /// Address of the driver's block that it is cut from.
+    /// Address of the driver's block from which it was cut.
     segment: u64,
     stream: u64,
     small: bool,
@@ -34,16 +34,16 @@ impl Chunk {
 
 /// The fallback.
 pub(crate) struct Cache {
-    /// Free or not, by address.
+    /// All blocks, free or used, by address.
     chunks: BTreeMap<u64, Chunk>,
-    /// Stream, small or not, bytes, address.
+    /// Free blocks: stream, small or not, bytes, address.
     free: BTreeSet<(u64, bool, u64, u64)>,
-    /// Freed while other streams still used them.
+    /// Blocks that were freed while other streams still used them.
     waiting: VecDeque<(u64, Vec<Event>)>,
-    /// What the driver gave and has not got back.
+    /// Bytes that the driver gave and has not got back.
     pub(crate) reserved: u64,
     pub(crate) peak_reserved: u64,
-    /// Blocks in use, with what rounding adds.
+    /// Bytes of blocks in use, including rounding.
     pub(crate) live: u64,
     pub(crate) peak_live: u64,
     /// How often the driver was asked.
@@ -93,7 +93,7 @@ impl Cache {
         self.free.remove(&chunk.key(address));
         chunk.free = false;
         let rest = chunk.bytes - bytes;
-        // What is left of a large block is worth keeping apart only if a large request may want it.
+        // The rest of a large block is split off only if a large request can use it.
         if (if small { UNIT } else { SMALL + 1 }) <= rest {
             chunk.bytes = bytes;
             let left = Chunk {
@@ -109,7 +109,7 @@ impl Cache {
         Ok(address)
     }
 
-    /// True if the block was one of ours. `events` are those of other streams that have used it.
+    /// True if the block was one of ours. `events` are events of other streams that have used it.
     pub(crate) fn free(&mut self, address: u64, events: Vec<Event>) -> bool {
         let waits = self.waiting.iter().any(|(waiting, _)| *waiting == address);
         let Some(chunk) = self
@@ -135,7 +135,7 @@ impl Cache {
             .map(|chunk| chunk.stream)
     }
 
-    /// Gives back the segments of which nothing is in use.
+    /// Gives unused segments back.
     pub(crate) fn trim(&mut self, pool: &mut dyn Pool) {
         if !self.waiting.is_empty() {
             pool.synchronize();
@@ -195,7 +195,7 @@ impl Cache {
         Ok(address)
     }
 
-    /// Frees what other streams have finished with.
+    /// Frees blocks that other streams have finished with.
     fn settle(&mut self, pool: &mut dyn Pool) {
         for _ in 0..self.waiting.len() {
             let (address, events) = self.waiting.pop_front().expect("as many as were counted");

@@ -1,8 +1,8 @@
-//! A GPU's memory by its driver, which is looked for when the program runs.
+//! A GPU's memory, through its driver, which is loaded when the program runs.
 //!
-//! The driver's interface and not the runtime's: its library has one name in every version, and it
-//! takes the same streams. All calls are made in the device's primary context, which is the one
-//! that PyTorch uses.
+//! It uses the driver's interface and not the CUDA runtime's: the driver's library has one name in
+//! every version, and it takes the same streams. All calls are made in the device's primary
+//! context, which PyTorch uses too.
 
 #![allow(unsafe_code, reason = "the driver is a C library")]
 
@@ -22,14 +22,14 @@ macro_rules! driver {
     ($($name:ident = $symbol:literal ($($arg:ty),*);)*) => {
         struct Driver {
             $($name: unsafe extern "C" fn($($arg),*) -> Status,)*
-            // The functions are in it.
+            // The library with the functions.
             _library: Library,
         }
 
         impl Driver {
             fn load(path: &str) -> Result<Driver, libloading::Error> {
-                // SAFETY: initialising NVIDIA's driver library has no precondition; it is the user
-                // who names another one.
+                // SAFETY: initialising NVIDIA's driver library has no precondition; only the user
+                // can name another one.
                 let library = unsafe { Library::new(path)? };
                 $(
                     // SAFETY: the type is the one in cuda.h for this symbol.
@@ -71,7 +71,7 @@ pub struct Cuda {
 unsafe impl Send for Cuda {}
 
 impl Cuda {
-    /// The GPU of that number, by `libcuda.so.1` or the library named.
+    /// The GPU with this number, by `libcuda.so.1` or the named library.
     ///
     /// # Errors
     /// There is no such library or device, or the driver refuses.
@@ -120,7 +120,7 @@ impl Cuda {
         Err(PoolError::Driver { call, name, status })
     }
 
-    /// Calls the driver in the device's context, and leaves the thread in the one it was in.
+    /// Calls the driver in the device's context; afterwards the thread has its old context.
     fn within<T>(
         &self,
         call: impl FnOnce(&Driver) -> Result<T, (&'static str, Status)>,
@@ -163,8 +163,8 @@ impl Pool for Cuda {
     }
 
     fn free(&mut self, address: u64) {
-        // SAFETY: the address came from `allocate`; the driver waits for work on it. An error is of
-        // earlier work: others see it.
+        // SAFETY: the address came from `allocate`; the driver waits for work on it. An error comes
+        // from earlier work, and later calls report it.
         let _ = self.within(|driver| check("cuMemFree", unsafe { (driver.free)(address) }));
     }
 

@@ -11,7 +11,7 @@ pub enum AllocError {
     Plan {
         /// The plan's bytes.
         bytes: u64,
-        /// What the device said.
+        /// The device's error.
         source: PoolError,
     },
     /// More bytes than any device has.
@@ -29,7 +29,7 @@ pub enum AllocError {
         live: u64,
         /// Bytes taken from the device.
         reserved: u64,
-        /// What the device said.
+        /// The device's error.
         source: PoolError,
     },
 }

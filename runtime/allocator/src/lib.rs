@@ -1,8 +1,7 @@
 //! Serves an address plan to a training framework.
 //!
 //! [`Plan`] is the file that the compiler writes; [`Allocator`] serves it; [`Recorder`] makes the
-//! trace that a plan is made from. `abi` is what PyTorch calls. `docs/allocator.md` tells how to
-//! use it.
+//! trace from which a plan is made. PyTorch calls `abi`. `docs/allocator.md` says how to use it.
 
 pub mod abi;
 mod allocator;

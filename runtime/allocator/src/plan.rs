@@ -1,4 +1,4 @@
-//! The plan file: which request comes after which, and where each is to lie.
+//! The plan file: the sequence of requests, and a place for each.
 //!
 //! ```text
 //! lighterage-plan 1
@@ -14,13 +14,14 @@
 //! s 100 0 512 5
 //! end
 //! ```
-//! Requests are numbered from 0. After the last one, the sequence goes on at the first one of the
-//! step; numbers behind the last request stand for that next round. What stands before the step
-//! comes once: weights, say.
+//! Requests are numbered from 0. After the last one, the sequence continues at the step's first
+//! request; numbers after the last request mean this next round. Requests before the step come
+//! once: weights, for example.
 //!
-//! Reading proves what [`Allocator`](crate::Allocator) leans on: every place is inside the pool and
-//! aligned; blocks that are alive at the same time, in the first round or any later one, share no
-//! byte; and no group's space meets a block that is alive when one of the group is asked for.
+//! Reading proves the facts that [`Allocator`](crate::Allocator) relies on: every place is inside
+//! the pool and aligned; blocks that are alive at the same time, in the first round or any later
+//! one, share no byte; and no group's space overlaps a block that is alive at a request of the
+//! group.
 
 use crate::spans::Spans;
 use std::fmt;
@@ -30,21 +31,21 @@ use std::fmt;
 pub struct Request {
     /// Position in the trace's list of streams; 0 is the default stream.
     pub stream: u32,
-    /// Where its block lies.
+    /// The place of its block.
     pub place: Place,
 }
 
-/// Where a request's block is to lie.
+/// The place of a request's block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// Always there.
+    /// A fixed place.
     Static {
-        /// How many bytes are asked for.
+        /// The number of requested bytes.
         bytes: u64,
         /// From the pool's start.
         offset: u64,
-        /// The number of the request before which it is freed, counted on through the next round;
-        /// `None` is never.
+        /// It is freed before the request with this number, which may be in the next round; `None`:
+        /// never.
         end: Option<u32>,
     },
     /// Somewhere in the space of a group.
@@ -54,7 +55,7 @@ pub enum Place {
     },
 }
 
-/// What a [`Plan`]'s name is for.
+/// The kind of a name in a [`Plan`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mark {
     /// Forward or backward of a micro-batch.
@@ -78,9 +79,9 @@ pub struct Plan {
 /// What is wrong with a plan, and where.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Error {
-    /// Line of the file, from 1; 0 if it is about the whole.
+    /// Line of the file, from 1; 0 for the whole file.
     pub line: usize,
-    /// A sentence.
+    /// The error, as a sentence.
     pub message: String,
 }
 
@@ -95,14 +96,14 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Twice this many requests have numbers of 32 bits.
+/// Numbers of twice this many requests fit in 32 bits.
 const MOST: usize = 1 << 30;
 
 impl Plan {
     /// Reads and checks a plan file.
     ///
     /// # Errors
-    /// The first line that is wrong, or the requests whose blocks meet.
+    /// The first wrong line, or the requests whose blocks overlap.
     pub fn read(text: &str) -> Result<Plan, Error> {
         let mut plan = Plan {
             bytes: 0,
@@ -156,7 +157,7 @@ impl Plan {
         words.finish()?;
         plan.step = step as u32;
         let n = n as usize;
-        // A request takes a line: a hostile number reserves no more than the file's length.
+        // A request takes a line, so a hostile number reserves no more than the file's length.
         plan.requests.reserve(n.min(text.len() / 4));
 
         let mut ended = false;
@@ -214,7 +215,7 @@ impl Plan {
         self.bytes
     }
 
-    /// What every place is a multiple of.
+    /// Every place is a multiple of this.
     pub fn align(&self) -> u64 {
         self.align
     }
@@ -229,7 +230,7 @@ impl Plan {
         self.step
     }
 
-    /// For each group of dynamic requests the ranges of the pool that they may use, ascending.
+    /// For each group of dynamic requests, the ranges of the pool that they may use, ascending.
     pub fn spaces(&self) -> &[Vec<(u64, u64)>] {
         &self.spaces
     }
@@ -244,15 +245,15 @@ impl Plan {
             .map(|(_, _, name)| name.as_str())
     }
 
-    /// Plays the first round and a later one, with every block where it is planned.
+    /// Simulates the first round and a later one, with every block at its planned place.
     fn check(&self) -> Result<(), Error> {
         let n = self.requests.len();
         let period = n - self.step as usize;
         let mut ends: Vec<Vec<u64>> = vec![vec![]; n + period];
         let mut live: Spans<usize> = Spans::new();
         let mut seen: std::collections::BTreeSet<(usize, u32)> = std::collections::BTreeSet::new();
-        // Nothing has changed since the last look at a space: many requests of one group come one
-        // after another.
+        // A space that has not changed since its last check is not checked again: groups often have
+        // many requests in a row.
         let mut round = 0;
         for at in 0..n + period {
             for offset in std::mem::take(&mut ends[at]) {

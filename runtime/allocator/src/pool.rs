@@ -1,15 +1,15 @@
-//! Where memory comes from: the GPU's driver, or the host for tests and for trying a plan without a
+//! The source of memory: the GPU's driver, or the host, for tests and for trying a plan without a
 //! GPU.
 
 use std::collections::BTreeMap;
 use std::num::TryFromIntError;
 use thiserror::Error;
 
-/// Everything that a stream had been asked to do when this was recorded.
+/// All work that was submitted to a stream before this was recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event(pub u64);
 
-/// What a device says when it refuses.
+/// A device's error.
 #[derive(Debug, Error)]
 pub enum PoolError {
     /// The driver's library cannot be loaded.
@@ -17,7 +17,7 @@ pub enum PoolError {
     Library {
         /// The library's name or path.
         library: String,
-        /// What the loader said.
+        /// The loader's error.
         source: libloading::Error,
     },
     /// The driver refused a call.
@@ -39,43 +39,43 @@ pub enum PoolError {
     /// More bytes than there are addresses.
     #[error(transparent)]
     TooLarge(#[from] TryFromIntError),
-    /// What another pool than this crate's says.
+    /// The error of a pool of another crate.
     #[error("{0}")]
     Other(String),
 }
 
-/// A device's memory and its streams. Addresses and streams are the device's own numbers, 0 being
-/// its default stream.
+/// A device's memory and its streams. Addresses and streams are the device's own numbers; 0 is its
+/// default stream.
 pub trait Pool: Send {
-    /// New memory, at a multiple of 512 bytes at least on the host and of what the driver gives on
-    /// a device (256).
+    /// New memory. Its address is a multiple of 512 bytes on the host, and of the driver's
+    /// alignment (256) on a device.
     ///
     /// # Errors
-    /// What the device said.
+    /// The device's error.
     fn allocate(&mut self, bytes: u64) -> Result<u64, PoolError>;
 
-    /// Gives back what `allocate` gave, after all work on the device that was submitted before.
+    /// Gives back memory of `allocate`, after all earlier work on the device.
     fn free(&mut self, address: u64);
 
-    /// Marks what `stream` has been asked to do so far.
+    /// Marks the work that was submitted to `stream` so far.
     ///
     /// # Errors
-    /// What the device said.
+    /// The device's error.
     fn record(&mut self, stream: u64) -> Result<Event, PoolError>;
 
-    /// True once all that the event stands for has been done.
+    /// True when all work of the event is done.
     fn done(&mut self, event: Event) -> bool;
 
-    /// What `stream` is asked to do from now on begins after the event. Does not wait itself.
+    /// Later work of `stream` begins after the event. This call does not wait.
     ///
     /// # Errors
-    /// What the device said.
+    /// The device's error.
     fn wait(&mut self, stream: u64, event: Event) -> Result<(), PoolError>;
 
-    /// The event is needed no more.
+    /// The event is not needed any more.
     fn forget(&mut self, event: Event);
 
-    /// Returns when the device has done everything it was asked to do.
+    /// Returns when the device has done all submitted work.
     fn synchronize(&mut self);
 }
 
@@ -85,7 +85,7 @@ struct Line {
     _bytes: [u8; 512],
 }
 
-/// Memory of the host. Whoever writes to it does so in turn, so that every event is over when it is
+/// Memory of the host. Its users write one after the other, so every event is complete when it is
 /// recorded.
 #[derive(Default)]
 pub struct Host {
@@ -96,7 +96,7 @@ impl Pool for Host {
     fn allocate(&mut self, bytes: u64) -> Result<u64, PoolError> {
         let mut lines: Vec<Line> = vec![];
         let n_lines = usize::try_from(bytes.div_ceil(512).max(1))?;
-        // Reserved and not filled: a page costs nothing until somebody writes to it.
+        // Reserved and not filled: a page costs nothing before the first write to it.
         lines
             .try_reserve_exact(n_lines)
             .map_err(|_| PoolError::Host { bytes })?;

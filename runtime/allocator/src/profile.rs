@@ -1,6 +1,6 @@
 //! Records a trace: every block from the device itself, every request a line.
 //!
-//! Blocks come one by one from the device, so that a run fits whose total fits: nothing is lost to
+//! Blocks come one by one from the device, so a run fits if its total fits: no memory is lost to
 //! fragmentation (STAlloc, section 8).
 
 use crate::pool::{Pool, PoolError};
@@ -24,7 +24,7 @@ enum Line<'a> {
     Leave(&'a str),
 }
 
-/// The event format, in one place. A block's number is its request's.
+/// Writes the event format. A block has the number of its request.
 fn write(out: &mut dyn Write, line: &Line<'_>) -> io::Result<()> {
     match line {
         Line::Head => writeln!(out, "lighterage-trace 1"),
@@ -47,7 +47,7 @@ fn write(out: &mut dyn Write, line: &Line<'_>) -> io::Result<()> {
     }
 }
 
-/// Serves requests from the device and writes them down.
+/// Serves requests from the device and records them.
 pub struct Recorder {
     pool: Box<dyn Pool>,
     out: Box<dyn Write + Send>,
@@ -55,7 +55,7 @@ pub struct Recorder {
     blocks: HashMap<u64, u64>,
     streams: Vec<u64>,
     requests: u64,
-    /// Modules that run, the innermost last, and whether sizes depend on data there.
+    /// Modules that run, the innermost last, and whether their sizes depend on data.
     modules: Vec<(String, bool)>,
     /// The first line that could not be written.
     error: Option<io::Error>,
@@ -78,10 +78,10 @@ impl Recorder {
         recorder
     }
 
-    /// Memory from the device; 0 if no bytes are asked for.
+    /// Memory from the device; 0 if `bytes` is 0.
     ///
     /// # Errors
-    /// What the device said.
+    /// The device's error.
     pub fn malloc(&mut self, bytes: u64, stream: u64) -> Result<u64, PoolError> {
         if bytes == 0 {
             return Ok(0);
@@ -110,7 +110,7 @@ impl Recorder {
         Ok(address)
     }
 
-    /// Gives the block back to the device. False if it is none.
+    /// Gives the block back to the device. False if there is no such block.
     pub fn free(&mut self, address: u64) -> bool {
         let Some(id) = self.blocks.remove(&address) else {
             return address == 0;
@@ -120,12 +120,12 @@ impl Recorder {
         true
     }
 
-    /// The computation phase that begins: `fwd.0`.
+    /// A computation phase begins: `fwd.0`.
     pub fn phase(&mut self, name: &str) {
         self.line(&Line::Phase(&one_word(name)));
     }
 
-    /// A module begins within those that run. `dynamic` if the sizes of what it asks for depend on
+    /// A module begins within the current modules. `dynamic` if the sizes of its requests depend on
     /// data.
     pub fn enter(&mut self, name: &str, dynamic: bool) {
         let name = one_word(name);
@@ -133,7 +133,7 @@ impl Recorder {
         self.modules.push((name, dynamic));
     }
 
-    /// The innermost module of that name ends. False if none runs.
+    /// The innermost module with this name ends. False if there is none.
     pub fn leave(&mut self, name: &str) -> bool {
         let name = one_word(name);
         let Some(at) = self.modules.iter().rposition(|(known, _)| *known == name) else {
@@ -144,10 +144,10 @@ impl Recorder {
         true
     }
 
-    /// Writes out what is buffered.
+    /// Writes the buffer.
     ///
     /// # Errors
-    /// The first failure since the trace was begun: then lines are missing.
+    /// The first failure since the trace began: then lines are missing.
     pub fn flush(&mut self) -> io::Result<()> {
         match self.error.take() {
             Some(error) => Err(error),
@@ -155,17 +155,17 @@ impl Recorder {
         }
     }
 
-    /// Writes out what is buffered. A failure is kept for [`Recorder::flush`].
+    /// Writes the buffer. A failure is kept for [`Recorder::flush`].
     pub(crate) fn write_out(&mut self) {
         if self.error.is_none() {
             self.error = self.out.flush().err();
         }
     }
 
-    /// Writes nothing from here on: the file is that of the process which this one was forked from.
+    /// Writes nothing from now on: the file belongs to the parent of this forked process.
     pub(crate) fn stop_writing(&mut self) {
         let out = std::mem::replace(&mut self.out, Box::new(io::sink()));
-        // To drop it would write what it has buffered.
+        // A drop would write the buffer.
         std::mem::forget(out);
     }
 

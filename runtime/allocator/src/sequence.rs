@@ -1,32 +1,33 @@
-//! Which request of the plan a request is: the sequence's own period, found without help from the
+//! Matches requests with the plan's requests, and finds each new iteration without help from the
 //! training code.
 //!
-//! Requests are compared with the plan in order, by bytes and stream. After the plan's last request
-//! comes the first one of the step: that is how a new iteration is found. What does not compare is
-//! searched for, in this order:
+//! Requests are compared with the plan in order, by bytes and stream. After the plan's last
+//! request, the first one of the step is expected: this is how a new iteration is found. A request
+//! that differs is searched for in this order:
 //!
-//! 1. among those of the last [`WINDOW`] requests that were skipped: threads may have swapped them;
-//! 2. among the next [`WINDOW`] requests, across the step's end: those in between are skipped;
-//! 3. if [`ANCHOR`] requests in a row were found nowhere, and stand in the plan in just this order
-//!    at a single place: there. So a run that leaves the step, for an evaluation or for a skipped
-//!    update, finds back into it.
+//! 1. among the skipped ones of the last [`WINDOW`] requests: threads may have swapped them;
+//! 2. among the next [`WINDOW`] requests, across the step's end: the requests in between are
+//!    skipped;
+//! 3. if [`ANCHOR`] requests in a row were not found, but the plan has exactly this sequence at a
+//!    single place: at this place. So a run that leaves the step, for an evaluation or a skipped
+//!    update, gets back into it.
 //!
-//! Anything else is an extra request, and the plan stays where it is. A dynamic request of the plan
-//! takes any number of bytes; but the request that comes after a run of them, if bytes and stream
-//! are its own, ends the run.
+//! Any other request is extra, and the position in the plan stays. A dynamic request of the plan
+//! matches any number of bytes. A request with the bytes and stream of the next static request ends
+//! a run of dynamic ones.
 
 use crate::plan::{Place, Plan};
 use std::collections::{HashMap, VecDeque};
 
-/// How far requests may be out of order.
+/// The largest distance of requests that are out of order.
 pub const WINDOW: usize = 32;
-/// How many requests in a row tell a place in the plan.
+/// The number of requests in a row that identify a place in the plan.
 pub const ANCHOR: usize = 8;
 
 /// No request.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// A request of the plan, in the form that serving it wants: half a cache line.
+/// A request of the plan, in a form that is fast to serve: half a cache line.
 #[derive(Clone, Copy)]
 pub(crate) struct Item {
     /// Static: bytes.
@@ -34,11 +35,11 @@ pub(crate) struct Item {
     /// Static: offset; dynamic: group.
     pub(crate) place: u64,
     pub(crate) stream: u32,
-    /// Static: which cell of the table of offsets is its own.
+    /// Static: its cell in the table of offsets.
     pub(crate) cell: u32,
-    /// Dynamic: the next static one.
+    /// Dynamic: the next static request.
     after: u32,
-    /// Some request of another stream may get bytes of this place.
+    /// A request of another stream may get bytes of this place.
     pub(crate) crosses: bool,
 }
 
@@ -52,48 +53,48 @@ impl Item {
     }
 }
 
-/// What a static request of the plan is at present.
+/// The current state of a static request of the plan.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
     /// It has no block.
     Idle,
     /// Its block is alive, as planned.
     Alive,
-    /// Its block is alive though it should have been freed.
+    /// Its block is alive but should have been freed.
     Late,
-    /// Passed over; may still come.
+    /// Skipped; it may still come.
     Skipped,
-    /// Passed over, and a request that is nowhere in the plan came instead.
+    /// Skipped, and a request that is not in the plan came instead.
     Replaced,
 }
 
-/// Where a request was found.
+/// The position at which a request was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Found {
-    /// The one that was expected, or one ahead of it.
+    /// The expected one, or a later one.
     At(u32),
-    /// One that was skipped before.
+    /// One that was skipped.
     Skipped(u32),
-    /// The one that was expected, but on another stream.
+    /// The expected one, but on another stream.
     OtherStream(u32),
     /// Nowhere.
     Nowhere,
 }
 
-/// How the requests that came differ from the plan's.
+/// The differences between the requests and the plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Mismatches {
-    /// Came out of order.
+    /// Requests that came out of order.
     pub reordered: u64,
-    /// Came, and the plan has none such.
+    /// Requests that the plan does not have.
     pub extra: u64,
-    /// Stand in the plan, and did not come.
+    /// Requests of the plan that did not come.
     pub missing: u64,
-    /// One came instead of another, with other bytes.
+    /// Requests that came with a different number of bytes.
     pub resized: u64,
-    /// Came on another stream.
+    /// Requests that came on another stream.
     pub other_stream: u64,
-    /// Dynamic ones that did not come.
+    /// Dynamic requests that did not come.
     pub dynamic_missing: u64,
 }
 
@@ -101,27 +102,27 @@ pub(crate) struct Sequence {
     pub(crate) items: Vec<Item>,
     pub(crate) state: Vec<State>,
     step: u32,
-    /// The request that is expected.
+    /// The expected request.
     next: u32,
-    /// `expired[expiry[i]..expiry[i + 1]]` are to be free when `i` is asked for.
+    /// `expired[expiry[i]..expiry[i + 1]]` should be free at request `i`.
     expiry: Vec<u32>,
     expired: Vec<u32>,
-    /// Those passed over that may still come, and how many had been passed by then.
+    /// Skipped requests that may still come, and the number of requests that were passed by then.
     skipped: VecDeque<(u32, u64)>,
     passed: u64,
-    /// Requests found nowhere since the last one that was found, and the latest of them.
+    /// The number of requests that were not found since the last found one, and the latest of them.
     strays: u32,
     trail: Vec<(u64, u32)>,
-    /// The last request of each run of `ANCHOR`, by the run's hash; `NONE` if it stands in several
+    /// The last request of each run of `ANCHOR`, by the run's hash; `NONE` if the run is at several
     /// places.
     anchors: HashMap<u64, u32>,
     mismatches: Mismatches,
-    /// How often the end was passed.
+    /// How often the end of the plan was passed.
     pub(crate) steps: u64,
 }
 
 impl Sequence {
-    /// `crosses` says of a static place and a stream whether other streams may get bytes of it.
+    /// `crosses` says whether streams other than the given one may get bytes of a static place.
     pub(crate) fn new(
         plan: &Plan,
         crosses: impl Fn(u64, u64, u32) -> bool,
@@ -157,8 +158,8 @@ impl Sequence {
                 },
             });
         }
-        // Backwards over the step twice, so that a run at its end knows what stands at its
-        // beginning.
+        // Backwards over the step twice, so that a run at the step's end finds the static request
+        // at its beginning.
         let mut after = step as u32;
         for i in (step..n).rev().chain((0..n).rev()) {
             match items[i].is_dynamic() {
@@ -198,12 +199,12 @@ impl Sequence {
         }
     }
 
-    /// The request that is expected.
+    /// The expected request.
     pub(crate) fn next(&self) -> u32 {
         self.next
     }
 
-    /// What has differed until now; what was skipped and may still come counts as missing.
+    /// The differences until now. A skipped request that may still come counts as missing.
     pub(crate) fn mismatches(&self) -> Mismatches {
         let mut mismatches = self.mismatches;
         self.skipped
@@ -220,7 +221,7 @@ impl Sequence {
         }
     }
 
-    /// Which request of the plan this is. Moves nothing.
+    /// Finds the request of the plan. Does not change the position in the plan.
     #[inline]
     pub(crate) fn find(&mut self, bytes: u64, stream: u32) -> Found {
         let item = &self.items[self.next as usize];
@@ -234,7 +235,7 @@ impl Sequence {
     fn search(&mut self, bytes: u64, stream: u32) -> Found {
         let expected = self.items[self.next as usize];
         if expected.is_dynamic() && expected.stream == stream {
-            // A step of dynamic requests alone has no static one; its `after` is dynamic, too.
+            // A step may have only dynamic requests; then its `after` is dynamic, too.
             let ends_run = self.items[expected.after as usize].is(bytes, stream);
             return Found::At(if ends_run { expected.after } else { self.next });
         }
@@ -270,7 +271,7 @@ impl Sequence {
         self.anchor(bytes, stream).map_or(Found::Nowhere, Found::At)
     }
 
-    /// Where the latest requests stand in the plan, if in one place only.
+    /// The position of the latest requests in the plan, if there is only one.
     fn anchor(&mut self, bytes: u64, stream: u32) -> Option<u32> {
         if self.trail.len() == ANCHOR {
             self.trail.remove(0);
@@ -288,33 +289,33 @@ impl Sequence {
             .iter()
             .zip(&self.trail)
             .all(|(item, &(bytes, stream))| item.is(bytes, stream));
-        // What stands before the step does not come again.
+        // Requests before the step do not come again.
         let ahead = self.step <= last || self.next <= last;
         (same && ahead).then_some(last)
     }
 
-    /// A request that was found nowhere.
+    /// Counts a request that was not found.
     pub(crate) fn stray(&mut self) {
         self.mismatches.extra += 1;
         self.strays += 1;
     }
 
-    /// Request `i` came, though on another stream: it has no block.
+    /// Request `i` came, but on another stream: it has no block.
     pub(crate) fn other_stream(&mut self, i: u32, late: impl FnMut(u32, &Item)) {
         self.mismatches.other_stream += 1;
         self.advance(i, late);
     }
 
-    /// A request that was skipped came after all. Its block would not be late yet: then it would
-    /// not be known any more.
+    /// A skipped request came after all. Its block is not late: skipped requests are forgotten
+    /// before that.
     pub(crate) fn reorder(&mut self, i: u32) {
         self.mismatches.reordered += 1;
         self.state[i as usize] = State::Idle;
         self.skipped.retain(|(skipped, _)| *skipped != i);
     }
 
-    /// Goes on to request `i` and past it. Calls `late` for each block that should be free by now
-    /// and is not.
+    /// Moves to request `i` and past it. Calls `late` for each block that should be free by now but
+    /// is not.
     #[inline]
     pub(crate) fn advance(&mut self, i: u32, mut late: impl FnMut(u32, &Item)) {
         if self.next != i {
@@ -348,7 +349,7 @@ impl Sequence {
                 State::Skipped
             };
             self.strays = self.strays.saturating_sub(1);
-            // The block of an earlier round may still be alive.
+            // The block of an earlier round may still live.
             if self.state[k] != State::Idle {
                 give_up(state, &mut self.mismatches);
                 continue;
@@ -389,7 +390,7 @@ impl Sequence {
     }
 }
 
-/// A request that was skipped does not come any more.
+/// A skipped request does not come any more.
 fn give_up(state: State, mismatches: &mut Mismatches) {
     match state {
         State::Skipped => mismatches.missing += 1,

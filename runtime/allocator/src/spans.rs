@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// Ranges `lo..hi` in ascending order; none meets another.
+/// Ranges `lo..hi` in ascending order; no two overlap.
 #[derive(Clone, Debug)]
 pub(crate) struct Spans<V> {
     by_start: BTreeMap<u64, (u64, V)>,
@@ -19,7 +19,7 @@ impl<V: Clone> Spans<V> {
         self.by_start.is_empty()
     }
 
-    /// Adds a range that meets none.
+    /// Adds a range that overlaps no other.
     pub(crate) fn insert(&mut self, lo: u64, hi: u64, value: V) {
         debug_assert!(
             lo < hi && self.first_meeting(lo, hi).is_none(),
@@ -33,7 +33,7 @@ impl<V: Clone> Spans<V> {
         self.by_start.get(&lo).map(|(_, value)| value)
     }
 
-    /// Removes the range that begins at `lo`: its end and its value.
+    /// Removes the range that begins at `lo`; returns its end and its value.
     pub(crate) fn remove(&mut self, lo: u64) -> Option<(u64, V)> {
         self.by_start.remove(&lo)
     }
@@ -51,8 +51,8 @@ impl<V: Clone> Spans<V> {
             .map(|(start, (end, value))| (*start, *end, value))
     }
 
-    /// Takes `lo..hi` out of every range, keeping what lies outside; the values of the ranges that
-    /// it met.
+    /// Removes `lo..hi` from all ranges; the parts outside stay. Returns the values of the ranges
+    /// that changed.
     pub(crate) fn cut(&mut self, lo: u64, hi: u64) -> Vec<V> {
         let mut met = vec![];
         while let Some((start, end, _)) = self.first_meeting(lo, hi) {
@@ -104,7 +104,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Every operation is what it is on a line of single bytes.
+        /// Every operation gives the same result as on an array of single bytes.
         #[test]
         fn like_bytes(ops in prop::collection::vec((0u8..4, 0u64..40, 1u64..9), 1..60)) {
             let (mut spans, mut bytes) = (Spans::new(), [None; 64]);
@@ -119,7 +119,7 @@ mod tests {
                         bytes[l..h].fill(Some(i));
                     }
                     2 => {
-                        // Two parts of one range are met twice.
+                        // Two parts of one range count twice.
                         let mut met: Vec<usize> = bytes[l..h].iter().flatten().copied().collect();
                         let mut cut = spans.cut(lo, hi);
                         [&mut met, &mut cut].into_iter().for_each(|values| values.dedup());

@@ -1,5 +1,5 @@
-//! The C interface, called as PyTorch does. The environment is read once, so that each case is a
-//! process of its own: the test starts itself again.
+//! The C interface, called as PyTorch does. The environment is read only once, so each case is a
+//! separate process: the test starts itself again.
 
 #![allow(unsafe_code, reason = "C callers pass pointers")]
 
@@ -18,7 +18,7 @@ fn free(address: usize, device: i32) {
 
 fn stats(device: i32) -> String {
     let mut text = vec![0u8; 2000];
-    // SAFETY: there is room for as many bytes as are said.
+    // SAFETY: the buffer has the given number of bytes.
     let len = unsafe { lighterage_stats(device, text.as_mut_ptr().cast(), text.len()) };
     text.truncate(len.saturating_sub(1));
     String::from_utf8(text).unwrap()
@@ -33,7 +33,7 @@ fn directory(name: &str) -> PathBuf {
 
 type Settings<'a> = &'a [(&'a str, &'a Path)];
 
-/// Runs a test of this file again, as the child that it is then.
+/// Runs a test of this file again, as a child process.
 fn again(test: &str, settings: Settings<'_>) -> Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -86,7 +86,7 @@ fn a_plan_is_served() {
     let mut blocks = vec![];
     for i in 0..20 {
         let bytes = [100, 200][i % 2];
-        // Autograd asks from a thread of its own.
+        // Autograd allocates from another thread.
         let address = std::thread::spawn(move || malloc(bytes, 0, 0))
             .join()
             .unwrap();
@@ -99,19 +99,19 @@ fn a_plan_is_served() {
             .all(|pair| pair[1] - pair[0] == 512 && pair[0] == blocks[0])
     );
     assert!(stats(0).contains("\"planned\": 20"), "{}", stats(0));
-    // The plan is the first device's.
+    // The plan belongs to the first device.
     free(malloc(100, 1, 0), 1);
     lighterage_record_stream(blocks[0] as *mut _, null_mut());
     lighterage_empty_cache();
-    // What is cut off is a string, too.
+    // A cut-off result is a string, too.
     let mut text = [7; 4];
-    // SAFETY: there is room for as many bytes as are said.
+    // SAFETY: the buffer has the given number of bytes.
     let len = unsafe { lighterage_stats(0, text.as_mut_ptr(), 3) };
     assert_eq!(
         (len, text.map(|c| c as u8)),
         (stats(0).len() + 1, [b'{', b'"', 0, 7])
     );
-    // Nonsense does nothing.
+    // Invalid arguments have no effect.
     assert_eq!(
         [
             malloc(0, 0, 0),
@@ -236,14 +236,13 @@ unsafe extern "C" {
     fn _exit(code: i32) -> !;
 }
 
-/// Forks; the child does something and ends by `end`. Returns the child's status, 0 if it ended
-/// well.
+/// Forks; the child runs `work` and ends by `end`. Returns the child's status, 0 if it ended well.
 fn forked(work: impl FnOnce(), end: unsafe extern "C" fn(i32) -> !) -> i32 {
-    // SAFETY: the child calls what may be called there, and ends.
+    // SAFETY: the child calls only functions that are allowed after a fork, and ends.
     unsafe {
         let child = fork();
         if child == 0 {
-            // A child that waits for a thread that it does not have is ended by the signal.
+            // The signal ends a child that waits for a thread that it does not have.
             alarm(10);
             work();
             end(0);

@@ -1,4 +1,4 @@
-//! The calls of the driver, against one that needs no GPU.
+//! The calls of the driver, tested with a driver that needs no GPU.
 
 #![allow(unsafe_code, reason = "the test asks the driver what is left")]
 
@@ -29,7 +29,7 @@ fn a_driver_is_found_and_called() {
     let path = path.to_str().unwrap();
     // SAFETY: the library is ours, and its initialisation does nothing.
     let library = unsafe { libloading::Library::new(path) }.unwrap();
-    // SAFETY: that is its type in driver.c.
+    // SAFETY: this is its type in driver.c.
     let left = || unsafe {
         library
             .get::<unsafe extern "C" fn() -> i32>(b"cuLeft\0")
@@ -67,7 +67,7 @@ fn a_driver_is_found_and_called() {
     );
     assert_eq!(left(), 0);
 
-    // Two streams in the same bytes, and a third that only uses a block.
+    // Two streams with the same bytes, and a third that only uses a block.
     let text = "lighterage-plan 1\npool 512 512\nrequests 2 0\ns 100 0 0 1\ns 200 1 0 2\nend\n";
     let mut allocator = Allocator::planned(Box::new(cuda), Plan::read(text).unwrap()).unwrap();
     for step in 1..4 {
@@ -76,8 +76,8 @@ fn a_driver_is_found_and_called() {
             allocator.record_stream(address, 16);
             assert!(allocator.free(address));
         }
-        // Of a step, each request waits for the other stream and for the third; the first has
-        // nobody before it.
+        // In a step, each request waits for the other stream and for the third; the first has no
+        // earlier users.
         assert_eq!(allocator.stats().waits, 4 * step - 2);
     }
     assert_eq!(left(), 101, "the pool, and the event of the last block");

@@ -1,4 +1,4 @@
-//! The allocator: what it serves, from any thread, in Rust and in C.
+//! Tests of the allocator: requests from any thread, in Rust and in C.
 
 mod abi;
 mod arena;

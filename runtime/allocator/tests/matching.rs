@@ -1,4 +1,4 @@
-//! How a run that differs from the plan finds back into it.
+//! How a run that differs from the plan gets back into it.
 
 use crate::arena::Arena;
 use lighterage_alloc::sequence::{ANCHOR, WINDOW};
@@ -8,12 +8,12 @@ use std::fmt::Write;
 const PROLOGUE: usize = 3;
 const STEP: usize = 200;
 
-/// Request `i`'s bytes: neighbours differ, and what stands in the step stands nowhere else in it.
+/// Request `i`'s bytes: no two requests have the same.
 fn bytes(i: usize) -> u64 {
     10 + 2 * i as u64
 }
 
-/// A prologue that stays, and a step of blocks that live for one request each.
+/// A prologue whose blocks stay, and a step of blocks that live for one request each.
 fn allocator() -> Allocator {
     let n = PROLOGUE + STEP;
     let mut text = format!(
@@ -35,7 +35,7 @@ fn allocator() -> Allocator {
     .unwrap()
 }
 
-/// Asks for blocks and frees each at once; those of the prologue stay.
+/// Requests blocks and frees each at once; the prologue's blocks stay.
 fn play(allocator: &mut Allocator, requests: impl IntoIterator<Item = usize>) {
     for i in requests {
         let address = allocator.malloc(bytes(i), 0).unwrap();
@@ -67,7 +67,7 @@ fn steps_follow_without_help() {
     );
 }
 
-/// A step that ends early, as when an update is skipped: the next one begins all the same.
+/// A step that ends early (a skipped update, for example): the next one begins normally.
 #[test]
 fn a_short_step_is_skipped_over() {
     let mut allocator = allocator();
@@ -82,7 +82,8 @@ fn a_short_step_is_skipped_over() {
     );
 }
 
-/// More is skipped than is searched: a run of requests that stands in one place is that place.
+/// More requests are skipped than are searched: a run of requests that occurs once identifies the
+/// place.
 #[test]
 fn a_run_of_requests_tells_the_place() {
     let mut allocator = allocator();
@@ -103,7 +104,7 @@ fn a_run_of_requests_tells_the_place() {
             lost as u64
         )
     );
-    // Each that came and was not known stands for one that was skipped.
+    // Each unknown request replaces a skipped one.
     let expected = Mismatches {
         missing: skipped as u64,
         resized: lost as u64,
@@ -129,8 +130,8 @@ fn an_evaluation_does_not_matter() {
     );
 }
 
-/// A run that begins in the step, as after loading a checkpoint another way, is served from the
-/// step on.
+/// A run that begins in the step (after another way of loading a checkpoint, for example) is served
+/// from the step on.
 #[test]
 fn the_prologue_may_be_missing() {
     let mut allocator = allocator();
@@ -164,7 +165,7 @@ fn swapped_requests_get_their_places() {
     let told = "step 0, request 0: 10 bytes on stream 0 were planned, and request 1 came";
     assert_eq!(small.stats().first_mismatch.as_deref(), Some(told));
 
-    // One that would be over by then gets no place that others have.
+    // A request whose planned life is over gets no place of other blocks.
     play(&mut allocator, ALL.take(PROLOGUE + 10));
     play(
         &mut allocator,
@@ -198,15 +199,15 @@ fn another_stream_gets_other_bytes() {
     );
 }
 
-/// A block that is freed late keeps its bytes; who should have had them gets others, and the next
-/// step gets its own.
+/// A block that is freed late keeps its bytes. The request that should have had them gets others;
+/// in the next step it gets its own place.
 #[test]
 fn a_late_free_is_waited_for_by_nobody() {
     let mut allocator = allocator();
     play(&mut allocator, ALL.take(PROLOGUE + 10));
     let late = allocator.malloc(bytes(PROLOGUE + 10), 0).unwrap();
     play(&mut allocator, ALL.skip(PROLOGUE + 11));
-    // Every other request lies there.
+    // Every second request lies there.
     let rest = (STEP - 11) as u64;
     let stats = allocator.stats();
     assert_eq!(
@@ -221,7 +222,7 @@ fn a_late_free_is_waited_for_by_nobody() {
     );
 }
 
-/// Nothing of this size: an error that says what is in use, and no request that counts as served.
+/// No memory of this size: the error says what is in use, and the request does not count as served.
 #[test]
 fn no_memory_is_an_error() {
     let mut allocator = allocator();

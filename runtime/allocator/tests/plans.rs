@@ -1,4 +1,4 @@
-//! Plan files: what is said of a wrong one, and that nothing that was read lets blocks meet.
+//! Plan files: the errors for wrong ones, and that blocks of an accepted one never overlap.
 
 use lighterage_alloc::Plan;
 use proptest::prelude::*;
@@ -151,7 +151,7 @@ fn wrong_plans_are_refused() {
             "line 8: what the step asks for has to be freed",
         ),
         ("d 0 0", "d 1 0", "line 9: group 1 has no `space` line"),
-        // Only in the second round is the first round's block in the way.
+        // The first round's block overlaps only in the second round.
         (
             "s 2048 0 2048 6",
             "s 2048 0 2048 7",
@@ -183,7 +183,7 @@ fn wrong_plans_are_refused() {
     );
 }
 
-/// Bytes of a block as it is planned, and the rounds' requests in which it lives.
+/// The bytes of a planned block, and the requests of all rounds in which it lives.
 fn alive(plan: &Plan, at: usize) -> Vec<(u64, u64)> {
     use lighterage_alloc::plan::Place;
     let (n, step) = (plan.requests().len(), plan.step() as usize);
@@ -208,8 +208,7 @@ fn alive(plan: &Plan, at: usize) -> Vec<(u64, u64)> {
 }
 
 proptest! {
-    /// Damaged files are refused, or what is left of them is a plan: no two blocks meet, in four
-    /// rounds.
+    /// Damaged files are refused, or are still a plan: no two blocks overlap in four rounds.
     #[test]
     fn damage_does_no_harm(cuts in prop::collection::vec((0usize..200, any::<u8>()), 1..4)) {
         let mut bytes = GOOD.as_bytes().to_vec();

@@ -1,12 +1,12 @@
-//! Bytes go from stream to stream only behind what the others were asked to do.
+//! Bytes go from stream to stream only after the earlier work of the other streams.
 
 use crate::arena::Arena;
 use lighterage_alloc::{Allocator, Plan};
 use proptest::prelude::*;
 use std::fmt::Write;
 
-/// Requests of two streams on the same bytes, in a plan: the second stream waits, the first one's
-/// next request does, too.
+/// Requests of two streams on the same bytes, in a plan: the second stream waits, and so does the
+/// first one's next request.
 #[test]
 fn the_next_stream_waits() {
     let text = "lighterage-plan 1\npool 512 512\nrequests 2 0\ns 100 0 0 1\ns 200 1 0 2\nend\n";
@@ -23,8 +23,8 @@ fn the_next_stream_waits() {
     assert_eq!(allocator.stats().planned, 6);
 }
 
-/// A stream that somebody else's block was recorded for is waited for; and only for what it was
-/// asked before the free.
+/// The next owner waits for a stream that was recorded for a block, and only for its work before
+/// the free.
 #[test]
 fn a_recorded_stream_is_waited_for() {
     let text = "lighterage-plan 1\npool 1024 512\nrequests 2 0\ns 1024 0 0 1\ns 100 0 512 2\nend\n";
@@ -47,15 +47,15 @@ fn a_recorded_stream_is_waited_for() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
-    /// Whatever is asked for, on whichever stream, used by whichever others: nobody gets bytes that
-    /// are still used.
+    /// For any requests on any streams, with any other users: no request gets bytes that are still
+    /// used.
     #[test]
     fn streams_take_turns(
         planned in prop::collection::vec((1u64..4, 0u32..3, 0u64..6, 1usize..9), 1..30),
         dynamic in prop::collection::vec(0u32..3, 0..4),
         events in prop::collection::vec((0u8..12, 0usize..40, 0u64..4, 1u64..3000), 1..250),
     ) {
-        // Places at random: what the check refuses has its own tail of the pool.
+        // Random places: blocks that the check refuses get a separate part at the end of the pool.
         let mut text = String::new();
         let mut lines: Vec<String> = vec![];
         let mut asked: Vec<(u64, u32)> = vec![];
@@ -74,7 +74,7 @@ proptest! {
             lines.push(format!("s {bytes} {stream} {lo} {end}"));
             asked.push((bytes, stream));
         }
-        // The dynamic ones come last, and may have what is planned for none that is still there.
+        // The dynamic ones come last, and may use bytes that no live planned block has.
         let mut holes: Vec<(u64, u64)> = vec![];
         let mut at = 0;
         live.retain(|live| planned.len() < live.2);

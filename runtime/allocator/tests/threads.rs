@@ -1,4 +1,4 @@
-//! Eight threads, eight million requests, and much that no plan foresaw.
+//! Eight threads, eight million requests, and many differences from the plan.
 
 use crate::arena::Arena;
 use lighterage_alloc::{Allocator, Plan, Stats};
@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const THREADS: usize = 8;
-/// A multiple of the number of sizes, so that neighbours differ across the end, too.
+/// A multiple of the number of sizes, so that neighbours also differ across the end.
 const REQUESTS: usize = 89 * 113;
 const STEPS: usize = 800;
 
@@ -38,8 +38,8 @@ fn plan(random: &mut Random) -> (Vec<Planned>, Plan) {
             } else {
                 random.below(20)
             } as usize;
-            // The last of them tell where the step ends: what only repeats says nothing of where it
-            // is.
+            // The last requests mark the step's end: a repeating sequence does not identify its
+            // place.
             let last = if REQUESTS - 89 <= i { 8 } else { 0 };
             Planned {
                 bytes: 300 + (i * 37 % 89) as u64 * 16 + last,
@@ -68,7 +68,7 @@ fn plan(random: &mut Random) -> (Vec<Planned>, Plan) {
     (blocks, Plan::read(&text).unwrap())
 }
 
-/// Every request is served in one of three ways, and what is freed comes back.
+/// Every request is served in one of three ways, and freed memory comes back.
 fn adds_up(stats: &Stats) {
     assert_eq!(
         stats.requests,
@@ -82,7 +82,7 @@ fn adds_up(stats: &Stats) {
     );
 }
 
-/// One thread after another, any one next: each difference from the plan is counted for what it is.
+/// One thread at a time, in any order: each difference from the plan is counted in its own class.
 #[test]
 fn differences_are_counted_exactly() {
     enum Event {
@@ -94,7 +94,8 @@ fn differences_are_counted_exactly() {
     let arena = Arena::new(1 << 30);
     let allocator = Mutex::new(Allocator::planned(arena.pool(), plan).unwrap());
     let (mut extra, mut missing, mut resized, mut requests) = (0, 0, 0, 0);
-    // All steps' events, with the differences in them; each a few requests from the next.
+    // All steps' events, including the differences; each difference is a few requests from the
+    // next.
     let mut script = vec![];
     for step in 0..STEPS {
         let mut ends: Vec<Vec<usize>> = vec![vec![]; REQUESTS + 1];
@@ -120,7 +121,7 @@ fn differences_are_counted_exactly() {
                 }
                 1 => missing += 1,
                 2 => {
-                    // Any block may outlive what is planned, if its place is not.
+                    // Any block may live longer than planned, unless its place is planned.
                     ask(id + 1, 7001 + random.below(100) * 2, REQUESTS);
                     ask(id, block.bytes, block.end);
                     extra += 1;
@@ -140,7 +141,7 @@ fn differences_are_counted_exactly() {
                 loop {
                     let mut turn = turns.lock().unwrap();
                     let (events, live) = &mut *turn;
-                    // A few at a time: a thread does not ask once.
+                    // A few at a time: a thread makes several requests.
                     for event in events.by_ref().take(64) {
                         match event {
                             Event::Alloc(id, bytes) => {
@@ -188,8 +189,7 @@ fn differences_are_counted_exactly() {
     assert_eq!(stats.steps, STEPS as u64);
 }
 
-/// All threads at once, in whatever order: nothing overlaps, nothing leaks, and the plan is found
-/// again.
+/// All threads at once, in any order: nothing overlaps, nothing leaks, and the plan is found again.
 #[test]
 fn threads_at_once_never_overlap() {
     let (blocks, plan) = plan(&mut Random(11));
@@ -197,7 +197,7 @@ fn threads_at_once_never_overlap() {
     let allocator = Mutex::new(Allocator::planned(arena.pool(), plan).unwrap());
     let pool = arena.given();
     let cursor = AtomicUsize::new(0);
-    // Freed by another thread than the one that asked, now and then.
+    // Blocks that another thread than the requesting one frees.
     let handed = Mutex::new(vec![]);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -232,7 +232,7 @@ fn threads_at_once_never_overlap() {
                     } else {
                         live.push_back((end, address, bytes, id));
                     }
-                    // Those of ours that are over, and some of the others'.
+                    // This thread's blocks whose life is over, and some blocks of other threads.
                     for _ in 0..live.len() {
                         let block = live.pop_front().unwrap();
                         if block.0 <= at {
@@ -261,8 +261,7 @@ fn threads_at_once_never_overlap() {
     }
     let stats = allocator.stats();
     adds_up(&stats);
-    // How many find their place free is up to the machine: a thread that is not running frees
-    // nothing.
+    // The number of free places depends on the machine: a thread that is not running frees nothing.
     assert!(
         0 < stats.planned
             && 0 < stats.mismatches.extra
@@ -274,7 +273,7 @@ fn threads_at_once_never_overlap() {
     assert_eq!(allocator.stats().cache_bytes, 0);
     assert_eq!(arena.given(), pool, "only the plan's pool should be left");
 
-    // In order again: the first step finds the place, the second is as planned.
+    // In order again: the first step finds the place in the plan, the second runs as planned.
     let mut before = allocator.stats();
     for step in 0..2 {
         let mut ends: Vec<Vec<u64>> = vec![vec![]; REQUESTS + 1];

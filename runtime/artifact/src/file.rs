@@ -16,19 +16,19 @@
 //!     data     as it is; the file ends where it ends
 //! ```
 //!
-//! The checksums are CRC-32: they find every flipped bit and every damaged run of up to 32 bits
-//! with certainty, other damage but once in four billion times, and run at memory speed. They
-//! protect from disks and cables, not from people: a file with right checksums may still say
-//! anything, and the runtime's `validate` is what safe code leans on. So a cryptographic hash would
-//! buy nothing here. Version and magic are read first, so that files of a later version are told
-//! apart from damaged ones.
+//! The checksums are CRC-32. They find every flipped bit and every damaged run of up to 32 bits,
+//! and miss other damage once in four billion times. They run at memory speed. They protect against
+//! faults of disks and cables, not against people: a file with right checksums may still contain
+//! anything, so safe code relies on the runtime's `validate`. A cryptographic hash would add
+//! nothing here. Version and magic are read first, to distinguish files of a later version from
+//! damaged ones.
 //!
-//! The signature says who compiled the file. This crate only carries it: whose key made it, and
-//! what a right one permits, is up to the programs that write and read files. It covers the body
-//! alone: data are numbers that states start from, and no code.
+//! The signature says who compiled the file. This crate only carries it: the programs that write
+//! and read files decide on the key, and on what a right signature permits. It covers only the
+//! body: the data are initial values of states, not code.
 //!
-//! The body is postcard's encoding because that is a published, stable wire format (one varint a
-//! number, no padding, no maps), so equal artifacts are equal bytes. Decoding allocates no more
+//! The body has postcard's encoding, because it is a published, stable format (one varint for each
+//! number, no padding, no maps). So equal artifacts give equal bytes. Decoding allocates no more
 //! than a constant times the body's length: a list reserves at most 1 MiB ahead of its elements
 //! (serde's rule), and the worst element, an empty kernel, takes three bytes in the file and some
 //! 200 in memory.
@@ -43,8 +43,8 @@ pub const FORMAT_VERSION: u32 = 4;
 
 const MAGIC: [u8; 8] = *b"\x89LIT\r\n\x1a\n";
 const HEADER: usize = 64;
-/// The data starts at a multiple of this many bytes, so that a mapped file has its tensors as
-/// aligned as a pool has.
+/// The data starts at a multiple of this many bytes, so that tensors in a mapped file are aligned
+/// as in a pool.
 const ALIGN: u64 = 64;
 
 /// A keyed hash of a file's body: see [`write_signed_file`].
@@ -60,7 +60,7 @@ pub enum Signed {
     No,
     /// The signature is right.
     Yes,
-    /// The signature was made with another key, or of another body.
+    /// The signature was made with another key, or for another body.
     Otherwise,
 }
 
@@ -92,22 +92,22 @@ pub enum ReadError {
         /// The length that the file has, bytes.
         found: u64,
     },
-    /// A part's bytes are not those that were written.
+    /// A part's bytes differ from the written bytes.
     #[error("the file is damaged: its {part} does not match its checksum")]
     Damaged {
         /// `header`, `body` or `data`.
         part: &'static str,
     },
-    /// The checksums are right and yet it is no artifact: another program wrote it.
+    /// The checksums are right, but the body is not an artifact: another program wrote it.
     #[error("the file's body is not an artifact's: {message}")]
     Malformed {
-        /// What the decoder met.
+        /// The decoder's error.
         message: String,
     },
     /// The file's data do not fit into memory.
     #[error("the file's data need {bytes} bytes of memory, which are not available")]
     Memory {
-        /// How much memory the data need.
+        /// The memory that the data need.
         bytes: u64,
     },
 }
@@ -143,7 +143,7 @@ fn length_text(expected: Option<u64>, found: u64) -> String {
     }
 }
 
-/// What the header says beyond magic and version.
+/// The header's fields after magic and version.
 struct Header {
     body: u64,
     data: u64,
@@ -217,8 +217,7 @@ impl Header {
             .checked_add(HEADER as u64)
     }
 
-    /// The artifact of a body with its padding and of its data, which are as long as this header
-    /// says.
+    /// The artifact of a body with its padding and of its data. Their lengths are the header's.
     fn finish(&self, body: &[u8], data: Vec<u8>) -> Result<Artifact, ReadError> {
         if crc32fast::hash(body) != self.body_crc {
             return Err(ReadError::Damaged { part: "body" });
@@ -265,7 +264,7 @@ pub fn read_file(path: impl AsRef<Path>) -> Result<Artifact, ReadError> {
     read_signed_file(path, |_, _| false).map(|(artifact, _)| artifact)
 }
 
-/// Reads a file as [`read_file`] does. `is_right` says whether a signature is that of a body.
+/// Reads a file as [`read_file`] does. `is_right` says whether a signature belongs to a body.
 pub fn read_signed_file(
     path: impl AsRef<Path>,
     is_right: impl FnOnce(&[u8], &Signature) -> bool,
@@ -275,7 +274,7 @@ pub fn read_signed_file(
         path: path.to_path_buf(),
         message: e.to_string(),
     };
-    // Asked before opening: opening a pipe that nobody writes to would wait forever.
+    // Checked before opening: opening a pipe without a writer would wait forever.
     let metadata = fs::metadata(path).map_err(io)?;
     if !metadata.is_file() {
         return Err(io(io::Error::other("not a regular file")));
@@ -296,7 +295,7 @@ pub fn read_signed_file(
             .map_err(io)?;
         match section.len() as u64 == bytes {
             true => Ok(section),
-            // Somebody cut the file between the question for its length and now.
+            // The file became shorter after its length was read.
             false => Err(ReadError::Length {
                 expected: header.file_bytes(),
                 found: section.len() as u64,
@@ -319,13 +318,12 @@ pub fn read_signed_file(
         .map(|artifact| (artifact, signed))
 }
 
-/// Writes a file that is at every moment either what it was or the whole new file: see
-/// [`replace_file`].
+/// Writes a file. At every moment it is either the old or the whole new file: see [`replace_file`].
 pub fn write_file(path: impl AsRef<Path>, artifact: &Artifact) -> io::Result<()> {
     write_signed_file(path, artifact, |_| UNSIGNED)
 }
 
-/// Writes a file with the signature that `sign` makes of the bytes of its body.
+/// Writes a file with the signature that `sign` makes from the bytes of its body.
 pub fn write_signed_file(
     path: impl AsRef<Path>,
     artifact: &Artifact,

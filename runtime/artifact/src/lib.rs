@@ -1,6 +1,6 @@
-//! The file format of a compiled step, and the only thing that compiler and runtime share. No
-//! compiler type appears: an artifact is pools, streams, events and commands over places in pools,
-//! and the data that states start from.
+//! The file format of a compiled step. The compiler and the runtime share only this. No compiler
+//! type appears: an artifact has pools, streams, events, commands over places in pools, and the
+//! initial data of states.
 
 mod file;
 mod replace;
@@ -14,9 +14,10 @@ pub use replace::replace_file;
 use serde::{Deserialize, Serialize};
 pub use target::{Cpu, Sm, Target};
 
-/// How many terms of a product's sums the runtime's kernels add up before they add them to the
-/// result. Sums that are cut at multiples of it, each continued from the one before, come out as
-/// the whole sum: the compiler cuts the loss over a large vocabulary there.
+/// The number of terms of a product's sum that the runtime's kernels add up before they add them to
+/// the result. If sums are cut at multiples of it, and each continues from the previous one, the
+/// result is the same as for the whole sum: the compiler cuts the loss over a large vocabulary
+/// there.
 pub const PRODUCT_DEPTH: usize = 512;
 
 /// The input that holds the optimizer's options, which are the same for all micro-batches.
@@ -33,25 +34,26 @@ pub struct Artifact {
     pub pools: Vec<Pool>,
     /// Stream names.
     pub streams: Vec<String>,
-    /// How many events there are.
+    /// The number of events.
     pub events: u32,
-    /// What a launch may run.
+    /// The kernels that launches run.
     pub kernels: Vec<Kernel>,
     /// Machine code of generated kernels.
     pub objects: Vec<Object>,
     /// The schedule's lines, for traces and messages.
     pub lines: Vec<Line>,
-    /// What runs, in the schedule's order. Run top to bottom on one stream it means the same.
+    /// The commands, in the schedule's order. Run in this order on one stream, they give the same
+    /// results.
     pub commands: Vec<Command>,
-    /// What the host writes before each step.
+    /// Tensors that the host writes before each step.
     pub inputs: Vec<Binding>,
-    /// What the host reads after each step.
+    /// Tensors that the host reads after each step.
     pub outputs: Vec<Binding>,
-    /// What a step finds and leaves.
+    /// Tensors that stay from step to step.
     pub states: Vec<State>,
-    /// What the plan promises.
+    /// The plan's promises.
     pub summary: Summary,
-    /// Bytes that states start from. Serde skips them: the file holds them raw, behind the body.
+    /// Initial bytes of states. Serde skips them: the file holds them raw, after the body.
     #[serde(skip)]
     pub data: Vec<u8>,
 }
@@ -72,12 +74,12 @@ impl Artifact {
     }
 }
 
-/// The memory that a pool is a part of.
+/// The memory that contains a pool.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum MemorySpace {
     /// The memory of the device with this number.
     Device(u32),
-    /// The memory of the machine that the device is attached to.
+    /// The memory of the device's machine.
     Host,
 }
 
@@ -86,7 +88,7 @@ pub enum MemorySpace {
 pub struct Pool {
     /// For messages: `device`, `host`.
     pub name: String,
-    /// The memory that it is a part of.
+    /// The memory that contains it.
     pub space: MemorySpace,
     /// Its exact size.
     pub bytes: u64,
@@ -99,11 +101,11 @@ pub struct Kernel {
     pub op: String,
     /// Its attributes, sorted by name.
     pub attrs: Vec<(String, Attr)>,
-    /// Its code; without, the runtime's own kernel runs.
+    /// Its code; without code, the runtime's own kernel runs.
     pub code: Option<Code>,
 }
 
-/// Machine code of a kernel, for operands and results of these types alone.
+/// Machine code of a kernel, only for operands and results of these types.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Code {
     /// An index into `objects`.
@@ -130,7 +132,7 @@ pub struct Code {
 pub struct Phase {
     /// The function's name in the object.
     pub symbol: String,
-    /// How many parts it has. On a GPU, the number of blocks.
+    /// The number of its parts. On a GPU, the number of blocks.
     pub parts: u64,
     /// Threads that compute a part together: 1 on a CPU.
     pub threads: u32,
@@ -150,7 +152,7 @@ pub struct Type {
 /// Machine code. It refers to nothing outside itself.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Object {
-    /// What can run it. Says also which form the bytes have.
+    /// The machines that can run it. It also says the form of the bytes.
     pub target: Target,
     /// The object file.
     pub bytes: Vec<u8>,
@@ -201,7 +203,7 @@ impl DType {
 /// A line of the schedule.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Line {
-    /// The line as a person knows it: `h1`, `w1.host -> w1`.
+    /// The line as people write it: `h1`, `w1.host -> w1`.
     pub name: String,
     /// `run`, `rerun`, `swapin`, …
     pub why: String,
@@ -210,9 +212,9 @@ pub struct Line {
 /// One command.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Command {
-    /// Where it queues: an index into `streams`.
+    /// Its stream: an index into `streams`.
     pub stream: u32,
-    /// The line it belongs to: an index into `lines`.
+    /// Its line: an index into `lines`.
     pub line: u32,
     /// What it does.
     pub kind: CommandKind,
@@ -227,10 +229,10 @@ pub enum CommandKind {
         kernel: u32,
         /// Operands.
         ins: Vec<Operand>,
-        /// Results. A result may lie exactly on an operand where the op allows it, and overlaps
-        /// none otherwise.
+        /// Results. A result may lie exactly on an operand if the op allows it; otherwise it
+        /// overlaps no operand.
         outs: Vec<Operand>,
-        /// Bytes the kernel may use.
+        /// Bytes that the kernel may use.
         scratch: Option<Range>,
     },
     /// Copies `bytes` bytes.
@@ -251,7 +253,7 @@ pub enum CommandKind {
     Wait {
         /// Which.
         event: u32,
-        /// True: as reached by the step before this one.
+        /// True: waits for the previous step's record.
         previous: bool,
     },
 }
@@ -303,16 +305,16 @@ pub struct Binding {
     pub operand: Operand,
 }
 
-/// A tensor that a step finds and leaves.
+/// A tensor that stays from step to step.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct State {
     /// Its name outside.
     pub path: String,
     /// Its kind.
     pub kind: StateKind,
-    /// Where it is between steps.
+    /// Its place between steps.
     pub operand: Operand,
-    /// What it starts from.
+    /// Its initial value.
     pub initial: Initial,
 }
 
@@ -327,28 +329,28 @@ pub enum StateKind {
     Rng,
 }
 
-/// What a state starts from.
+/// The initial value of a state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Initial {
     /// Zeros.
     Zeros,
     /// These bytes of `data`.
     Data {
-        /// From here.
+        /// The first byte.
         start: u64,
-        /// As many as the tensor has.
+        /// The tensor's size.
         bytes: u64,
     },
-    /// Nothing: the user initialises or loads it.
+    /// No value: the user initialises or loads it.
     Absent,
 }
 
-/// What the plan promises.
+/// The plan's promises.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Summary {
-    /// Peak bytes of the pool of device 0, as planned: the bytes that the pool has.
+    /// Planned peak bytes of the pool of device 0: the size of the pool.
     pub planned_peak_bytes: u64,
-    /// What the `keep` plan needs.
+    /// Peak bytes of the `keep` plan.
     pub keep_peak_bytes: u64,
     /// The budget, if there was one.
     pub budget_bytes: Option<u64>,
@@ -358,8 +360,8 @@ pub struct Summary {
     pub swapped_bytes: u64,
     /// Simulated time of the reruns in one step.
     pub recomputed_ms: f64,
-    /// How many batches a step takes: if more than one, those of input `x` are the inputs `x.0`,
-    /// `x.1`, …. 0 is 1.
+    /// The number of batches of a step. If it is more than one, input `x` has the inputs `x.0`,
+    /// `x.1`, …. 0 means 1.
     pub micro_batches: u64,
     /// The optimizer's name and default options, for the train command: `adamw`, lr, beta1, …
     pub optimizer: Option<(String, Vec<(String, f64)>)>,

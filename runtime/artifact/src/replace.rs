@@ -5,20 +5,20 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Writes a file such that at every moment, whatever is killed or full, `path` is either what it
-/// was or the whole new file: the bytes go to a file beside it, which takes its name once they are
-/// on the disk. The new file has the permissions of the old one.
+/// Writes a file. At every moment, even if a process is killed or a disk is full, `path` is either
+/// the old file or the whole new one: the bytes go to another file in the same folder, which is
+/// renamed when they are on the disk. The new file has the permissions of the old one.
 ///
 /// # Errors
-/// What the system says; `path` is then what it was.
+/// The system's error; then `path` is unchanged.
 pub fn replace_file(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     let (target, permissions) = match fs::metadata(path) {
-        // A device or a pipe is written to, as /dev/null expects; a rename would replace it.
+        // A device (`/dev/null`) or a pipe is written directly; a rename would replace it.
         Ok(metadata) if !metadata.is_file() => {
             let mut file = File::options().write(true).open(path)?;
             return parts.iter().try_for_each(|part| file.write_all(part));
         }
-        // Through links, so that the file is replaced and not the link.
+        // Links are followed, so that the file is replaced and not the link.
         Ok(metadata) => (fs::canonicalize(path)?, Some(metadata.permissions())),
         Err(_) => (path.to_path_buf(), None),
     };
@@ -40,8 +40,8 @@ pub fn replace_file(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     let written =
         write_new(&temporary, parts, permissions).and_then(|()| fs::rename(&temporary, &target));
     match written {
-        // The rename itself is on the disk once the folder is. Not every system can sync one; there
-        // it is as good as it gets.
+        // The rename is on the disk when the folder is synced. Not every system can sync a folder;
+        // an error is ignored.
         Ok(()) => {
             let _ = File::open(folder).and_then(|folder| folder.sync_all());
         }
@@ -53,10 +53,10 @@ pub fn replace_file(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
 }
 
 fn write_new(path: &Path, parts: &[&[u8]], permissions: Option<fs::Permissions>) -> io::Result<()> {
-    // A killed process of the same number may have left one. A new file follows no link.
+    // A killed process with the same number may have left this file. A new file follows no link.
     let _ = fs::remove_file(path);
     let mut file = File::options().write(true).create_new(true).open(path)?;
-    // Before any byte is in it: what was private stays private.
+    // Before the first byte is written, so that private data stay private.
     if let Some(permissions) = permissions {
         file.set_permissions(permissions)?;
     }

@@ -1,19 +1,19 @@
-//! Machines that code can be made for: compiler and runtime must mean the same by each.
+//! Machines for which code can be made. Compiler and runtime share these definitions.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What an object's code runs on.
+/// The machine that runs an object's code.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Target {
     /// A processor. The object is a relocatable ELF file for its architecture.
     Cpu(Cpu),
-    /// A GPU of NVIDIA's. The object is a module of PTX, as text without a zero at its end.
+    /// A GPU of NVIDIA. The object is a module of PTX, as text without a zero at its end.
     Gpu(Sm),
 }
 
-/// GPUs of NVIDIA's by the instructions that code may use: the compute capability times ten, 90 for
-/// an H100. A GPU runs the code of smaller numbers.
+/// GPUs of NVIDIA by the instructions that code may use: the compute capability times ten, 90 for
+/// an H100. A GPU also runs code for smaller numbers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Sm(pub u32);
 

@@ -1,4 +1,4 @@
-//! The file format: what is written comes back, what is damaged is told.
+//! The file format: a file gives back what was written, and damage is reported.
 
 #![allow(
     unsafe_code,
@@ -11,7 +11,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::path::PathBuf;
 
-/// Notes the largest allocation of each thread, since a hostile length would show as one.
+/// Records the largest allocation of each thread: a hostile length would cause a large one.
 struct Watching;
 
 thread_local! {
@@ -19,7 +19,7 @@ thread_local! {
     static TOTAL: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: forwards every call as it is to the system's allocator; realloc and alloc_zeroed use
+// SAFETY: forwards every call unchanged to the system's allocator; realloc and alloc_zeroed use
 // these two.
 unsafe impl GlobalAlloc for Watching {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -149,7 +149,7 @@ fn example() -> Artifact {
     }
 }
 
-/// A folder of this test's own, removed at the end.
+/// A temporary folder, removed at the end.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -172,7 +172,7 @@ impl Drop for Folder {
     }
 }
 
-/// A file whose checksums are right, whatever the body and the data are.
+/// A file with right checksums, for any body and data.
 fn sealed(version: u32, body: &[u8], data: &[u8]) -> Vec<u8> {
     let mut padded = body.to_vec();
     padded.resize(body.len().next_multiple_of(64), 0);
@@ -238,7 +238,7 @@ fn every_flipped_bit_is_told() {
 
 #[test]
 fn later_versions_are_told_as_such() {
-    // What follows the version is the later version's affair.
+    // The rest after the version is defined by the later version.
     for file in [
         sealed(7, b"anything", b""),
         [&b"\x89LIT\r\n\x1a\n\x07\0\0\0"[..], &[0xAA; 99]].concat(),
@@ -283,8 +283,8 @@ fn earlier_versions_are_told_as_such() {
     );
 }
 
-/// What the module's text promises of decoding: a constant times the body, and a list's megabyte
-/// ahead.
+/// The limit that the module's text promises for decoding: a constant times the body, plus a list's
+/// megabyte.
 fn warranted(file: &[u8]) -> usize {
     (1 << 20) + 128 * file.len()
 }
@@ -351,7 +351,7 @@ fn a_write_that_fails_leaves_the_old_file() {
     let folder = Folder::new("fails");
     let path = folder.0.join("a.lit");
     write_file(&path, &example()).unwrap();
-    // A killed write leaves its file behind, which is in nobody's way.
+    // A killed write leaves its file behind, which does no harm.
     std::fs::write(
         folder
             .0
@@ -423,8 +423,8 @@ proptest! {
         prop_assert!(read(&bytes).is_err());
     }
 
-    /// Random damage to a body under right checksums: an error or some artifact, and no allocation
-    /// out of proportion.
+    /// Random damage to a body with right checksums: an error or some artifact, and no
+    /// disproportionate allocation.
     #[test]
     fn hostile_bodies_end_well(
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),

@@ -1,7 +1,7 @@
 //! Attention, a tile of keys and a block of a head's queries at a time, with the micro-kernels of
-//! [`super::product`]: scores exist for a block and a tile alone, in a workspace of the thread.
-//! What `causal` forbids is computed only where a block meets the diagonal. A query that may look
-//! at nothing gives zeros, a logsumexp of 0 and no gradient, as in PyTorch.
+//! [`super::product`]: only the scores of one block and one tile exist, in a workspace of the
+//! thread. Scores that `causal` forbids are computed only where a block crosses the diagonal. A
+//! query that may use no key gives zeros, a logsumexp of 0 and no gradient, as in PyTorch.
 
 use super::math::{self, Float, Real};
 use super::product::{Left, Right, Tiled, tiles};
@@ -15,8 +15,8 @@ use pulp::{Arch, Simd, WithSimd};
 
 // --- checks ---
 
-/// q, k, v at operands `q`.. and a mask at `mask`, if there is one.
-/// The largest width of a head. A thread's workspace has some hundred rows of it.
+/// q, k, v at operands `q`.. and a mask at `mask`, if any. The largest width of a head. A thread's
+/// workspace has a few hundred rows of this width.
 const MOST_WIDTH: u64 = 1 << 16;
 
 fn check_attention(s: &Signature<'_>, q: usize, mask: usize) -> Checked {
@@ -90,15 +90,15 @@ impl Sizes {
             values: v[3],
         }
     }
-    /// The head of k and v that head `head` of q looks at, both counted over the batch.
+    /// The head of k and v that head `head` of q uses, both counted over the batch.
     fn key_head(&self, head: usize) -> usize {
         head / self.heads * self.groups + head % self.heads / (self.heads / self.groups)
     }
-    /// How many heads of q look at one of k and v.
+    /// The number of heads of q that use one head of k and v.
     fn group(&self) -> usize {
         self.heads.checked_div(self.groups).unwrap_or(0)
     }
-    /// How many keys query `i` may look at.
+    /// The number of keys that query `i` may use.
     fn reach(&self, causal: bool, i: usize) -> usize {
         if causal {
             self.keys.min(i + 1)
@@ -108,7 +108,7 @@ impl Sizes {
     }
 }
 
-/// What is added to scores, or says which take part.
+/// Numbers that are added to scores, or bools that say which scores count.
 enum Mask<'a, T> {
     None,
     Added(&'a [T], Broadcast),
@@ -126,7 +126,7 @@ impl<'a, T: Scalar> Mask<'a, T> {
             _ => Mask::Added(call.input(i), order),
         }
     }
-    /// Applies the mask's elements from `at` on to scores.
+    /// Applies the mask's elements, from `at` on, to scores.
     fn apply<W: Real>(&self, at: usize, scores: &mut [W]) {
         match self {
             Mask::None => {}
@@ -153,16 +153,17 @@ fn take<'a, W>(from: &mut &'a mut [W], n: usize) -> &'a mut [W] {
     taken
 }
 
-/// How many queries' scores are computed together: few enough that they and the probabilities stay
-/// in the second cache, and that few of the scores that `causal` forbids are computed. Whole tiles.
+/// The number of queries whose scores are computed together. It is so small that the scores and
+/// probabilities stay in the second cache, and that few scores are computed that `causal` forbids.
+/// Whole tiles.
 const QUERIES: usize = 48;
-/// How many queries are done with a tile of keys before the next tile: it is packed for all of
-/// them.
+/// The number of queries that use a tile of keys before the next tile: a tile is packed once for
+/// all of them.
 const ROWS: usize = 512;
-/// How many keys are in a tile.
+/// The number of keys in a tile.
 const KEYS: usize = 512;
 
-/// The rooms of a run in a thread's workspace, numbers each.
+/// The sizes of a run's rooms in a thread's workspace, in numbers.
 struct Rooms<const N: usize>([usize; N]);
 
 impl<const N: usize> Rooms<N> {
@@ -224,7 +225,7 @@ pub(super) fn sdpa(call: &Call<'_>) -> Ran {
     Ok(())
 }
 /// A tile of keys at a time (Dao et al., "FlashAttention", 2022): probabilities are relative to the
-/// largest score so far, and results are scaled down when that grows.
+/// largest score so far, and results are scaled down when this score grows.
 fn sdpa_of<T: Float>(call: &Call<'_>) {
     let s = Sizes::new(call.in_shape(0), call.in_shape(2));
     let (all_q, all_k, all_v) = (call.input::<T>(0), call.input::<T>(1), call.input::<T>(2));
@@ -253,7 +254,7 @@ fn sdpa_of<T: Float>(call: &Call<'_>) {
                 let (maxima, sums) = (&mut maxima[..rows], &mut sums[..rows]);
                 maxima.fill(T::Wide::LOWEST);
                 sums.fill(T::Wide::ZERO);
-                // The first of the rows, counted over the batch and the heads, and among those of
+                // The number of the first row: counted over the batch and the heads, and within
                 // this part.
                 let first = head * s.queries + top;
                 let own = first - heads.start * s.queries;
@@ -335,8 +336,8 @@ fn sdpa_of<T: Float>(call: &Call<'_>) {
 /// Sums side by side: enough for vector registers, and the order of additions is fixed.
 const LANES: usize = 16;
 
-/// Makes scores of a block of queries and a tile of keys exponentials below the largest score so
-/// far, and scales what there is of sums and results to that.
+/// Turns the scores of a block of queries and a tile of keys into exponentials relative to the
+/// largest score so far. Scales the sums and results so far to the same score.
 struct Exponentials<'a, 'b, T, W> {
     sizes: &'a Sizes,
     mask: &'a Mask<'b, T>,
@@ -423,7 +424,7 @@ pub(super) fn cut_bwd(call: &Call<'_>) -> Cut {
         s.group() * s.queries * s.keys * (s.width + s.values) / 8,
     )
 }
-/// Gradients of queries in half precision are rounded once: all keys at a time.
+/// Gradients of queries in half precision are rounded once, so a tile has all keys.
 fn tile_keys<T: Float>(s: &Sizes) -> usize {
     if T::room(1) == 0 {
         KEYS.min(s.keys)
@@ -652,7 +653,7 @@ fn sdpa_bwd_of<T: Float>(call: &Call<'_>) {
     });
 }
 
-/// Makes scores probabilities, and gradients of probabilities gradients of scores before their
+/// Turns scores into probabilities, and gradients of probabilities into gradients of scores before
 /// scaling.
 struct Gradients<'a, 'b, T, W> {
     sizes: &'a Sizes,

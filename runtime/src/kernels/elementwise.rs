@@ -153,7 +153,7 @@ reals! {
     erf: x => math::erf(x);
     silu: x => x / (R::ONE + math::exp(-x));
 }
-/// By a product, since `0 - x` is 0.0 where x is 0.0, and should be -0.0.
+/// By a product: for an x of 0.0, `0 - x` is 0.0, but the result should be -0.0.
 fn negative<W: Wide>(x: W) -> W {
     x.times(W::ZERO.minus(W::ONE))
 }
@@ -182,7 +182,7 @@ pub(super) fn logical_not(call: &Call<'_>) -> Ran {
 }
 pub(super) fn cast(call: &Call<'_>) -> Ran {
     match (call.in_dtype(0), call.out_dtype(0)) {
-        // A small number is true, though it would round to zero in the result's wide type.
+        // A small number is true, even if it rounds to zero in the result's wide type.
         (from, DType::Bool) => wide!(from, W => map(call, |[x]: [W; 1]| x)),
         (_, to) => wide!(to, W => map(call, |[x]: [W; 1]| x)),
     }

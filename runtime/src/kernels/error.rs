@@ -1,4 +1,4 @@
-//! Why a kernel refuses what it is asked to run, and why it stops.
+//! Why a kernel refuses a signature, and why it stops.
 
 use artifact::DType;
 use thiserror::Error;
@@ -14,15 +14,15 @@ pub enum KernelError {
     Refused {
         /// The op.
         op: &'static str,
-        /// What does not fit.
+        /// The reason.
         why: String,
     },
-    /// The operands' data forbid to go on.
+    /// The operands' data do not allow the kernel to go on.
     #[error("{op}: {source}")]
     Stopped {
         /// The op.
         op: &'static str,
-        /// What is wrong with them.
+        /// What is wrong with the data.
         source: DataError,
     },
     /// The kernel cannot write a result over an operand.

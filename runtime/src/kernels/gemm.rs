@@ -60,7 +60,7 @@ pub(super) fn scratch(s: &Signature<'_>) -> u64 {
 
 // --- kernels ---
 
-/// The sizes of a product: every one of the batch is `m` by `k` times `k` by `n`.
+/// The sizes of a product: each matrix product of the batch is `m` by `k` times `k` by `n`.
 struct Sizes {
     m: usize,
     k: usize,
@@ -110,28 +110,27 @@ fn run(call: &Call<'_>, a: usize) -> Ran {
     Ok(())
 }
 
-/// Whether threads share a product by columns, and not by rows of all the batch. Each part packs
-/// what it reads of the right factor, and of a transposed left one: the larger of the two should
-/// not be packed by all.
+/// True if threads share a product by columns, false if by rows of the whole batch. Each part packs
+/// what it reads of the right factor, and of a transposed left factor. Not every part should pack
+/// the larger factor.
 fn by_columns(call: &Call<'_>, s: &Sizes) -> bool {
     let one = count(call.out_shape(0)) == s.m * s.n
         && is_float(call.out_dtype(0))
         && !is_half(call.out_dtype(0));
     one && 2 * LEAST_COLUMNS <= s.n && if s.ta { s.m <= s.n } else { s.k <= DEEP }
 }
-/// A left factor with longer rows than this is better read by one thread than by all: it does not
+/// If the rows of a left factor are longer than this, only one thread should read them: they do not
 /// stay in a cache.
 const DEEP: usize = 4096;
-/// The fewest columns of a part, and the fewest rows: fewer, and packing costs too much beside
-/// them.
+/// The smallest numbers of columns and of rows of a part. With fewer, packing costs too much.
 const LEAST_COLUMNS: usize = 192;
 const LEAST_ROWS: usize = 96;
-/// Columns that tiles of every machine cover without a rest.
+/// A multiple of the columns of every machine's tiles.
 const TILES: usize = 64;
 
 pub(super) fn cut(call: &Call<'_>) -> Cut {
     let s = Sizes::new(call);
-    // Work of some ten microseconds, at least.
+    // At least about ten microseconds of work.
     let least = |other: usize| (ELEMENTS * 32).div_ceil((s.k * other).max(1));
     if is_half(call.out_dtype(0)) {
         // The scratch holds the factors of one matrix at a time.
@@ -145,7 +144,7 @@ pub(super) fn cut(call: &Call<'_>) -> Cut {
         }
     } else {
         let batches = count(call.out_shape(0)).checked_div(s.m * s.n).unwrap_or(0);
-        // Several matrices of a few rows each are cut between them.
+        // Matrices with few rows are cut between matrices only.
         let (align, grain, per_thread) = if s.m < 2 * LEAST_ROWS {
             (s.m.max(1), 1, 4)
         } else {
@@ -171,7 +170,7 @@ pub(super) fn prepare(call: &Call<'_>) -> Ran {
 
 fn float<T: Float>(call: &Call<'_>, a: usize, s: &Sizes) {
     let (x, w, tile) = (call.input::<T>(a), call.input::<T>(a + 1), T::Wide::tile());
-    // A result that lies on what is added has it already.
+    // A result that lies on the added operand has its numbers already.
     let there = a == 1 && call.inplace(0).is_some();
     let addend = (a == 1 && !there).then(|| {
         (
@@ -179,7 +178,7 @@ fn float<T: Float>(call: &Call<'_>, a: usize, s: &Sizes) {
             Broadcast::new(call.in_shape(0), call.out_shape(0)),
         )
     });
-    // Writes what is added to elements of the result from `at` on.
+    // Writes the added numbers to elements of the result, from `at` on.
     let write = |at: usize, y: &mut [T::Wide]| {
         let Some((c, order)) = &addend else { return };
         order.runs(at, y.len(), |range, from, follow| match follow {
@@ -189,7 +188,7 @@ fn float<T: Float>(call: &Call<'_>, a: usize, s: &Sizes) {
     };
     if by_columns(call, s) {
         let columns = call.part(s.n);
-        // Of a type that is its own wide type: there is no room to round from.
+        // The type is its own wide type: there is no room to round from.
         let y = call.output_columns::<T::Wide>(0, s.n);
         let from = |i: usize, j: usize, y: &mut [T::Wide]| write(i * s.n + j, y);
         let start = if a == 1 {

@@ -1,5 +1,5 @@
-//! Reading and writing at indices that are data. An index out of range is the data's fault: it is
-//! reported, and what the result then holds is unspecified.
+//! Reading and writing at indices that are data. An index out of range is an error in the data: it
+//! is reported, and the result is then unspecified.
 
 use super::elementwise::{is_any, is_number};
 use super::shape::{constant, copied};
@@ -34,11 +34,11 @@ pub(super) fn check_embedding_bwd(s: &Signature<'_>) -> Checked {
     ensure(small, || "2^31 rows or indices are too many".into())?;
     s.results(&[(s.dtype(0), &[rows, dy[index.len()]])])
 }
-/// A list of its indices for each row: i32 each.
+/// For each row a list of its indices, i32 each.
 pub(super) fn embedding_bwd_scratch(s: &Signature<'_>) -> u64 {
     4 * (s.outs[0].shape[0] + s.shape(1).iter().product::<u64>())
 }
-/// `index` has the rank of operand 0 and is no larger beside `dim`.
+/// `index` has the rank of operand 0, and no dimension other than `dim` is larger.
 fn check_indexed(s: &Signature<'_>) -> Checked {
     let dim = s.dim("dim", 0)?;
     s.expect_index(1)?;
@@ -90,7 +90,7 @@ pub(super) fn check_index_put(s: &Signature<'_>) -> Checked {
         s.has_kernel(0, is_number)?;
     }
     let shape = indexed_shape(s, 2)?;
-    // Its elements are visited, though no operand has that many: 2^32 take a minute.
+    // The kernel visits all its elements, even if the operands have fewer: 2^32 take a minute.
     let points = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d.max(1)));
     ensure(points.is_some_and(|n| n <= 1 << 32), || {
         "the indexed tensor is too large".into()
@@ -159,8 +159,8 @@ pub(super) fn embedding(call: &Call<'_>) -> Ran {
 /// The end of a chain of indices.
 const END: i32 = -1;
 
-/// Each row's indices are chained, so that a row is summed in f64 and written once, in the order of
-/// its indices.
+/// The indices of each row form a chain, so that a row is summed in f64 in the order of its indices
+/// and written once.
 pub(super) fn embedding_bwd_chains(call: &Call<'_>) -> Ran {
     let rows = call.out_shape(0)[0];
     let (index, n, padding) = (
@@ -207,8 +207,8 @@ pub(super) fn embedding_bwd(call: &Call<'_>) -> Ran {
 
 // --- gather and scatter ---
 
-/// Calls `f` with the positions in operand 0 and in a tensor of shape `other` for every index, in
-/// order.
+/// Calls `f` for every index, in order, with its positions in operand 0 and in a tensor of shape
+/// `other`.
 fn indexed(call: &Call<'_>, other: &[usize], mut f: impl FnMut(usize, usize)) -> Ran {
     let (shape, dim, index) = (
         call.in_shape(0),
@@ -262,7 +262,7 @@ pub(super) fn scatter_value(call: &Call<'_>) -> Ran {
 
 // --- several indices at once ---
 
-/// The most index operands that there are.
+/// The largest number of index operands.
 const MAX_INDICES: usize = 8;
 
 /// The shape to which the operands from `first` on broadcast, and its rank.
@@ -281,9 +281,9 @@ fn points_shape(call: &Call<'_>, first: usize) -> ([usize; MAX_RANK], usize) {
     (shape, rank)
 }
 
-/// Calls `f` with the row of operand 0 and the number of the point for each point in `part` of the
-/// broadcast indices, which are the operands from `first` on. A row is what the indexed leading
-/// dimensions leave: its length is the result.
+/// Calls `f` for each point in `part` of the broadcast indices, with the row of operand 0 and the
+/// number of the point. The indices are the operands from `first` on. A row consists of the
+/// dimensions that are not indexed.
 fn points(
     call: &Call<'_>,
     first: usize,
@@ -364,7 +364,7 @@ pub(super) fn index_put(call: &Call<'_>) -> Ran {
         put(call, y, call.input_bits::<B>(1), |y, value| *y = value)
     })
 }
-/// Calls `f` with each indexed element of `y` and the value that belongs there.
+/// Calls `f` with each indexed element of `y` and its value.
 fn put<T: Copy>(call: &Call<'_>, y: &mut [T], values: &[T], f: impl Fn(&mut T, T)) -> Ran {
     let first = 2;
     let rest = &call.in_shape(0)[call.n_inputs() - first..];

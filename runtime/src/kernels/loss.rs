@@ -66,7 +66,7 @@ pub(super) fn check_nll_loss_bwd(s: &Signature<'_>) -> Checked {
 
 // --- kernels ---
 
-/// loss = -logp[i, target[i]], or their sum, or their mean: NaN if there is none.
+/// loss = -logp[i, target[i]], or their sum, or their mean: NaN if no row counts.
 pub(super) fn nll_loss(call: &Call<'_>) -> Ran {
     let reduction = call.int("reduction");
     let (mut loss, mut weight) = (sink(call, 0), sink(call, 1));
@@ -87,8 +87,8 @@ pub(super) fn nll_loss(call: &Call<'_>) -> Ran {
     Ok(())
 }
 
-/// The sum of -logp[i, target[i]], added row by row to operand 2, or to 0: as [`nll_loss`] adds
-/// them.
+/// The sum of -logp[i, target[i]], added row by row to operand 2, or to 0, in the same order as in
+/// [`nll_loss`].
 pub(super) fn nll_sum(call: &Call<'_>) -> Ran {
     let mut loss = sink(call, 0);
     let mut sum = if call.n_inputs() == 3 {

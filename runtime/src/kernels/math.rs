@@ -1,6 +1,6 @@
-//! Functions of floating-point numbers. Those of f32 are written so that LLVM vectorises them (no
-//! branches, no calls, no table), with an error of a few units in the last place; those of f64 are
-//! the standard library's.
+//! Functions of floating-point numbers. LLVM can vectorise the functions of f32 (no branches, no
+//! calls, no table); their error is a few units in the last place. The functions of f64 are the
+//! standard library's.
 
 use super::product::Tiled;
 use super::wide::Scalar;
@@ -25,17 +25,17 @@ pub(super) trait Real:
     fn pow_of(self, y: Self) -> Self;
 }
 
-/// A floating-point element type and the type that products of it are computed in, which is itself
-/// but for half precision: that goes through memory of one's own, `room`.
+/// A floating-point element type and the type in which its products are computed: the same type,
+/// except for half precision, which is converted through extra memory, `room`.
 pub(super) trait Float: Scalar {
     type Wide: Real + Scalar;
-    /// The elements, in `room` if they have to be widened.
+    /// The elements; in `room` if they must be widened.
     fn widened<'a>(x: &'a [Self], room: &'a mut [Self::Wide]) -> &'a [Self::Wide];
-    /// Lets `f` write the elements, by way of `room` if they have to be rounded.
+    /// Lets `f` write the elements; through `room` if they must be rounded.
     fn rounded(y: &mut [Self], room: &mut [Self::Wide], f: impl FnOnce(&mut [Self::Wide]));
     /// The same for elements that `f` reads first.
     fn changed(y: &mut [Self], room: &mut [Self::Wide], f: impl FnOnce(&mut [Self::Wide]));
-    /// How much room `n` elements need.
+    /// The room that `n` elements need.
     fn room(n: usize) -> usize;
 }
 
@@ -168,7 +168,7 @@ fn within(x: f32, lo: f32, hi: f32) -> f32 {
     if hi < x { hi } else { x }
 }
 
-/// `y`, but 1 or -1 where `x` is so large that these are the nearest numbers.
+/// `y`; or 1 or -1 if `x` is so large that these are the nearest numbers.
 fn saturated(y: f32, x: f32, from: f32) -> f32 {
     let y = if from <= x { 1.0 } else { y };
     if x <= -from { -1.0 } else { y }
@@ -194,7 +194,7 @@ fn exp32(x: f32) -> f32 {
         p = p * r + c;
     }
     let y = p * r * r + r + 1.0;
-    // 2^n in two factors, so that neither overflows where the result does not.
+    // 2^n in two factors: neither overflows unless the result does.
     let n = (shifted.to_bits() as i32).wrapping_sub(MAGIC.to_bits() as i32);
     let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
     let half = n >> 1;

@@ -1,11 +1,10 @@
-//! Plain Rust kernels, one function an op: the reference for every other machine, and what the CPU
-//! machine runs.
+//! Plain Rust kernels, one function for each op: the CPU machine runs them, and they are the
+//! reference for every other machine.
 //!
-//! A kernel is found by its op's name when an artifact is loaded; `check` then refuses every
-//! signature on which `run` could panic, so that an artifact with any shapes and attributes
-//! whatsoever ends in an error or in an answer. What cannot be known before the data is there, an
-//! index out of range, `run` reports. Kernels allocate only for such a message; a thread's first
-//! product makes the thread's workspace.
+//! A kernel is found by its op's name when an artifact is loaded. Then `check` refuses every
+//! signature on which `run` could panic, so any shapes and attributes give an error or a result.
+//! Errors that depend on the data (an index out of range) are reported by `run`. Kernels allocate
+//! only for such a message; a thread's first product makes the thread's workspace.
 //!
 //! Element types: half-precision numbers are computed in f32 and rounded once, integers in i64 and
 //! wrapped, bools are bytes (nonzero is true). Sums of floating-point numbers accumulate in f64 in
@@ -38,7 +37,7 @@ use signature::Checked;
 pub use signature::Signature;
 use std::ops::Range;
 
-/// What a kernel answers: an error only for what its operands' data forbids.
+/// A kernel's result: an error only if its operands' data are wrong.
 type Ran = Result<(), DataError>;
 
 /// A kernel.
@@ -46,7 +45,7 @@ type Ran = Result<(), DataError>;
 pub struct Kernel {
     /// The op's name.
     pub name: &'static str,
-    /// The least and the most number of operands, as in the table of ops.
+    /// The smallest and the largest number of operands, as in the table of ops.
     pub inputs: (usize, usize),
     /// The (operand, result) pairs that may share their bytes, if their types are equal, as in the
     /// table of ops.
@@ -55,35 +54,35 @@ pub struct Kernel {
     scratch: fn(&Signature<'_>) -> u64,
     /// Makes a thread's workspace.
     prepare: fn(&Call<'_>) -> Ran,
-    /// How threads may share a run, and what comes before and after the parts.
+    /// How threads may share a run, and the functions that run before and after the parts.
     cut: fn(&Call<'_>) -> Cut,
     begin: fn(&Call<'_>) -> Ran,
     run: fn(&Call<'_>) -> Ran,
     end: fn(&Call<'_>) -> Ran,
 }
 
-/// How threads may share a run of a kernel. Units know nothing of each other: the bits depend
-/// neither on where parts begin nor on how many there are.
+/// How threads may share a run of a kernel. Units are independent: the bits depend neither on where
+/// parts begin nor on the number of parts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cut {
-    /// How many units there are, at least 1. They share the results that parts write, equally or as
+    /// The number of units, at least 1. They share the results that parts write equally, or as
     /// equally as possible, in an order that the kernel knows.
     pub units: usize,
     /// Parts may begin at multiples of this.
     pub align: usize,
-    /// How many units should be in a part at least, so that taking it costs nothing beside
-    /// computing it.
+    /// A part should have at least this many units, so that taking the part costs little compared
+    /// with computing it.
     pub grain: usize,
-    /// How many parts each thread should have: several, so that threads end together, or one where
-    /// a part begins with work that others do again.
+    /// The number of parts for each thread: several, so that threads end together; or one, if each
+    /// part begins with work that other parts repeat.
     pub per_thread: usize,
 }
 
-/// Elements that take some ten microseconds.
+/// Elements that take about ten microseconds.
 const ELEMENTS: usize = 1 << 14;
 
 impl Cut {
-    /// Not at all.
+    /// The run is not shared.
     pub(crate) const NO: Cut = Cut {
         units: 1,
         align: 1,
@@ -132,7 +131,7 @@ impl Cut {
     }
 }
 
-/// What comes before or after the parts of most kernels.
+/// For most kernels nothing runs before or after the parts.
 fn nothing(_: &Call<'_>) -> Ran {
     Ok(())
 }
@@ -153,7 +152,7 @@ impl Kernel {
             end: nothing,
         }
     }
-    /// The same kernel with what the table of ops says of its op.
+    /// The same kernel with the facts from the table of ops.
     const fn of(self, op: OpKind) -> Kernel {
         let facts = op.facts();
         Kernel {
@@ -178,9 +177,9 @@ impl Kernel {
     const fn scratch(self, scratch: fn(&Signature<'_>) -> u64) -> Kernel {
         Kernel { scratch, ..self }
     }
-    /// Refuses what the kernel cannot run: wrong counts, types, shapes, attributes, too little
-    /// scratch. After it said yes, [`Kernel::run`] does not panic on operands and results of these
-    /// types, disjoint but for in-place pairs.
+    /// Refuses signatures that the kernel cannot run: wrong counts, types, shapes, attributes, too
+    /// little scratch. For an accepted signature, [`Kernel::run`] does not panic if operands and
+    /// results have these types and are disjoint, except for in-place pairs.
     pub fn check(&self, signature: &Signature<'_>) -> Result<(), KernelError> {
         let checked = signature
             .sane(self.inputs)
@@ -198,7 +197,7 @@ impl Kernel {
     pub fn scratch_bytes(&self, signature: &Signature<'_>) -> u64 {
         (self.scratch)(signature)
     }
-    /// Runs the kernel; an error says what its operands' data forbids: `index 300 is not in
+    /// Runs the kernel; an error says what is wrong with its operands' data: `index 300 is not in
     /// 0..257`.
     pub fn run(&self, call: &Call<'_>) -> Result<(), KernelError> {
         self.begin(call)?;
@@ -217,15 +216,15 @@ impl Kernel {
     pub(crate) fn prepare(&self, call: &Call<'_>) -> Result<(), KernelError> {
         (self.prepare)(call).map_err(|source| self.stopped(source))
     }
-    /// What comes before the parts.
+    /// Runs before the parts.
     pub(crate) fn begin(&self, call: &Call<'_>) -> Result<(), KernelError> {
         (self.begin)(call).map_err(|source| self.stopped(source))
     }
-    /// A part.
+    /// Runs one part.
     pub(crate) fn run_part(&self, call: &Call<'_>) -> Result<(), KernelError> {
         (self.run)(call).map_err(|source| self.stopped(source))
     }
-    /// What comes after all parts.
+    /// Runs after all parts.
     pub(crate) fn end(&self, call: &Call<'_>) -> Result<(), KernelError> {
         (self.end)(call).map_err(|source| self.stopped(source))
     }
@@ -234,8 +233,8 @@ impl Kernel {
 /// The kernel of an op. This match lists every op, so an op without a kernel does not compile.
 const fn kernel(op: OpKind) -> Option<Kernel> {
     let kernel = match op {
-        // A reshape shares its operand's bytes, a group of ops is generated, and an unknown op
-        // never runs.
+        // A reshape shares its operand's bytes, a group of ops has generated code, and an unknown
+        // op never runs.
         OpKind::Reshape | OpKind::Fused | OpKind::Extern => return None,
         OpKind::Neg => k(elementwise::check_signed, elementwise::neg).cut_by(Cut::elements),
         OpKind::Abs => k(elementwise::check_numbers, elementwise::abs).cut_by(Cut::elements),
@@ -430,7 +429,7 @@ const fn kernel(op: OpKind) -> Option<Kernel> {
     Some(kernel.of(op))
 }
 
-/// How many ops have a kernel.
+/// The number of ops with a kernel.
 const COUNT: usize = {
     let (mut i, mut n) = (0, 0);
     while i < OpKind::ALL.len() {
@@ -456,8 +455,7 @@ const fn table() -> [Kernel; COUNT] {
 /// Every kernel, in the order of the table of ops.
 pub static KERNELS: &[Kernel] = &table();
 
-/// The kernel of an op, by name. `None` for a name that is no op's, and for an op that is never run
-/// by itself.
+/// The kernel of an op, by name. `None` if no op has this name, or if the op never runs by itself.
 pub fn find(op: &str) -> Option<&'static Kernel> {
     KERNELS.iter().find(|kernel| kernel.name == op)
 }
@@ -485,7 +483,7 @@ mod tests {
             prop_assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
             prop_assert_eq!((ranges[0].start, ranges[parts - 1].end), (0, units));
             prop_assert!(parts <= threads * per_thread);
-            // But for the last one, which has what is left.
+            // All except the last, which has the rest.
             prop_assert!(ranges[..parts - 1].iter().all(|range| grain <= range.len()));
         }
     }

@@ -1,5 +1,5 @@
-//! Softmax along a dimension, layer norm, batch norm, and their derivatives. Statistics are taken
-//! in f64.
+//! Softmax along a dimension, layer norm, batch norm, and their derivatives. Statistics are
+//! computed in f64.
 
 use super::math::{self, Float, Real};
 use super::signature::{Checked, Signature, ensure, is_float, statistics_dtype};
@@ -106,7 +106,7 @@ pub(super) fn cut_lines(call: &Call<'_>) -> Cut {
     let (outer, n, inner) = around(call.out_shape(0), call.int("dim") as usize);
     Cut::of(outer, n * inner)
 }
-/// Calls `f` with all the lines of a part of a tensor.
+/// Calls `f` with all lines of a part of a tensor.
 fn lines(call: &Call<'_>, mut f: impl FnMut(Lines)) {
     let (outer, n, inner) = around(call.out_shape(0), call.int("dim") as usize);
     for o in call.part(outer) {
@@ -148,7 +148,7 @@ fn fold<R: Real, const N: usize>(
         let known = R::of_f64(known[0]);
         for (block, len) in blocks(l.n) {
             (0..N).for_each(|i| xs[i].load(y, l.at + block, &mut buffers[i][..len]));
-            // Two loops: one lifts, which becomes vector code, one combines.
+            // Two loops: the first lifts and becomes vector code, the second combines.
             (0..len).for_each(|j| lifted[j] = lift(std::array::from_fn(|i| buffers[i][j]), known));
             for part in lifted[..len].chunks(LANES) {
                 lanes
@@ -369,13 +369,13 @@ fn layer_norm_of<R: Real>(call: &Call<'_>) {
     }
 }
 
-/// Where the results of a mask are: the number of each of three, or none.
+/// The number of each of the three results of a mask; none if the mask excludes it.
 fn places(call: &Call<'_>) -> [Option<usize>; 3] {
     let mask = call.ints("mask");
     std::array::from_fn(|i| (mask[i] == 1).then(|| mask[..i].iter().sum::<i64>() as usize))
 }
-/// Rows whose sums of a column are taken together: at most 32 such chunks, and not so small that
-/// they cost.
+/// The number of rows of a chunk: a column is summed within each chunk first. At most 32 chunks;
+/// very small chunks would cost time.
 fn chunk(rows: u64) -> u64 {
     rows.div_ceil(32).max(64)
 }
@@ -403,7 +403,8 @@ pub(super) fn layer_norm_bwd(call: &Call<'_>) -> Ran {
     Ok(())
 }
 /// With x̂ = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - x̂ mean(g x̂)), dw = Σ dy x̂,
-/// db = Σ dy. The sums over rows are those of chunks here, which [`layer_norm_bwd_sums`] adds up.
+/// db = Σ dy. Here, rows are summed within chunks only; [`layer_norm_bwd_sums`] adds up the chunks'
+/// sums.
 fn layer_norm_bwd_of<R: Real>(call: &Call<'_>) {
     let (rows, n) = rows(call.in_shape(1), call.int("dims"));
     let chunk = chunk(rows as u64) as usize;
@@ -422,7 +423,7 @@ fn layer_norm_bwd_of<R: Real>(call: &Call<'_>) {
         &mut []
     };
     sums.fill(0.0);
-    // A single row of dy may lie on dw, which is written at the end; here, no result is.
+    // A single row of dy may lie on dw, which is written at the end; here, no result is written.
     let none = &if dx.is_none() && call.inplace(0).is_some() {
         sink(call, 0)
     } else {
@@ -508,7 +509,7 @@ pub(super) fn layer_norm_bwd_sums(call: &Call<'_>) -> Ran {
 }
 // --- batch norm ---
 
-/// By channels.
+/// The units are the channels.
 pub(super) fn cut_channels(call: &Call<'_>) -> Cut {
     let (batch, channels, inner) = around(call.in_shape(0), 1);
     Cut::of(channels, batch * inner)
@@ -532,11 +533,11 @@ impl Images {
             inner,
         }
     }
-    /// How many elements a channel has.
+    /// The number of elements of a channel.
     fn n(&self) -> f64 {
         (self.batch * self.inner) as f64
     }
-    /// Calls `f` with where each run of channel `c`'s elements starts and how long it is.
+    /// Calls `f` with the start and length of each run of channel `c`'s elements.
     #[inline(always)]
     fn runs(&self, c: usize, mut f: impl FnMut(usize, usize)) {
         for b in 0..self.batch {
@@ -545,13 +546,12 @@ impl Images {
             }
         }
     }
-    /// A result of this shape, whose channels threads share: a row for each image.
+    /// A result of this shape as a row for each image. Threads share its channels.
     fn output<'a, T: Element>(&self, call: &Call<'a>, j: usize) -> Planes<'a, T> {
         let columns = self.channels * self.inner;
         call.output_planes(j, 0..self.channels.max(1), [1, 1, columns])
     }
-    /// Calls `f` for each run of channel `c`'s elements, with where it starts and its part of the
-    /// result.
+    /// Calls `f` with the start of each run of channel `c`'s elements and its part of the result.
     #[inline(always)]
     fn write<T>(&self, y: &mut Planes<'_, T>, c: usize, mut f: impl FnMut(usize, &mut [T])) {
         if self.inner == 0 {
@@ -611,7 +611,7 @@ impl<T: Float> WithSimd for BatchNorm<'_, '_, T> {
     }
 }
 
-/// A channel's mean, and the sum of the squares of what its elements differ from it.
+/// A channel's mean, and the sum of its elements' squared differences from the mean.
 #[inline(always)]
 fn statistics<T: Float>(images: &Images, x: &[T], c: usize) -> (f64, f64) {
     let mut xs = [T::Wide::ZERO; BLOCK];
@@ -629,7 +629,7 @@ fn statistics<T: Float>(images: &Images, x: &[T], c: usize) -> (f64, f64) {
     (mean, squares)
 }
 
-/// A sum with lanes.
+/// A sum in several lanes.
 #[inline(always)]
 pub(super) fn total<R: Copy>(xs: &[R], f: impl Fn(R) -> f64) -> f64 {
     let mut lanes = [0.0; LANES];

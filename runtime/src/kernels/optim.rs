@@ -1,11 +1,11 @@
-//! Optimizers, with PyTorch's single-tensor formulas in PyTorch's order, rounded once an element.
-//! Coefficients are computed in f64, then rounded to the parameter's wide type. A last operand, if
-//! there is one, is an f32 that the gradient is multiplied by first.
+//! Optimizers: PyTorch's single-tensor formulas in PyTorch's order; each element is rounded once.
+//! Coefficients are computed in f64, then rounded to the parameter's wide type. An optional last
+//! operand is an f32; the gradient is first multiplied by it.
 //!
-//! Each formula is a loop over slices that do not overlap, which is compiled for every set of
-//! vector instructions that the machine may have. None of them fuses a product with a sum, so that
-//! the bits are those of one number at a time. Elements do not know of each other: threads may
-//! share a run, see [`super::Cut`].
+//! Each formula is a loop over slices that do not overlap. It is compiled for every set of vector
+//! instructions that the machine may have. No formula fuses a product with a sum, so the bits are
+//! the same as for one number at a time. Elements are independent, so threads may share a run, see
+//! [`super::Cut`].
 
 use super::Ran;
 use super::math::{Float, Real, sqrt};
@@ -23,7 +23,7 @@ fn check_hyper(s: &Signature<'_>, i: usize, n: u64) -> Checked {
     s.expect(i, DType::F64)?;
     s.expect_shape(i, &[n])
 }
-/// Operand `i`, if it is there, is the gradient's factor.
+/// The optional operand `i` is the gradient's factor.
 fn check_scale(s: &Signature<'_>, i: usize) -> Checked {
     if s.ins.len() <= i {
         return Ok(());
@@ -99,11 +99,11 @@ pub(super) fn check_clip_scale(s: &Signature<'_>) -> Checked {
 
 // --- formulas ---
 
-/// An update of `N` numbers an element, the parameter first, by a gradient. All slices have one
-/// length, that of a block: formulas go over it once for each number that they change. Tensors of
-/// equal size often lie at equal distances from a page's start, and a processor takes a number that
-/// it reads for one that it has just written at that distance in another page: going over the
-/// elements once, with all of their numbers, halves the speed.
+/// An update of `N` numbers of each element, the parameter first, by a gradient. All slices have
+/// the length of a block: formulas loop over the block once for each number that they change. One
+/// loop over all numbers of an element would have half the speed: tensors of equal size often lie
+/// at equal distances from a page's start, and a processor confuses a read with a recent write at
+/// the same distance in another page.
 trait Formula<R, const N: usize>: Copy {
     fn apply(self, numbers: [&mut [R]; N], gradient: &[R]);
 }
@@ -114,7 +114,7 @@ struct AdamW<R> {
     keep: R,
     weight: R,
     rest: R,
-    /// PyTorch's lerp counts from the nearer end.
+    /// PyTorch's lerp starts from the nearer end.
     near: bool,
     beta2: R,
     rest2: R,
@@ -125,7 +125,7 @@ struct AdamW<R> {
 }
 
 impl<R: Real> AdamW<R> {
-    /// `None` if there are not five options, which `check` refuses.
+    /// `None` unless there are five options; `check` refuses other numbers.
     fn new(hyper: &[f64], step: i64, scale: R) -> Option<AdamW<R>> {
         let &[lr, beta1, beta2, eps, decay] = hyper else {
             return None;
@@ -235,7 +235,7 @@ pub(super) fn sgd_momentum(call: &Call<'_>) -> Ran {
     Ok(())
 }
 
-/// The gradient's factor: operand `i`, if it is there.
+/// The gradient's factor: the optional operand `i`.
 fn scale<R: Real>(call: &Call<'_>, i: usize) -> R {
     if i < call.n_inputs() {
         R::of(call.input::<f32>(i)[0])
@@ -244,8 +244,8 @@ fn scale<R: Real>(call: &Call<'_>, i: usize) -> R {
     }
 }
 
-/// Runs a formula over operand 1, the gradient, and the operands `olds`, whose new values are the
-/// results in that order.
+/// Runs a formula over operand 1 (the gradient) and the operands `olds`. The results are their new
+/// values, in the same order.
 fn update<R: Real + Scalar, const N: usize>(
     call: &Call<'_>,
     olds: [usize; N],
@@ -268,8 +268,7 @@ fn update<R: Real + Scalar, const N: usize>(
     }
 }
 
-/// A tensor that changes: the result, which holds the old elements already if it lies on the
-/// operand.
+/// A tensor that changes: the result. If it lies on the operand, it holds the old elements already.
 struct Changed<'a, T> {
     old: Option<&'a [T]>,
     new: &'a mut [T],
@@ -282,7 +281,7 @@ impl<'a, T: Element> Changed<'a, T> {
             new: call.output(j),
         }
     }
-    /// The old elements from `at` on, to be replaced.
+    /// The old elements from `at` on, which the caller replaces.
     #[inline(always)]
     fn block(&mut self, at: usize, len: usize) -> &mut [T] {
         let new = &mut self.new[at..at + len];
@@ -293,7 +292,7 @@ impl<'a, T: Element> Changed<'a, T> {
     }
 }
 
-/// A formula on tensors of the type that it computes in.
+/// A formula on tensors of its own type.
 struct Direct<'a, R, F, const N: usize> {
     news: [Changed<'a, R>; N],
     gradient: &'a [R],
@@ -314,7 +313,7 @@ impl<R: Real + Element, F: Formula<R, N>, const N: usize> WithSimd for Direct<'_
     }
 }
 
-/// A formula on tensors of another type, by way of blocks.
+/// A formula on tensors of another type, which are converted block by block.
 struct Widened<'a, 'b, R, F, const N: usize> {
     call: &'a Call<'b>,
     olds: [usize; N],
@@ -348,10 +347,10 @@ impl<R: Real, F: Formula<R, N>, const N: usize> WithSimd for Widened<'_, '_, R, 
 
 // --- masters in halves ---
 
-/// The two halves of an f32: the nearest bf16, of two equally near ones that with the larger
-/// magnitude, and the distance between the bit patterns. Every pair but those of a NaN is the pair
-/// of one f32. (With ties to even that cannot be: an even bf16 is the nearest of 65537 numbers, and
-/// 16 bits tell 65536 apart.) A NaN stays one, and loses its lower half.
+/// The two halves of an f32: the nearest bf16 and the distance between the bit patterns. If two are
+/// equally near, the bf16 with the larger magnitude. Every pair belongs to exactly one f32, except
+/// the pairs of a NaN. (With ties to even this is impossible: an even bf16 would be the nearest of
+/// 65537 numbers, and 16 bits distinguish only 65536.) A NaN stays a NaN and loses its lower half.
 #[inline(always)]
 fn split(master: f32) -> (u16, u16) {
     let bits = master.to_bits();
@@ -363,7 +362,7 @@ fn split(master: f32) -> (u16, u16) {
     };
     ((bits.wrapping_add(0x8000) >> 16) as u16, bits as u16)
 }
-/// The f32 that two halves are of.
+/// The f32 of two halves.
 #[inline(always)]
 fn join(high: u16, low: u16) -> f32 {
     let below = u32::from(low >> 15);
@@ -452,8 +451,8 @@ impl<T: Float> WithSimd for Squares<'_, T> {
 /// Sums at a time. A divisor of [`BLOCK`].
 const LANES: usize = 16;
 
-/// `min(1, max_norm / (norm + 1e-6))`, as `torch.nn.utils.clip_grad_norm_` has it; a norm that is
-/// NaN gives NaN.
+/// `min(1, max_norm / (norm + 1e-6))`, as in `torch.nn.utils.clip_grad_norm_`; a NaN norm gives
+/// NaN.
 pub(super) fn clip_scale(call: &Call<'_>) -> Ran {
     let sum: f64 = (0..call.n_inputs()).map(|i| call.input::<f64>(i)[0]).sum();
     let scale = call.float("max_norm") / (sum.sqrt() + 1e-6);
@@ -465,7 +464,7 @@ pub(super) fn clip_scale(call: &Call<'_>) -> Ran {
 mod tests {
     use super::*;
 
-    /// Every upper half with lower halves around where rounding changes its mind.
+    /// Every upper half, with lower halves around the points where rounding changes.
     fn each(mut f: impl FnMut(u32)) {
         let lows = [
             0, 1, 2, 0x3FFF, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xC000, 0xFFFE, 0xFFFF,
@@ -473,8 +472,7 @@ mod tests {
         for high in 0..=0xFFFFu32 {
             lows.iter().for_each(|low| f(high << 16 | low));
         }
-        // All lower halves of a normal number, a subnormal, zero, the largest number, and of a
-        // negative one.
+        // All lower halves of a normal, a subnormal, zero, the largest, and a negative number.
         for high in [0x3F80, 0x3F81, 0x0001, 0x0000, 0x7F7F, 0xBFFF, 0xFF7F] {
             (0..=0xFFFF).for_each(|low| f(high << 16 | low));
         }

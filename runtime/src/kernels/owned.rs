@@ -1,4 +1,4 @@
-//! Kernels on tensors of one's own: for tests and for evaluating graphs op by op. Memory is
+//! Kernels on tensors outside a pool: for tests and for evaluating graphs op by op. Memory is
 //! allocated for each run.
 
 use super::{Kernel, KernelError, Signature, find};
@@ -25,14 +25,14 @@ impl OwnedTensor {
     /// A tensor of zeros.
     pub fn zeros(dtype: DType, shape: &[usize]) -> OwnedTensor {
         let bytes = shape.iter().product::<usize>() * dtype.bytes() as usize;
-        // One line at least: an empty tensor has an address too.
+        // At least one line: an empty tensor has an address too.
         OwnedTensor {
             dtype,
             shape: shape.to_vec(),
             lines: vec![Line([0; 64]); bytes.div_ceil(64).max(1)],
         }
     }
-    /// A tensor from its bytes, little-endian. Panics if their number is not the type's.
+    /// A tensor from its bytes, little-endian. Panics if the number of bytes is wrong.
     pub fn from_bytes(dtype: DType, shape: &[usize], bytes: &[u8]) -> OwnedTensor {
         let mut tensor = OwnedTensor::zeros(dtype, shape);
         assert_eq!(
@@ -45,8 +45,7 @@ impl OwnedTensor {
         }
         tensor
     }
-    /// A tensor from numbers, rounded to the element type. Panics if their number is not the
-    /// shape's.
+    /// A tensor from numbers, rounded to the element type. Panics if the count is not the shape's.
     pub fn from_f64s(dtype: DType, shape: &[usize], numbers: &[f64]) -> OwnedTensor {
         let bytes: Vec<u8> = numbers
             .iter()
@@ -54,8 +53,8 @@ impl OwnedTensor {
             .collect();
         OwnedTensor::from_bytes(dtype, shape, &bytes)
     }
-    /// A tensor from integers, wrapped or rounded to the element type. Panics if their number is
-    /// not the shape's.
+    /// A tensor from integers, wrapped or rounded to the element type. Panics if the count is not
+    /// the shape's.
     pub fn from_i64s(dtype: DType, shape: &[usize], numbers: &[i64]) -> OwnedTensor {
         let bytes: Vec<u8> = numbers
             .iter()
@@ -93,7 +92,7 @@ impl OwnedTensor {
             .map(|bytes| decode_int(self.dtype, bytes))
             .collect()
     }
-    /// The same bytes in another shape. Panics if it has another number of elements.
+    /// The same bytes in another shape. Panics if the number of elements differs.
     pub fn reshape(&self, shape: &[usize]) -> OwnedTensor {
         OwnedTensor::from_bytes(self.dtype, shape, &self.bytes())
     }
@@ -101,11 +100,11 @@ impl OwnedTensor {
     pub fn fill(&mut self, byte: u8) {
         self.lines.fill(Line([byte; 64]));
     }
-    /// Where the bytes are: a multiple of 64.
+    /// The address of the bytes: a multiple of 64.
     pub fn as_ptr(&self) -> *const u8 {
         self.lines.as_ptr().cast()
     }
-    /// The same, to write to.
+    /// The same address, for writing.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.lines.as_mut_ptr().cast()
     }
@@ -168,8 +167,7 @@ fn word(bytes: &[u8]) -> u64 {
         .fold(0, |word, &byte| word << 8 | u64::from(byte))
 }
 
-/// Runs an op on tensors of one's own; the results have the types `outs`. An error says what the
-/// kernel refused.
+/// Runs an op on tensors; the results have the types `outs`. An error says what the kernel refused.
 pub fn run_op(
     op: &str,
     attrs: &[(String, Attr)],
@@ -180,7 +178,7 @@ pub fn run_op(
     run_op_inplace(op, attrs, inputs, outs, scratch_bytes, &[])
 }
 
-/// The same, where each pair's operand lies on its result.
+/// The same; each pair's operand lies on its result.
 pub fn run_op_inplace(
     op: &str,
     attrs: &[(String, Attr)],
@@ -194,19 +192,19 @@ pub fn run_op_inplace(
     Ok(run.results)
 }
 
-/// A checked run of a kernel with its memory, to be run as often as one likes.
+/// A checked run of a kernel with its memory. It can be run many times.
 pub struct Run<'a> {
     kernel: &'static Kernel,
     attrs: &'a [(String, Attr)],
     inputs: Vec<&'a OwnedTensor>,
-    /// The results: anything before the first run.
+    /// The results; unspecified before the first run.
     pub results: Vec<OwnedTensor>,
     scratch: OwnedTensor,
     pairs: Vec<(usize, usize)>,
 }
 
 impl<'a> Run<'a> {
-    /// A run; an error says what the kernel refused.
+    /// Makes a run; an error says what the kernel refused.
     pub fn new(
         op: &str,
         attrs: &'a [(String, Attr)],
@@ -233,7 +231,7 @@ impl<'a> Run<'a> {
             scratch: scratch_bytes,
         })?;
 
-        // Not zeros: a kernel that leaves an element unwritten should be found out.
+        // Not zeros, so that tests notice an element that a kernel did not write.
         let rubbish = Line([0xA5; 64]);
         let mut results: Vec<OwnedTensor> = outs
             .iter()
@@ -266,11 +264,12 @@ impl<'a> Run<'a> {
             pairs: pairs.to_vec(),
         })
     }
-    /// Runs it. In-place operands are the results of the run before.
+    /// Runs it. In-place operands are the results of the previous run.
     pub fn run(&mut self) -> Result<(), KernelError> {
         self.run_between(|| {})
     }
-    /// Runs it and calls `mark` right before and right after the kernel, for measuring it alone.
+    /// Runs it and calls `mark` right before and right after the kernel, to measure only the
+    /// kernel.
     pub fn run_between(&mut self, mark: impl FnMut()) -> Result<(), KernelError> {
         self.run_on(None, mark)
     }
@@ -286,8 +285,8 @@ impl<'a> Run<'a> {
         mark();
         ran
     }
-    /// The same in parts on this thread, the last part first: of `lengths` units in turn, or so
-    /// many times as many as parts' beginnings must be multiples of. How many parts there were.
+    /// The same in parts on this thread, the last part first. Parts have the sizes `lengths` in
+    /// turn, as multiples of [`super::Cut::align`]. Returns the number of parts.
     pub fn run_in_parts(&mut self, lengths: &[usize]) -> Result<usize, KernelError> {
         self.launch().run_in_parts(lengths)
     }
@@ -315,9 +314,9 @@ impl<'a> Run<'a> {
         let ins: Vec<Tensor> = self.inputs.iter().enumerate().map(place).collect();
         let data = self.scratch.lines.as_mut_ptr().cast();
         let scratch = (0 < self.scratch.n_bytes()).then(|| self.scratch.tensor(data));
-        // Results are tensors of their own, operands lie on them only in declared pairs: what
-        // `Call` asks for. The launch is dropped by who asks for it; a team's threads that still
-        // hold it do not look at its tensors any more.
+        // `Call` requires that results are separate tensors and that operands lie on them only in
+        // declared pairs. The caller drops the launch; a team's threads that still hold it do not
+        // use its tensors any more.
         Arc::new(Launch::new(
             self.kernel,
             self.attrs.into(),

@@ -46,7 +46,7 @@ pub(super) fn check_max_pool2d_bwd(s: &Signature<'_>) -> Checked {
     s.results(&[(s.dtype(0), &shape)])
 }
 
-/// By the channels of all images.
+/// The units are the channels of all images.
 pub(super) fn cut_planes(call: &Call<'_>) -> Cut {
     let (x, y) = (call.in_shape(0), call.out_shape(0));
     Cut::of(y[0] * y[1], count(&x[2..]).max(count(&y[2..])))
@@ -87,7 +87,7 @@ fn max_pool2d_of<T: Scalar, W: Wide>(call: &Call<'_>) {
     });
 }
 
-/// The windows of some planes.
+/// The windows of some planes of an image.
 struct Windows<'a, T, W> {
     axes: [Axis; 2],
     x: &'a [T],
@@ -129,7 +129,7 @@ impl<T: Scalar, W: Wide> WithSimd for Windows<'_, T, W> {
                         }
                     }
                 }
-                // A window that lies in the padding altogether has no maximum.
+                // A window that lies completely in the padding has no maximum.
                 indices
                     .iter_mut()
                     .for_each(|index| *index = (*index).max(0));
@@ -142,7 +142,7 @@ impl<T: Scalar, W: Wide> WithSimd for Windows<'_, T, W> {
 /// The index of a window that has seen no element.
 const NONE: i64 = -1;
 
-/// Takes elements, `stride` apart, that are larger than the best. `at` is the first's index.
+/// Updates the maximum with elements that are `stride` apart. `at` is the index of the first.
 #[inline(always)]
 fn larger<T: Scalar, W: Wide>(
     best: &mut [W],
@@ -151,7 +151,7 @@ fn larger<T: Scalar, W: Wide>(
     at: usize,
     stride: usize,
 ) {
-    // Elements that follow each other, in loops without branches, become vectors.
+    // Loops without branches over neighbouring elements become vector code.
     let mut news = [W::ZERO; BLOCK];
     let news = &mut news[..best.len()];
     if stride == 1 {

@@ -1,15 +1,15 @@
-//! One product of two matrices: the micro-kernels of `gemm-f32` and `gemm-f64`, which multiply a
-//! tile of a few rows and columns at the machine's speed, and our own loops around them.
+//! The product of two matrices: the micro-kernels of `gemm-f32` and `gemm-f64`, which multiply a
+//! tile of a few rows and columns at full speed, and our own loops around them.
 //!
-//! The loops that come with those crates allocate for each product; these keep one workspace a
-//! thread, made at the thread's first product, so that a step in steady state allocates nothing.
-//! They are Goto's: a block of the right factor is packed so that it stays in the second cache
-//! while tiles go over it, cut at places that depend on the shape alone. Measured on one core of
-//! Zen 3 (AVX2), f32, the shapes of a small GPT-2 in all orders: 84 to 98 GFLOP/s, 0.92 to 1.06 of
-//! what the loops of the crate `gemm` reach; attention's small products 57 to 91, 0.97 to 1.03. On
-//! one core of Zen 4 (AVX-512), whose registers reach 118: 104 to 111. A product of one row spends
-//! its time on packing: 1x768x768 with the right factor transposed has 5 GFLOP/s on Zen 3, and
-//! could have 29.
+//! The loops in those crates allocate for each product. Ours keep one workspace for each thread,
+//! made at the thread's first product, so that a step in steady state allocates nothing. The method
+//! is Goto's: a block of the right factor is packed so that it stays in the second cache while
+//! tiles use it. Cuts depend only on the shape. Measured on one core of Zen 3 (AVX2), f32, the
+//! shapes of a small GPT-2 in all orders: 84 to 98 GFLOP/s, which is 0.92 to 1.06 times the speed
+//! of the crate `gemm`'s loops; attention's small products 57 to 91, which is 0.97 to 1.03 times.
+//! On one core of Zen 4 (AVX-512), whose limit is 118: 104 to 111. A product of one row spends its
+//! time on packing: 1x768x768 with the right factor transposed reaches 5 GFLOP/s on Zen 3, and
+//! could reach 29.
 
 #![allow(
     unsafe_code,
@@ -23,9 +23,9 @@ use std::ops::Range;
 
 /// `(columns, rows, depth, y, w, x, y's row stride, y's column stride, w's row stride, x's column
 /// stride, x's row stride, factor of y, factor of the product, 0: y is overwritten or 1: added to,
-/// …)`. The crates have columns for rows: `y` is row-major here, which is the transposed product
-/// there. It computes `y[i][j] (+)= sum over l of x[i][l] w[l][j]` for a tile, where `w`'s columns
-/// are next to each other.
+/// …)`. The crates swap rows and columns: a row-major `y` here is the transposed product there. It
+/// computes `y[i][j] (+)= sum over l of x[i][l] w[l][j]` for a tile. `w`'s columns are next to each
+/// other.
 type Micro<R> = unsafe fn(
     usize,
     usize,
@@ -47,11 +47,11 @@ type Micro<R> = unsafe fn(
     *const R,
 );
 
-/// The micro-kernels of a machine: for each number of vectors that hold a row of the tile, for each
-/// number of rows.
+/// The micro-kernels of a machine: one for each number of vectors in a tile's row and each number
+/// of rows.
 pub(super) struct Tile<R: 'static> {
     kernels: &'static [Micro<R>],
-    /// Most rows of a tile.
+    /// The largest number of rows of a tile.
     rows: usize,
     /// The largest number of columns, in whole vectors.
     columns: usize,
@@ -63,12 +63,12 @@ pub(super) struct Tile<R: 'static> {
 }
 
 impl<R> Tile<R> {
-    /// Whether this number of columns of a right factor may be read in place: they must be whole
-    /// vectors.
+    /// Whether this number of columns of a right factor may be read in place: the columns must be
+    /// whole vectors.
     pub(super) fn reads(&self, columns: usize) -> bool {
         columns.is_multiple_of(self.lanes)
     }
-    /// Columns of a tile: a panel of a right factor has as many.
+    /// Columns of a tile, and of a panel of a right factor.
     pub(super) fn columns(&self) -> usize {
         self.columns
     }
@@ -84,9 +84,9 @@ impl<R> Tile<R> {
         (self.pack_columns)(room, panel, columns, depth, from);
     }
     /// Whether rows of a left factor may be read in place if neighbouring elements of a row are
-    /// `apart` bytes from each other, so that each is in another cache line. A tile of many vectors
-    /// computes long enough to hide the second cache's latency, unless the lines compete for the
-    /// same set of the cache. Other tiles read packed rows.
+    /// `apart` bytes from each other, each in another cache line. A tile of many vectors computes
+    /// long enough to hide the second cache's latency, unless the lines compete for the same set of
+    /// the cache. Other tiles read packed rows.
     fn hides(&self, apart: usize) -> bool {
         16 <= self.rows * self.columns / self.lanes && !apart.is_multiple_of(4096)
     }
@@ -95,7 +95,7 @@ impl<R> Tile<R> {
 /// See [`pack`].
 type Pack<R> = fn(&mut [R], usize, (usize, usize), (usize, usize), &[R]);
 
-/// Instructions that there are micro-kernels for.
+/// The instruction sets with micro-kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Set {
     Avx512,
@@ -109,7 +109,7 @@ impl Set {
     const ALL: [Set; 4] = [Set::Avx512, Set::Fma, Set::Neon, Set::Scalar];
 }
 
-/// A type that products are computed in.
+/// A type in which products are computed.
 pub(super) trait Tiled: Wide {
     /// The micro-kernels for these instructions, if the machine has them.
     fn tile_of(set: Set) -> Option<Tile<Self>>;
@@ -126,15 +126,15 @@ pub(super) trait Tiled: Wide {
     fn with_space(n: usize, f: impl FnOnce(&mut [Self]));
 }
 
-/// How deep a packed block is: then a tile's rows of `x` stay in the first cache. Sums are cut
+/// The depth of a packed block: a tile's rows of `x` then stay in the first cache. Sums are cut
 /// there.
 const DEPTH: usize = artifact::PRODUCT_DEPTH;
-/// How many columns of `w` are packed at once: 256 KiB of f32 in the second cache. A multiple of
-/// every tile's columns.
+/// The number of columns of `w` that are packed at once: 256 KiB of f32 in the second cache. A
+/// multiple of every tile's columns.
 const COLUMNS: usize = 128;
-/// How many rows of `x` are packed at once, if they are.
+/// The number of rows of `x` that are packed at once, if `x` is packed.
 const ROWS: usize = 1024;
-/// With a line between panels of rows.
+/// Includes a line between panels of rows.
 const ROOM: usize = DEPTH * (COLUMNS + ROWS) + ROWS * LINE_BYTES / size_of::<f32>();
 /// A cache line. Vectors that straddle two are loaded twice.
 const LINE_BYTES: usize = 64;
@@ -200,19 +200,19 @@ fn lines<R: Tiled>(memory: &mut Vec<R>, n: usize) -> &mut [R] {
 tiled!(f32, gemm_f32, avx512 16, fma 8, neon 4);
 tiled!(f64, gemm_f64, avx512 8, fma 4, neon 2);
 
-/// What a product is added to.
+/// The numbers to which a product is added.
 #[derive(Clone, Copy)]
 pub(super) enum Start<'a, R> {
     /// Nothing.
     Zero,
-    /// What the function writes, which is given a row, a column and the numbers from there on: they
-    /// are added to while they are in the first cache.
+    /// The numbers that the function writes. It gets a row, a column and the numbers from there on;
+    /// the product is added while they are in the first cache.
     From(&'a dyn Fn(usize, usize, &mut [R])),
 }
 
-/// Some rows and columns of the product of an `m` by `k` and a `k` by `n` matrix, read transposed
-/// where `ta`, `tb` say so. `y` is them alone. Their bits do not depend on which others are
-/// computed with them.
+/// Some rows and columns of the product of an `m` by `k` and a `k` by `n` matrix; `ta` and `tb` say
+/// whether they are read transposed. `y` has only these rows and columns. Their bits do not depend
+/// on which others are computed with them.
 pub(super) fn product_part<R: Tiled>(
     tile: &Tile<R>,
     (m, k, n): (usize, usize, usize),
@@ -253,8 +253,8 @@ pub(super) fn product_part<R: Tiled>(
             for shallow in (0..k).step_by(DEPTH) {
                 let depth = DEPTH.min(k - shallow);
                 let x = &x[top * x_row + shallow * x_column..];
-                // Panels begin a line apart from where they would share the first cache's few lines
-                // of an address.
+                // A line between panels keeps them from competing for the same set of the first
+                // cache.
                 let panel = tile.rows * depth + LINE_BYTES / size_of::<R>();
                 if pack_x {
                     (tile.pack_rows)(x_room, panel, (height, x_row), (depth, x_column), x);
@@ -276,7 +276,7 @@ pub(super) fn product_part<R: Tiled>(
                 for left in columns.clone().step_by(COLUMNS) {
                     let width = COLUMNS.min(columns.end - left);
                     let w = &w[shallow * w_row + left * w_column..];
-                    // A few rows read w where it lies, if whole vectors of it are there.
+                    // A few rows read w in place if its columns are whole vectors.
                     let pack_w = tb || !width.is_multiple_of(tile.lanes) || 8 * tile.rows < height;
                     let w = match pack_w {
                         true => {
@@ -366,11 +366,11 @@ pub(super) struct Right<'a, R> {
 }
 
 impl<'a, R: Tiled> Right<'a, R> {
-    /// How much room packed columns need.
+    /// The room that packed columns need.
     pub(super) fn room(tile: &Tile<R>, depth: usize, columns: usize) -> usize {
         columns.next_multiple_of(tile.columns) * depth
     }
-    /// `depth` rows of `columns` numbers, where they lie if that may be, or packed.
+    /// `depth` rows of `columns` numbers, in place if possible, else packed.
     pub(super) fn rows(
         tile: &Tile<R>,
         room: &'a mut [R],
@@ -410,7 +410,7 @@ impl<'a, R: Tiled> Right<'a, R> {
     }
 }
 
-/// `y = scale x w`, or `y += scale x w`: a tile at a time, where the factors lie.
+/// `y = scale x w`, or `y += scale x w`: a tile at a time, the factors in place.
 pub(super) fn tiles<R: Tiled>(
     tile: &Tile<R>,
     depth: usize,
@@ -430,7 +430,7 @@ pub(super) fn tiles<R: Tiled>(
         }
         return;
     }
-    // One past the last number of a factor's first row or column that is read, where all panels but
+    // One past the last number of a factor's first row or column that is read. All panels except
     // the last are whole.
     let end = |last: usize, panel: usize, whole: usize, rest: usize| {
         let before = last
@@ -472,12 +472,12 @@ pub(super) fn tiles<R: Tiled>(
             let kernel = tile.kernels[(width.div_ceil(tile.lanes) - 1) * tile.rows + height - 1];
             // The kernel touches y when it is done with the factors.
             (0..height).for_each(|l| fetch(start.wrapping_add((i + l) * stride + j)));
-            // SAFETY: the kernel writes `height` rows of `width` numbers, `stride` apart, of y: a
-            // part of the window, for i + height <= rows and j + width <= columns. It reads `depth`
-            // rows of w, whole vectors of them, and `depth` columns of x: the assertion above says
-            // that the last numbers of the last panels are there, and those of the panels before it
-            // lie before. y is a mutable window and overlaps neither. The machine has the kernel's
-            // instructions: `tile_of` asked.
+            // SAFETY: the kernel writes `height` rows of `width` numbers, `stride` apart, of y.
+            // They lie in the window, because i + height <= rows and j + width <= columns. It reads
+            // `depth` rows of w, in whole vectors, and `depth` columns of x: the assertion above
+            // says that the last numbers of the last panels exist, and all other panels lie before
+            // them. y is a mutable window and overlaps neither. The machine has the kernel's
+            // instructions: `tile_of` checked it.
             unsafe {
                 kernel(
                     width,
@@ -504,10 +504,10 @@ pub(super) fn tiles<R: Tiled>(
     }
 }
 
-/// Asks for the cache line at an address, to be written soon.
+/// Fetches the cache line at an address, which is written soon.
 fn fetch<R>(at: *const R) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint, which no address makes go wrong.
+    // SAFETY: a hint; any address is allowed.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast())
     };
@@ -530,8 +530,7 @@ fn pack<R: Tiled, const WIDE: usize>(
         return;
     }
     if stride == 1 {
-        // Lines that follow each other are read, as far as the panels that they go to stay in the
-        // first cache.
+        // Neighbouring lines are read, as many as panels that stay in the first cache.
         for (panels, first) in room
             .chunks_mut(PANELS * panel)
             .zip((0..n).step_by(PANELS * WIDE))
@@ -561,8 +560,8 @@ fn pack<R: Tiled, const WIDE: usize>(
         let (panel, _) = panel[..WIDE * depth].as_chunks_mut::<WIDE>();
         let width = WIDE.min(n - at);
         assert!(step == 1, "vectors or numbers should be next to each other");
-        // A line of each vector at a time, or the panel would pass through the cache once for each
-        // vector; they are too many for the processor to foresee the next ones.
+        // A line of each vector at a time: else the panel would pass through the cache once for
+        // each vector. There are too many vectors for the processor's own prefetching.
         for (block, rows) in panel.chunks_mut(SQUARE).enumerate() {
             let from = &from[at * stride + block * SQUARE..];
             for i in 0..width {
@@ -588,7 +587,7 @@ fn pack<R: Tiled, const WIDE: usize>(
 
 /// The number of panels that are packed together, which is the number of pages written at a time.
 const PANELS: usize = 48;
-/// So many numbers of each vector ahead are fetched.
+/// Numbers of each vector are fetched this far ahead.
 const AHEAD: usize = 4;
 /// Numbers of a vector that are packed together: a cache line or two.
 const SQUARE: usize = 16;
@@ -611,7 +610,7 @@ mod tests {
                 && tile.rows <= ROWS
                 && tile.columns.is_multiple_of(tile.lanes)
         );
-        // Around the borders of tiles, panels and blocks.
+        // Sizes around the borders of tiles, panels and blocks.
         let (ms, ns) = (
             [1, 2, 5, 6, 7, 13, 49, 515],
             [1, 3, 4, 8, 15, 16, 17, 24, 33, 127, 129, 260],
@@ -625,7 +624,7 @@ mod tests {
                     .filter(move |k| k * m * n < 1 << 18);
                 ks.map(move |k| (m, k, n))
             });
-        // Rows of a transposed factor, more than are packed together, a multiple of a page apart
+        // Rows of a transposed factor: more than are packed together; a multiple of a page apart,
         // and not.
         for (m, k, n) in sizes.chain([
             (2048, 3, 130),

@@ -1,7 +1,7 @@
 //! Random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
 //! 2011). A block of four words is a function of a key, the seed, and a counter: the number of the
-//! block, the op's stream, the step. So an element's bits depend on nothing else, in whatever order
-//! and however often elements are computed. Steps and streams count modulo 2^32.
+//! block, the op's stream, the step. An element's bits depend on nothing else: elements may be
+//! computed in any order and any number of times. Steps and streams count modulo 2^32.
 
 use super::Ran;
 use super::math::Real;
@@ -95,8 +95,8 @@ impl Words {
     }
 }
 
-/// A number in `0..1` with `bits` random bits, all of which the type can hold: rounding would reach
-/// 1.
+/// A number in `0..1` with `bits` random bits. The type must hold all of them: rounding could
+/// give 1.
 fn uniform(word: u32, bits: u32) -> f64 {
     f64::from(word >> (32 - bits)) / f64::from(1u32 << bits)
 }
@@ -158,7 +158,7 @@ fn dropout_of<R: Real>(call: &Call<'_>) {
     let words = Words::new(call, 1);
     let (x, mut y, mut mask) = (source(call, 0), sink(call, 0), sink(call, 1));
     let scale = R::of_f64(if p == 1.0 { 0.0 } else { 1.0 / (1.0 - p) });
-    // A word below this many 2^32ths drops its element.
+    // A word below this threshold, in units of 2^-32, drops its element.
     let threshold = (p * 4_294_967_296.0) as u64;
     let (mut xs, mut kept) = ([R::ZERO; BLOCK], [R::ZERO; BLOCK]);
     for (at, len) in blocks_of(call.elements()) {

@@ -99,7 +99,7 @@ impl<A: Copy, L, C: Fn(A, A) -> A> Fold<A, L, C> {
     }
 }
 
-/// Writes to result 0 the finished combinations over the dimensions `dims`.
+/// Writes the finished combinations over the dimensions `dims` to result 0.
 fn reduce<W: Wide, A: Copy>(
     call: &Call<'_>,
     start: A,
@@ -145,7 +145,7 @@ fn reduce<W: Wide, A: Copy>(
         }
         return Ok(());
     }
-    // The innermost dimension is reduced, or there is but one element in a line.
+    // The innermost dimension is reduced, or a line has only one element.
     let (n, _) = if reduced.inner_strides() == [1] {
         reduced.pop()
     } else {
@@ -165,8 +165,8 @@ fn reduce<W: Wide, A: Copy>(
     }
     Ok(())
 }
-/// By elements of the result, as many together as fill a few cache lines of rows that are combined
-/// with rows.
+/// The units are the elements of the result. A part has enough for a few cache lines of each row
+/// that is combined with other rows.
 pub(super) fn cut(call: &Call<'_>) -> Cut {
     let (from, to) = (count(call.in_shape(0)), count(call.out_shape(0)));
     let cut = Cut::of(to, from / to.max(1));
@@ -209,7 +209,7 @@ pub(super) fn any(call: &Call<'_>) -> Ran {
 
 // --- lines ---
 
-/// By lines, those of the outer dimensions.
+/// The units are the lines of the outer dimensions.
 pub(super) fn cut_lines(call: &Call<'_>) -> Cut {
     let (outer, n, inner) = around(call.in_shape(0), call.int("dim") as usize);
     Cut::of(outer, n * inner)
@@ -274,13 +274,13 @@ fn running<W: Wide, A: Copy>(
     }
 }
 
-/// Insertion into the sorted results: the results themselves are the only memory it needs.
+/// Insertion into the sorted results, which needs no other memory.
 pub(super) fn topk(call: &Call<'_>) -> Ran {
     macro_rules! each {
         ($($ty:ty),*) => {
             match call.in_dtype(0) {
                 $(<$ty as Element>::DTYPE => {
-                    // NaN counts as the largest, as in PyTorch; of equals, the first comes first.
+                    // NaN counts as the largest, as in PyTorch; equal elements keep their order.
                     let before = |a: $ty, b: $ty| a > b || is_nan(a) && !is_nan(b);
                     match call.bool("largest") {
                         true => topk_of::<$ty>(call, before),
@@ -318,7 +318,7 @@ fn topk_of<T: Scalar>(call: &Call<'_>, before: impl Fn(T, T) -> bool) {
             for i in 0..n {
                 let new = x[(o * n + i) * inner + line];
                 let filled = i.min(k);
-                // How many of those there stay in front of the new one.
+                // The number of elements that stay in front of the new one.
                 let mut p = filled;
                 while 0 < p && before(new, values[place(p - 1)]) {
                     p -= 1;

@@ -1,4 +1,4 @@
-//! Kernels that move elements without looking at them, and sources.
+//! Kernels that only move elements, and sources.
 
 use super::elementwise::{is_any, number};
 use super::signature::{Checked, Signature, broadcast_shapes, ensure};
@@ -95,7 +95,7 @@ pub(super) fn check_arange(s: &Signature<'_>) -> Checked {
 
 // --- kernels ---
 
-/// Copies the points of a nest, whose offsets are into `x` and `y`.
+/// Copies the points of a nest. Its offsets are positions in `x` and `y`.
 fn copy<B: Bits>(mut nest: Nest<2>, start: [isize; 2], x: &[B], y: &mut [B]) {
     let (n, [x_stride, y_stride]) = nest.pop();
     if n == 0 {
@@ -121,7 +121,7 @@ fn copy<B: Bits>(mut nest: Nest<2>, start: [isize; 2], x: &[B], y: &mut [B]) {
     });
 }
 
-/// The outermost dimension of result 0 that is not of size 1: what its copies are cut along.
+/// The outermost dimension of result 0 whose size is not 1. Copies are cut along it.
 fn outermost(call: &Call<'_>) -> Option<usize> {
     call.out_shape(0).iter().position(|&size| size != 1)
 }
@@ -129,8 +129,8 @@ pub(super) fn cut(call: &Call<'_>) -> Cut {
     let shape = call.out_shape(0);
     outermost(call).map_or(Cut::NO, |d| Cut::of(shape[d], count(&shape[d + 1..])))
 }
-/// Writes result 0 from operand 0: `stride(d)` is how far apart in the operand the result's
-/// elements along `d` are.
+/// Writes result 0 from operand 0: `stride(d)` is the distance in the operand between the result's
+/// elements along `d`.
 fn gather(call: &Call<'_>, start: isize, stride: impl Fn(usize) -> isize) -> Ran {
     let shape = call.out_shape(0);
     let own = contiguous(shape);
@@ -244,7 +244,7 @@ pub(super) fn cat(call: &Call<'_>) -> Ran {
         for i in 0..call.n_inputs() {
             let (x, rows): (&[B], usize) = (call.input_bits(i), call.in_shape(i)[dim]);
             for o in part.start / total.max(1)..part.end.div_ceil(total.max(1)) {
-                // The operand's rows of this turn, and those of them that the part has.
+                // The operand's rows of this iteration, limited to the rows of this part.
                 let first = o * total + at;
                 let (from, to) = (first.max(part.start), (first + rows).min(part.end));
                 if from < to {
@@ -265,7 +265,7 @@ pub(super) fn pad(call: &Call<'_>) -> Ran {
         let (before, after) = (pad[2 * d] as isize, pad[2 * d + 1] as isize);
         let kept = from[d] as isize + before.min(0) + after.min(0);
         nest.push(kept.max(0) as usize, [x_strides[d], y_strides[d]]);
-        // Where nothing is kept, `before` may be any number.
+        // If nothing is kept, `before` may be any number.
         let before = if kept <= 0 { 0 } else { before };
         start[0] += (-before).max(0) * x_strides[d];
         start[1] += before.max(0) * y_strides[d];

@@ -1,5 +1,5 @@
-//! What a kernel is asked to run, before there is memory: attributes, types, scratch. The helpers
-//! here read and compare without panicking, whatever an artifact holds.
+//! A launch without its memory: attributes, types, scratch. The helpers here read and compare
+//! without panicking, for any artifact.
 
 use crate::kernel::attr;
 use artifact::{Attr, DType, Operand};
@@ -8,11 +8,11 @@ use artifact::{Attr, DType, Operand};
 /// fit 50 bits, and kernels keep strides in arrays on the stack.
 const MAX_BYTES: u64 = 1 << 50;
 /// The largest tensor without elements, bytes, with sizes of 0 counted as 1. Kernels may loop over
-/// its other sizes, and make workspaces of them.
+/// its other sizes, and make workspaces of these sizes.
 const MAX_EMPTY_BYTES: u64 = 1 << 30;
 pub(super) const MAX_RANK: usize = 16;
 
-/// A launch as an artifact describes it. Places are not looked at.
+/// A launch as an artifact describes it. Places are not used.
 pub struct Signature<'a> {
     /// The op's attributes.
     pub attrs: &'a [(String, Attr)],
@@ -72,7 +72,7 @@ pub(super) fn broadcast_shapes(a: &[u64], b: &[u64]) -> Result<Vec<u64>, String>
 }
 
 impl<'a> Signature<'a> {
-    /// What holds for every kernel: counts, ranks, sizes.
+    /// Checks for every kernel: counts, ranks, sizes.
     pub(super) fn sane(&self, (least, most): (usize, usize)) -> Checked {
         let n = self.ins.len();
         ensure(least <= n && n <= most, || {
@@ -240,7 +240,7 @@ impl<'a> Signature<'a> {
         })?;
         Ok(list)
     }
-    /// Attribute `mask` as which of `n` results are wanted.
+    /// Attribute `mask`, which says which of `n` results are computed.
     pub(super) fn mask(&self, n: usize) -> Result<&'a [i64], String> {
         let mask = self.ints("mask")?;
         let fits = mask.len() == n && mask.iter().all(|&m| m == 0 || m == 1) && mask.contains(&1);
@@ -249,7 +249,7 @@ impl<'a> Signature<'a> {
         })?;
         Ok(mask)
     }
-    /// The results are those of `expected` where `mask` is 1.
+    /// The results are the `expected` ones whose `mask` is 1.
     pub(super) fn masked_results(&self, expected: &[(DType, &[u64])]) -> Checked {
         let mask = self.mask(expected.len())?;
         let wanted: Vec<_> = expected

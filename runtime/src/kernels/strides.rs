@@ -1,6 +1,6 @@
-//! Walking tensors by strides, with arrays on the stack. Dimensions of size 1 are dropped and
-//! neighbours are merged where their strides allow, so that the innermost dimension, which kernels
-//! run through as a slice, is long.
+//! Walking tensors by strides, with arrays on the stack. Dimensions of size 1 are dropped, and
+//! neighbours are merged if their strides allow it. So the innermost dimension, which kernels
+//! process as a slice, is long.
 
 use super::signature::MAX_RANK;
 
@@ -20,7 +20,7 @@ impl<const N: usize> Nest<N> {
             strides: [[0; N]; MAX_RANK],
         }
     }
-    /// Adds a dimension inside those that are there.
+    /// Adds a dimension inside the others.
     pub(super) fn push(&mut self, size: usize, strides: [isize; N]) {
         if size == 1 {
             return;
@@ -51,7 +51,8 @@ impl<const N: usize> Nest<N> {
         }
         offsets
     }
-    /// Takes the innermost dimension off: its size and strides. A nest of one point gives size 1.
+    /// Removes the innermost dimension and returns its size and strides. A nest of one point gives
+    /// size 1.
     pub(super) fn pop(&mut self) -> (usize, [isize; N]) {
         match self.rank.checked_sub(1) {
             Some(last) => {
@@ -116,7 +117,7 @@ pub(super) fn around(shape: &[usize], dim: usize) -> (usize, usize, usize) {
 
 /// An operand's elements in the order of a result to whose shape it broadcasts.
 pub(super) struct Broadcast {
-    /// True if that is the operand's own order.
+    /// True if this is the operand's own order.
     pub(super) whole: bool,
     rank: usize,
     sizes: [usize; MAX_RANK],

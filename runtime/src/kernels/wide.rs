@@ -1,8 +1,8 @@
-//! Element types and the three types kernels compute in: f32 (also for half precision), f64, i64
-//! (for integers and bools). Operands are read and results are written in blocks that fit the
+//! Element types and the three types in which kernels compute: f32 (also for half precision), f64,
+//! i64 (for integers and bools). Operands are read and results are written in blocks that fit the
 //! first-level cache; in between, a kernel is a loop over arrays of one wide type, which LLVM turns
-//! into vector code. It makes a kernel one function instead of one an element type, and takes care
-//! of in-place operands: a block is read before it is written.
+//! into vector code. So a kernel is one function for all element types. In-place operands work too:
+//! a block is read before it is written.
 
 use super::strides::Broadcast;
 use crate::kernel::{Call, Element};
@@ -14,16 +14,16 @@ use std::ops::Range;
 /// Elements in a block: a few blocks of 8 bytes an element fit a first-level cache of 32 kB.
 pub(super) const BLOCK: usize = 256;
 
-/// A type that kernels compute in.
+/// A type in which kernels compute.
 pub(super) trait Wide:
     Copy + Default + PartialOrd + std::fmt::Debug + Send + Sync + 'static
 {
     const ZERO: Self;
     const ONE: Self;
-    /// Below and above every number.
+    /// The lowest and the highest value.
     const LOWEST: Self;
     const HIGHEST: Self;
-    /// The nearest of this type; integers wrap.
+    /// The nearest value of this type; integers wrap.
     fn of<T: Scalar>(x: T) -> Self;
     fn to_f64(self) -> f64;
     fn of_f64(x: f64) -> Self;
@@ -42,7 +42,7 @@ pub(super) trait Wide:
             *y = from.narrow();
         }
     }
-    /// The larger; NaN if one is.
+    /// The larger; NaN if one is NaN.
     fn larger(self, other: Self) -> Self {
         if self > other || self.is_nan() {
             self
@@ -50,7 +50,7 @@ pub(super) trait Wide:
             other
         }
     }
-    /// The smaller; NaN if one is.
+    /// The smaller; NaN if one is NaN.
     fn smaller(self, other: Self) -> Self {
         if self < other || self.is_nan() {
             self
@@ -109,7 +109,7 @@ macro_rules! half_scalars {
             fn f64(self) -> f64 { self.to_f64() }
             fn i64(self) -> i64 { self.to_f32() as i64 }
             fn cast_f32(x: f32) -> Self { Self::from_f32(x) }
-            // By way of f32, as PyTorch does.
+            // Through f32, as in PyTorch.
             fn cast_f64(x: f64) -> Self { Self::from_f32(x as f32) }
             fn cast_i64(x: i64) -> Self { Self::from_f32(x as f32) }
             fn to_f32s(x: &[Self], to: &mut [f32]) { x.convert_to_f32_slice(to) }
@@ -328,7 +328,7 @@ macro_rules! views {
             Bool(&'a [u8]),
             $($name(&'a [$ty]),)*
         }
-        /// A part of a result, to be written in blocks at their places in the result.
+        /// A part of a result, written block by block at their places in the result.
         pub(super) struct Sink<'a> {
             /// Where the part begins.
             start: usize,
@@ -404,7 +404,7 @@ fn load_bools<W: Wide>(x: &[u8], to: &mut [W]) {
 }
 
 impl Sink<'_> {
-    /// No result: where nothing lies in place.
+    /// No result, for operands that do not lie in place.
     pub(super) fn none() -> Sink<'static> {
         Sink {
             start: 0,
@@ -444,7 +444,7 @@ impl Source<'_> {
     }
 }
 
-/// The blocks of `0..n`: where each starts and how long it is.
+/// The blocks of `0..n`: the start and length of each.
 pub(super) fn blocks(n: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..n).step_by(BLOCK).map(move |at| (at, BLOCK.min(n - at)))
 }

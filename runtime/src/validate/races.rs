@@ -1,29 +1,29 @@
 //! Proves that conflicting accesses are ordered: of two commands that touch the same byte, one of
 //! them writing it, one has ended before the other starts, in every run.
 //!
-//! One walk over the list, twice, because step k+1 may overlap step k. What has ended before a
-//! command is a vector clock, one entry a stream: streams order their own commands, a record
-//! publishes its stream's clock, a wait joins it in. The list is itself an order that streams and
-//! events respect (waits stand below records), so only the later of two commands need look back.
-//! Which accesses it must look back at is kept per byte range: the last write, and each stream's
-//! last read since then (FastTrack: Flanagan and Freund, PLDI 2009). A write that has been found
-//! ordered replaces them all.
+//! One walk over the list, twice, because step k+1 may overlap step k. A vector clock, one entry
+//! for each stream, says which commands have ended before a command: streams order their own
+//! commands, a record publishes its stream's clock, a wait joins it. Streams and events respect the
+//! order of the list (waits come after records), so only the later of two commands is compared with
+//! the earlier. Each byte range stores the accesses to compare with: the last write, and each
+//! stream's last read since then (FastTrack: Flanagan and Freund, PLDI 2009). An ordered write
+//! replaces them all.
 //!
 //! Two steps are enough. Waits for the previous step order nothing in the first step, so any two
-//! steps of a run are ordered at least as well as these two; and steps further apart follow, since
-//! the second access also comes after its own twin of the step between.
+//! consecutive steps are ordered at least as well as these two. Steps further apart follow, because
+//! the second access also comes after the same access of the step in between.
 
 use crate::Error;
 use crate::access::{Access, accesses};
 use artifact::{Artifact, CommandKind};
 use std::collections::BTreeMap;
 
-/// How many byte ranges the walk may look at. Plans look at a few dozen for each command; this is a
-/// million commands' worth, and ends the search on files made to have millions of ranges under
-/// every access.
+/// The number of byte ranges that the walk may visit. Plans need a few dozen for each command; this
+/// is enough for a million commands, and ends the search on hostile files with millions of ranges
+/// for every access.
 const MAX_LOOKS: u64 = 1 << 27;
 
-/// How many clock entries events may publish: a million events on sixteen streams.
+/// The number of clock entries that events may publish: a million events on sixteen streams.
 const MAX_PUBLISHED: u64 = 1 << 24;
 
 /// A command of the walk: its stream, and its number counted over both steps, from 1.
@@ -43,7 +43,7 @@ struct Segment {
     reads: Vec<Epoch>,
 }
 
-/// What each stream knows to have ended, as the highest number of each stream's commands.
+/// The commands that have ended: the highest number of each stream's commands.
 type Clock = Vec<u64>;
 
 pub(super) fn check(artifact: &Artifact) -> Result<(), Error> {
@@ -57,7 +57,7 @@ pub(super) fn check(artifact: &Artifact) -> Result<(), Error> {
     }
     let mut clocks: Vec<Clock> = vec![vec![0; n_streams]; n_streams];
     let mut pools: Vec<BTreeMap<u64, Segment>> = vec![BTreeMap::new(); artifact.pools.len()];
-    // Kept only where recorded; a clock is never empty where there is a stream to record it.
+    // Only recorded clocks are kept. A recorded clock is never empty, because a stream recorded it.
     let mut recorded: Vec<Clock> = vec![Vec::new(); artifact.events as usize];
     let mut looks = 0;
     for step in 0..2 {
@@ -101,7 +101,7 @@ pub(super) fn check(artifact: &Artifact) -> Result<(), Error> {
     Ok(())
 }
 
-/// Notes an access; returns a conflicting one that is not known to have ended.
+/// Records an access; returns a conflicting access that may not have ended.
 fn touch(
     segments: &mut BTreeMap<u64, Segment>,
     access: Access,
@@ -170,7 +170,7 @@ fn touch(
     None
 }
 
-/// Makes `at` a border, if it lies inside a segment.
+/// Splits the segment that contains `at`, if any.
 fn split(segments: &mut BTreeMap<u64, Segment>, at: u64) {
     if let Some((_, segment)) = segments.range_mut(..at).next_back()
         && at < segment.end

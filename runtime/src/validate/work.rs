@@ -1,19 +1,20 @@
 //! Bounds the work of a launch, so that a step ends.
 //!
-//! Most kernels visit the elements of their operands and results a constant number of times, and
-//! pools have only so many of them. Products and windows visit them more often, and a small file
-//! can ask for years of them. The limit is far above the largest model's launches, and far below
-//! what never ends.
+//! Most kernels visit the elements of their operands and results a constant number of times, and a
+//! pool's size limits these elements. Products and windows visit them more often, and a small file
+//! can ask for years of work. The limit is far above the launches of the largest models, and far
+//! below such work.
 
 use artifact::{Attr, Kernel, Operand};
 use ops::OpKind;
 
-/// The most multiplications or comparisons of one launch: three hours at ten billion a second.
-/// The logits of a batch of 16 sequences of 4,096 tokens, with a width of 8,192 and a vocabulary of
-/// 128,256, take a quarter of it.
+/// The largest number of multiplications or comparisons of one launch: eight hours at ten billion
+/// per second. The logits of a batch of 16 sequences of 4,096 tokens, with a width of 8,192 and a
+/// vocabulary of 128,256, take a quarter of it.
 const MOST_WORK: u128 = 1 << 48;
 
-/// Refuses a launch that would not end in reasonable time. Its kernel's check has accepted it.
+/// Refuses a launch that would not end in reasonable time. Its kernel's check has accepted the
+/// launch.
 pub(super) fn check(kernel: &Kernel, ins: &[Operand], outs: &[Operand]) -> Result<(), String> {
     let work = work(kernel, ins, outs);
     if work > MOST_WORK {
@@ -32,16 +33,16 @@ macro_rules! any_of {
     };
 }
 
-/// About how many operations a launch takes; 0 if they are as many as there are elements, or if the
-/// launch does not have the operands of its op. The match lists every op, so that a new one says
-/// whether it visits elements again and again.
+/// The approximate number of operations of a launch; 0 if it is proportional to the number of
+/// elements, or if the launch does not have the operands of its op. The match lists every op, so
+/// that a new op must say whether it visits elements many times.
 fn work(kernel: &Kernel, ins: &[Operand], outs: &[Operand]) -> u128 {
     let (Some(out), Some(op)) = (outs.first(), OpKind::from_name(&kernel.op)) else {
         return 0;
     };
     match (op, ins) {
         (OpKind::Matmul, [x, ..]) | (OpKind::Addmm, [_, x, ..]) => {
-            // What is summed over: the last size, or, transposed, the one before.
+            // The size that is summed over: the last, or, if transposed, the one before.
             let from_end = usize::from(flag(kernel, "ta"));
             let depth = x.shape.iter().rev().nth(from_end);
             times(elements(out), depth.copied().unwrap_or(1))
@@ -56,7 +57,7 @@ fn work(kernel: &Kernel, ins: &[Operand], outs: &[Operand]) -> u128 {
                 .fold(elements(out), |work, &tap| times(work, tap.unsigned_abs()))
         }
         (any_of!(Matmul Addmm Convolution ConvolutionBwd Sdpa SdpaBwd), _) => 0,
-        // They visit each element a constant number of times.
+        // These ops visit each element a constant number of times.
         (
             any_of!(
                 Neg Abs Sign Exp Log Sqrt Rsqrt Reciprocal Tanh Sigmoid Sin Cos Erf Relu Silu Gelu
@@ -83,7 +84,7 @@ fn windows(out: &Operand, w: &Operand) -> u128 {
         .fold(elements(out), |work, &d| times(work, d))
 }
 
-/// Each pair of a query and a key meets over the width of keys and of values.
+/// Each pair of a query and a key takes the width of keys plus the width of values.
 fn attention(q: &Operand, k: &Operand, v: &Operand) -> u128 {
     let size = |x: &Operand, axis: usize| x.shape.get(axis).copied().unwrap_or(1);
     let rows = [size(q, 0), size(q, 1), size(q, 2), size(k, 2)];

@@ -1,32 +1,31 @@
 //! Proves that every byte that a kernel or the host reads was written before: in this step, in the
-//! one before, or by the host. On a GPU, bytes that nobody wrote are those of another program.
+//! one before, or by the host. On a GPU, unwritten bytes may come from another program.
 //!
 //! One walk over the list, twice, with the set of written bytes of each pool. Before each step the
-//! host has written the inputs, and before the first one all states. A launch reads its operands,
-//! writes its results, and leaves its scratch as bytes that mean nothing: they count as not
-//! written. A copy moves bytes as they are, so its destination is as written as its source: buffers
-//! are copied with the padding behind their values. After each step the host may read outputs and
-//! states.
+//! host has written the inputs, and before the first one all states. A launch reads its operands
+//! and writes its results; afterwards its scratch counts as not written. A copy's destination
+//! counts as written where its source is written: buffers are copied with the padding after their
+//! values. After each step the host may read outputs and states.
 //!
-//! The list is an order in which everything can run, and every conflict is ordered as it is there
-//! ([`races`](super::races)). So what holds in the list holds in every run. Two steps are enough:
-//! the second one starts with what the first one leaves, and so does each later one.
+//! Everything can run in the order of the list, and every conflict has this order in every run
+//! ([`races`](super::races)). So a fact about the list holds in every run. Two steps are enough:
+//! the second starts with the bytes that the first leaves, and so does each later step.
 
 use crate::Error;
 use crate::access::Access;
 use artifact::{Artifact, CommandKind, Operand, Range};
 use std::collections::BTreeMap;
 
-/// How many byte ranges the walk may look at. Plans look at a few for each command; this ends the
-/// search on files made to have millions of ranges under every access.
+/// The number of byte ranges that the walk may visit. Plans need a few for each command; this limit
+/// ends the search on hostile files with millions of ranges for every access.
 const MAX_LOOKS: u64 = 1 << 27;
 
-/// The written bytes of a pool: ends of disjoint ranges by their starts, no two of which touch.
+/// The written bytes of a pool: ends of disjoint ranges by their starts. No two ranges touch.
 #[derive(Default)]
 struct Written(BTreeMap<u64, u64>);
 
 impl Written {
-    /// The first byte of a range that is not written.
+    /// The first unwritten byte of a range.
     fn missing(&self, start: u64, end: u64) -> Option<u64> {
         match self.0.range(..=start).next_back() {
             Some((_, &to)) if to >= end => None,
@@ -35,7 +34,7 @@ impl Written {
         }
     }
 
-    /// Takes bytes out; returns how many ranges were looked at.
+    /// Removes bytes; returns the number of visited ranges.
     fn remove(&mut self, start: u64, end: u64) -> u64 {
         let mut looks = 1;
         if let Some((&from, &to)) = self.0.range(..start).next_back()
@@ -56,7 +55,7 @@ impl Written {
         looks
     }
 
-    /// Adds bytes; returns how many ranges were looked at.
+    /// Adds bytes; returns the number of visited ranges.
     fn add(&mut self, mut start: u64, mut end: u64) -> u64 {
         let looks = self.remove(start, end);
         // Ranges that touch become one.
@@ -208,7 +207,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Ranges are what a list of bytes says.
+        /// Ranges behave like a list of bytes.
         #[test]
         fn ranges_are_sets_of_bytes(
             edits in prop::collection::vec((any::<bool>(), 0u64..64, 1u64..40), 0..40),

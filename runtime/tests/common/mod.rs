@@ -3,8 +3,8 @@
 
 use artifact::*;
 
-/// An artifact in the making. Every tensor is f32[16]: one cache line, so place `i` of a pool is at
-/// `64 * i`.
+/// An artifact under construction. Every tensor is f32[16]: one cache line, so place `i` of a pool
+/// is at `64 * i`.
 pub(crate) struct Plan(pub(crate) Artifact);
 
 pub(crate) const DEVICE: u32 = 0;
@@ -156,21 +156,20 @@ impl Plan {
 }
 
 /// A step whose parameter lives on the host: `out = 2 (x + w)`, then `w = w + x`. The last event's
-/// number is 3; the waits are just those that it needs.
+/// number is 3; the step has exactly the waits that it needs.
 ///
 /// Device: 0 x, 1 w, 2 y = x + w and then z, 3 w'. Host: 0 x, 1 w, 2 out.
 pub(crate) fn offloading() -> Artifact {
     let mut p = Plan::new(4, 3, &["compute", "h2d", "d2h"]);
     let (x, w, y, w2) = (at(DEVICE, 0), at(DEVICE, 1), at(DEVICE, 2), at(DEVICE, 3));
-    // Events are numbered by their records; those of the step before must be known before they are
-    // recorded.
+    // Events are numbered by their records; waits for the previous step need the numbers earlier.
     let (arrived, computed, left) = (0, 1, 2);
     p.wait(1, computed, true);
     p.copy(1, "x", "feed", at(HOST, 0), x.clone());
     p.wait(1, left, true);
     p.copy(1, "w.host -> w", "gather", at(HOST, 1), w.clone());
     assert_eq!(p.record(1), arrived);
-    // So has the step before left w' and z by then: the second copy waited for that.
+    // By then the previous step has copied w' and z: the second copy waited for this.
     p.wait(0, arrived, false);
     p.run(
         0,
@@ -207,7 +206,7 @@ pub(crate) fn offloading() -> Artifact {
     p.0
 }
 
-/// How many parameters [`updating`] has: more than one part of a kernel that threads share.
+/// The number of [`updating`]'s parameters: enough for more than one part of a shared kernel.
 pub(crate) const PARAMETERS: u64 = 200_000;
 
 /// A step that updates a parameter of [`PARAMETERS`] numbers by SGD on one stream, in the host's

@@ -1,4 +1,4 @@
-//! A global allocator that counts, for binaries whose one test says that something allocates
+//! A global allocator that counts, for binaries with a single test that some code allocates
 //! nothing.
 
 #![allow(
@@ -14,7 +14,7 @@ struct Counting;
 /// Calls of the allocator so far, frees included, by any thread.
 pub(crate) static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: forwards every call as it is to the system's allocator.
+// SAFETY: forwards every call unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::SeqCst);

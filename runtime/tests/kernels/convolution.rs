@@ -7,12 +7,12 @@ use lighterage_runtime::Team;
 use lighterage_runtime::kernels::owned::{OwnedTensor, Run};
 use proptest::prelude::*;
 
-/// A convolution of two dimensions; one dimension is tested where the first has size 1.
+/// A convolution of two dimensions; one dimension is tested if the first has size 1.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     batch: usize,
     groups: usize,
-    /// Of a group, read and written.
+    /// Channels of a group: read and written.
     channels: [usize; 2],
     size: [usize; 2],
     taps: [usize; 2],
@@ -39,7 +39,7 @@ impl Shape {
             vec![n, g * o, self.output(0), self.output(1)],
         ]
     }
-    /// Calls `f` with the places in x, w and y of each product.
+    /// Calls `f` for each product, with its places in x, w and y.
     fn products(&self, mut f: impl FnMut(usize, usize, usize)) {
         let [c, o] = self.channels;
         let [xs, ws, ys] = self.shapes();
@@ -213,11 +213,11 @@ fn shape(
     }
 }
 
-/// What networks have, small, and sizes around the borders of blocks.
+/// Convolutions of networks, with small sizes, and sizes around the borders of blocks.
 #[test]
 fn convolutions_of_networks() {
     let shapes = [
-        // Around blocks of columns and of depth.
+        // Sizes around blocks of columns and of depth.
         shape([2, 1, 60, 5], [13, 11], [3, 3], [1, 1, 1]),
         shape([1, 1, 3, 17], [33, 31], [7, 7], [2, 3, 1]),
         shape([5, 1, 130, 6], [4, 4], [3, 3], [1, 1, 1]),

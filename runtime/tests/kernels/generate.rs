@@ -161,7 +161,7 @@ type Attrs = Vec<(&'static str, Attr)>;
 /// Types of a run's results.
 type Outs = Vec<(DType, Vec<usize>)>;
 
-/// What a run is made of.
+/// The parts of a run.
 struct Drawn {
     attrs: Attrs,
     ins: Vec<OwnedTensor>,
@@ -1055,7 +1055,7 @@ pub(crate) fn attention(
             outs: results,
         };
     }
-    // The derivative's operands are a run's results.
+    // The derivative's operands are results of a run.
     let refs: Vec<&OwnedTensor> = forward.iter().collect();
     let ran =
         lighterage_runtime::kernels::owned::run_op("sdpa", &attrs, &refs, &results, SCRATCH_BYTES)

@@ -1,4 +1,4 @@
-//! Every kernel against PyTorch's results: see ../data/gen_golden.py.
+//! Compares every kernel with PyTorch's results: see ../data/gen_golden.py.
 
 use artifact::{Attr, DType};
 use lighterage_runtime::kernels::owned::{OwnedTensor, run_op, run_op_inplace};
@@ -62,7 +62,7 @@ fn attr(value: &Value) -> Attr {
     }
 }
 
-/// How far a number may be from PyTorch's, times 1 + its magnitude.
+/// The largest difference from PyTorch's number, relative to 1 + its magnitude.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-12,
@@ -122,8 +122,8 @@ fn kernels_give_pytorchs_results() {
         let ours = run_op(op, &attrs, &ins, &types, SCRATCH_BYTES)
             .unwrap_or_else(|e| panic!("{what}: {e}"));
         let compared = ours.iter().zip(&outs);
-        // Two halves stand for one number, which may differ from PyTorch's by one unit in the last
-        // place. The lower half alone would have to be exact.
+        // Two halves are one number, which may differ from PyTorch's by one unit in the last place.
+        // The lower half alone would have to be exact.
         let skip = if op == "adamw_split" {
             for (ours, theirs) in joined(&ours).iter().zip(joined(&outs)) {
                 assert!(
@@ -138,7 +138,7 @@ fn kernels_give_pytorchs_results() {
         for (ours, theirs) in compared.skip(skip) {
             assert_close(&what, ours, theirs);
         }
-        // In place the bits are the same, for each pair alone and for all that go together.
+        // In place the bits are the same, for each pair alone and for all compatible pairs.
         let pairs = find(op).unwrap().inplace.iter().copied();
         let fits = |&(i, j): &(usize, usize)| {
             i < ins.len()

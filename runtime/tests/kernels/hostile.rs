@@ -84,7 +84,7 @@ fn mutate_shape(shape: &mut Vec<usize>, rng: &mut Rng) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
-    /// Small hostile runs are refused or run, on whatever data.
+    /// Small hostile runs are refused or run, on any data.
     #[test]
     fn checked_kernels_do_not_panic(seed: u64) {
         let rng = &mut Rng(seed);
@@ -107,7 +107,8 @@ proptest! {
                     mutate_shape(&mut case.outs[j].1, rng);
                 }
                 4 => {
-                    // One element type for another everywhere, so that some are accepted.
+                    // One element type is replaced everywhere, so that some signatures are
+                    // accepted.
                     let (from, to) = (case.outs[0].0, rng.pick(&DTYPES));
                     case.outs.iter_mut().filter(|o| o.0 == from).for_each(|o| o.0 = to);
                     for x in case.ins.iter_mut().filter(|x| x.dtype() == from) {
@@ -116,7 +117,7 @@ proptest! {
                 }
                 5 if rng.flag() && !case.ins.is_empty() => drop(case.ins.pop()),
                 _ => {
-                    // Data at random: indices are out of range, numbers are not finite.
+                    // Random data: indices are out of range, numbers are not finite.
                     for x in &mut case.ins {
                         let drawn = |_: &u8| rng.pick(&[0, 1, 0x7f, 0x80, 0xff]);
                         let bytes: Vec<u8> = x.bytes().iter().map(drawn).collect();

@@ -1,4 +1,4 @@
-//! Optimizers bit for bit: against one number at a time, and on any number of threads.
+//! Optimizers bit for bit: compared with one number at a time, and on any number of threads.
 
 use super::generate::Rng;
 use artifact::DType;
@@ -12,7 +12,7 @@ const HYPER: [f64; 5] = [0.01, 0.9, 0.95, 1e-6, 0.1];
 
 fn numbers(seed: u64, n: usize) -> Vec<f32> {
     let mut rng = Rng(seed);
-    // Of every magnitude, subnormal ones among them, and what is no number.
+    // Numbers of every magnitude, including subnormal numbers, infinities and NaNs.
     let number = |_| match rng.below(50) {
         0 => rng.pick(&[
             f32::NAN,
@@ -41,7 +41,7 @@ fn floats(x: &OwnedTensor) -> Vec<f32> {
         .collect()
 }
 
-/// Bits, where every NaN is the same: which one an operation gives is the machine's choice.
+/// Bits; all NaNs are equal, because the bits of an operation's NaN depend on the machine.
 fn bits(x: &[f32]) -> Vec<u32> {
     x.iter()
         .map(|x| {
@@ -62,7 +62,7 @@ fn step(k: i64) -> OwnedTensor {
     OwnedTensor::from_i64s(DType::I64, &[], &[k])
 }
 
-/// AdamW as PyTorch's `_single_tensor_adamw` has it, one number at a time.
+/// AdamW as in PyTorch's `_single_tensor_adamw`, one number at a time.
 fn adamw(p: f32, g: f32, m: f32, v: f32, k: i32) -> [f32; 3] {
     let [lr, beta1, beta2, eps, decay] = HYPER;
     let step_size = lr / (1.0 - beta1.powf(k.into()));
@@ -102,7 +102,7 @@ fn adamw_is_one_number_at_a_time() {
     }
 }
 
-/// Every update, at rest and in place, gives on a team what it gives alone.
+/// Every update, in place or not, gives the same result on a team as on one thread.
 #[test]
 fn threads_change_no_bit() {
     let teams = [2, 3, 7].map(|threads| Team::new(threads).unwrap());
@@ -167,8 +167,8 @@ fn threads_change_no_bit() {
     }
 }
 
-/// Masters in halves are an f32 master: 40 steps of both, the same bits; the parameter is the
-/// master's nearest bf16.
+/// Masters in halves behave like an f32 master: after 40 steps of both, the bits are equal, and the
+/// parameter is the nearest bf16 of the master.
 #[test]
 fn halves_follow_an_f32_master() {
     let n = 3000;

@@ -1,4 +1,4 @@
-//! Kernels against the reference on random runs; in place; and what random numbers promise.
+//! Compares kernels with the reference on random runs, also in place; and tests of random numbers.
 
 use super::generate::{Case, Rng, SCRATCH_BYTES, attention, case, case_of};
 use super::reference;
@@ -12,12 +12,12 @@ pub(crate) fn run(case: &Case) -> Result<Vec<OwnedTensor>, KernelError> {
     run_op(case.op, &case.attrs, &ins, &case.outs, SCRATCH_BYTES)
 }
 
-/// How far a result may be from the reference's, times 1 + the largest of the result.
+/// The largest difference from the reference, relative to 1 + the result's largest number.
 fn tolerance(case: &Case, dtype: DType) -> f64 {
     match dtype {
         // The attention's logsumexp is f32 even for f64.
         DType::F64 if case.op == "sdpa_bwd" => 1e-6,
-        // The reference takes difference quotients there.
+        // Here the reference uses difference quotients.
         DType::F64 if matches!(case.op, "gelu_bwd" | "silu_bwd") => 1e-9,
         DType::F64 => 1e-12,
         DType::F32 => 4e-6,
@@ -81,8 +81,8 @@ fn every_kernel_equals_the_reference() {
     }
 }
 
-/// Queries and keys of several blocks and tiles, which the sizes of the random runs stay below,
-/// around their borders.
+/// Queries and keys of several blocks and tiles, around their borders. The random runs are too
+/// small for that.
 #[test]
 fn attention_in_blocks_equals_the_reference() {
     for (i, sizes) in [

@@ -1,5 +1,5 @@
-//! What every kernel should give, element by element and in f64: written from the definitions,
-//! sharing nothing with the kernels, as slow as it likes to be.
+//! The expected results of every kernel, element by element and in f64. The code follows the
+//! definitions, shares nothing with the kernels, and may be slow.
 
 use super::generate::{Case, broadcast};
 use artifact::{Attr, DType};
@@ -392,7 +392,8 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
                         }
                     }
                 }
-                // No element is in the window: the kernel's own answer, not a definition's.
+                // No element is in the window: the kernel's own convention, which is not part of
+                // the definition.
                 if best.1 == usize::MAX {
                     (best.0, 0)
                 } else {
@@ -632,8 +633,7 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
                     step,
                     &ins[6].data,
                 );
-                // What the lower half is depends on each bit of p; see the tests of
-                // kernels/optim.rs.
+                // The lower half depends on each bit of p; see the tests of kernels/optim.rs.
                 results
                     .iter_mut()
                     .zip([p, f64::NAN, m, v])
@@ -665,7 +665,7 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
     })
 }
 
-/// The gradient's factor: operand `i`, if it is there.
+/// The gradient's factor: the optional operand `i`.
 fn scale(ins: &[Nd], i: usize) -> f64 {
     ins.get(i).map_or(1.0, |scale| scale.data[0])
 }
@@ -800,7 +800,7 @@ fn attention(case: &Case, ins: &[Nd], causal: bool, scale: f64) -> Vec<Vec<f64>>
         };
         let scores: Vec<f64> = (0..keys).map(score).collect();
         let sum: f64 = scores.iter().map(|s| s.exp()).sum();
-        // A query that may look at nothing.
+        // A query that may use no key.
         let sum = if sum == 0.0 { 1.0 } else { sum };
         (
             scores.iter().map(|s| s.exp() / sum).collect::<Vec<f64>>(),

@@ -1,4 +1,4 @@
-//! Kernels that threads share: the same bits on any number of them, and wherever parts begin.
+//! Kernels that threads share: the same bits on any number of threads, for any cuts into parts.
 
 use super::generate::{self, Rng, SCRATCH_BYTES};
 use artifact::{Attr, DType};
@@ -35,7 +35,7 @@ fn threads_change_no_bit_of_products() {
         .filter(|kernel| matches!(kernel.name, "matmul" | "addmm"))
     {
         for (case, [batch, m, k, n]) in PRODUCTS.into_iter().enumerate() {
-            // Halves want scratch, and so are not shared.
+            // Halves need scratch, so they are not shared.
             let dtype = [DType::F32, DType::F64, DType::I32, DType::F32, DType::F32][case];
             for (ta, tb) in [(false, false), (true, false), (false, true)] {
                 let shape = |rows, columns, t| {
@@ -83,7 +83,7 @@ fn threads_change_no_bit_of_products() {
     }
 }
 
-/// Every kernel on random operands, odd and empty ones too, in random parts, at rest and in place.
+/// Every kernel on random operands (also odd and empty ones), in random parts, in place or not.
 #[test]
 fn parts_change_no_bit() {
     let rng = &mut Rng(7);
@@ -140,7 +140,7 @@ fn parts_change_no_bit() {
             whole.push(kernel.name);
         }
     }
-    // Those that threads do not share.
+    // Kernels that threads do not share.
     let expected = [
         "nll_loss",
         "nll_sum",

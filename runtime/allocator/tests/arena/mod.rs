@@ -1,4 +1,4 @@
-//! A device to test on: every 512 bytes know who owns them, and streams are as late as they may be.
+//! A device for tests: every 512 bytes know their owner, and streams run as late as possible.
 
 #![allow(dead_code, reason = "each test uses what it needs")]
 
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 pub(crate) const UNIT: u64 = 512;
 const BASE: u64 = 1 << 40;
 
-/// What a stream has seen of each stream's work.
+/// The work of each stream that a stream has seen.
 type Clock = BTreeMap<u64, u64>;
 
 #[derive(Default)]
@@ -18,15 +18,15 @@ struct Streams {
     clocks: HashMap<u64, Clock>,
     events: HashMap<u64, Clock>,
     n_events: u64,
-    /// All work before this is done.
+    /// All work before this clock is done.
     done: Clock,
-    /// Who has worked on a unit since it last went to another stream behind an event.
+    /// The streams that have worked on a unit since it last went to another stream behind an event.
     users: HashMap<u64, Clock>,
 }
 
 /// Memory and streams.
 pub(crate) struct Arena {
-    /// 0 is nobody.
+    /// 0: no owner.
     owners: Vec<AtomicU64>,
     next: AtomicU64,
     given: Mutex<BTreeMap<u64, u64>>,
@@ -49,7 +49,7 @@ impl Arena {
         Box::new(OfArena(self.clone()))
     }
 
-    /// Bytes that the device has given and not got back.
+    /// Bytes that the device has given out and not got back.
     pub(crate) fn given(&self) -> u64 {
         self.given.lock().unwrap().values().sum()
     }
@@ -60,7 +60,7 @@ impl Arena {
         (first..first + bytes.div_ceil(UNIT)).map(|unit| unit as usize)
     }
 
-    /// The guard: these bytes are nobody's, and now `owner`'s.
+    /// The guard: these bytes must have no owner; now `owner` has them.
     pub(crate) fn own(&self, address: u64, bytes: u64, owner: u64) {
         for unit in self.units(address, bytes) {
             let before = self.owners[unit].swap(owner, Ordering::Relaxed);
@@ -68,7 +68,7 @@ impl Arena {
         }
     }
 
-    /// They are still `owner`'s, and now nobody's.
+    /// The bytes must still be `owner`'s; now they have no owner.
     pub(crate) fn disown(&self, address: u64, bytes: u64, owner: u64) {
         for unit in self.units(address, bytes) {
             let before = self.owners[unit].swap(0, Ordering::Relaxed);
@@ -76,8 +76,8 @@ impl Arena {
         }
     }
 
-    /// A stream works on a block: its first user since the bytes changed hands has to be behind all
-    /// earlier ones.
+    /// A stream works on a block: its first use after a change of owner must come after all earlier
+    /// users.
     pub(crate) fn work(&self, address: u64, bytes: u64, stream: u64, first: bool) {
         let mut streams = self.streams.lock().unwrap();
         let streams = &mut *streams;

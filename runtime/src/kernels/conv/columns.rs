@@ -1,5 +1,5 @@
 //! Convolutions and the gradients of their inputs: products of weights and patches, a block of
-//! columns at a time, whose patches are packed into the thread's workspace.
+//! columns at a time. The patches of a block are packed into the thread's workspace.
 
 use super::patches::{MOST_COLUMNS, Patches, SLACK};
 use super::{Phase, Sizes};
@@ -9,7 +9,7 @@ use crate::kernels::product::{Left, Right, Tile, Tiled, tiles};
 use crate::kernels::wide::Wide;
 use std::ops::Range;
 
-/// Rows of patches that are packed at once. Sums are cut there, whatever the threads.
+/// Rows of patches that are packed at once. Sums are cut there, for any number of threads.
 const DEPTH: usize = artifact::PRODUCT_DEPTH;
 /// Columns that are packed at once: 256 KiB of f32.
 const COLUMNS: usize = 128;
@@ -24,12 +24,12 @@ pub(super) struct Weights<'a, T> {
     w: &'a [T],
     inputs: usize,
     taps: [usize; 2],
-    /// For the gradient of the input: which taps are read.
+    /// For the gradient of the input: the taps that are read.
     flipped: Option<[Phase; 2]>,
 }
 
 impl<'a, T: Float> Weights<'a, T> {
-    /// Those of a group, of a convolution's weights.
+    /// The factor of one group of a convolution's weights.
     pub(super) fn new(
         s: &Sizes,
         w: &'a [T],
@@ -44,7 +44,7 @@ impl<'a, T: Float> Weights<'a, T> {
             flipped,
         }
     }
-    /// Some rows and columns of the factor, where they lie or packed.
+    /// Some rows and columns of the factor, packed or at their place in memory.
     fn left<'b>(
         &'b self,
         tile: &Tile<T::Wide>,
@@ -63,7 +63,7 @@ impl<'a, T: Float> Weights<'a, T> {
 
         let k = self.inputs * self.taps[0] * self.taps[1];
         if T::room(1) == 0 {
-            // The type is its own wide type: the weights are read where they lie.
+            // The type is its own wide type: the weights are read at their place in memory.
             let w = T::widened(self.w, &mut []);
             return Left::rows(tile, &w[rows.start * k + depth.start..], k);
         }
@@ -124,8 +124,8 @@ impl Grid {
     fn is_whole(&self) -> bool {
         self.places.0 == 1 && self.step == (1, 1)
     }
-    /// How many columns the grid has among elements before `element`, counted through all planes of
-    /// `plane` elements.
+    /// The number of the grid's columns before `element`, counted through all planes of `plane`
+    /// elements.
     pub(super) fn columns_before(&self, element: usize, plane: usize) -> usize {
         let (rows, columns) = self.places;
         let before = |at: usize, first: usize, step: usize, most: usize| {
@@ -153,7 +153,7 @@ impl Grid {
 pub(super) enum Results<'a, 'b, T: Float> {
     /// Sums are rounded or placed when they are complete.
     Stored(&'a mut Planes<'b, T>),
-    /// Sums are made where they are to be, for a grid of whole planes.
+    /// Sums are made in the result itself, for a grid of whole planes.
     There(&'a mut Planes<'b, T::Wide>),
 }
 
@@ -170,10 +170,10 @@ pub(super) struct Product<'a, T: Float> {
     pub(super) plane: usize,
 }
 
-/// Whether sums may be made where the result is.
+/// Whether sums may be made in the result itself.
 pub(super) fn in_place<T: Float>(s: &Sizes, grid: &Grid) -> bool {
     let columns = grid.places.1;
-    // Blocks end where planes do: those of small planes would be short.
+    // Blocks end where planes end: blocks of small planes would be short.
     let long = columns >= 4 * COLUMNS || columns.is_multiple_of(COLUMNS) || s.batch == 1;
     T::room(1) == 0 && grid.is_whole() && long
 }
@@ -194,7 +194,7 @@ impl<T: Float> Product<'_, T> {
                     for left in columns.clone().step_by(most.max(1)) {
                         let columns = left..(left + most).min(columns.end);
                         let sums = &mut sums[..];
-                        // No depth gives a product as well: zeros, or the bias.
+                        // A depth of 0 also gives a product: zeros, or the bias.
                         for shallow in (0..depth.max(1)).step_by(DEPTH) {
                             let depth = shallow..(shallow + DEPTH).min(depth);
                             let left = (rows.clone(), depth.clone());
@@ -210,7 +210,7 @@ impl<T: Float> Product<'_, T> {
             });
         });
     }
-    /// Adds the product of some depth, to all of the columns.
+    /// Adds the product of some depth to all columns.
     fn blocks(
         &self,
         weights: Left<'_, T::Wide>,
@@ -287,7 +287,7 @@ impl<T: Float> Product<'_, T> {
             panel,
         }
     }
-    /// Rounds complete sums and writes them to where they belong.
+    /// Rounds complete sums and writes them to their places.
     fn store(
         &self,
         planes: &mut Planes<'_, T>,

@@ -1,9 +1,9 @@
-//! Convolutions with few channels in a group, such as depthwise ones, by direct loops over vectors
-//! of places that follow each other in a row.
+//! Convolutions with few channels in a group (depthwise, for example), by direct loops over vectors
+//! of neighbouring places in a row.
 //!
-//! Images are copied into the thread's workspace first, a band of rows at a time, with zeros around
-//! them. Where places read every few elements, elements that are read by neighbours are brought
-//! next to each other. After that no loop asks where an image ends.
+//! Images are first copied into the thread's workspace, a band of rows at a time, with zeros around
+//! them. With a stride, elements that neighbouring places read are put next to each other. After
+//! that no loop checks where an image ends.
 
 use super::columns::{Grid, SUMS};
 use super::patches::Line;
@@ -20,7 +20,7 @@ pub(in crate::kernels) trait Vectors: Real {
     type V<S: Simd>: Copy;
     fn lanes<S: Simd>() -> usize;
     fn splat<S: Simd>(simd: S, x: Self) -> Self::V<S>;
-    /// The first numbers of a slice, which has enough.
+    /// The first numbers of a slice, which must have enough.
     fn read<S: Simd>(from: &[Self]) -> Self::V<S>;
     fn write<S: Simd>(to: &mut [Self], v: Self::V<S>);
     /// a * b + c
@@ -79,8 +79,8 @@ vectors!(
     reduce_sum_f64s
 );
 
-/// How a dimension's elements lie in the workspace: element `i` of the padded dimension at `i %
-/// stride * run + i / stride`, where the padded dimension begins at element `first` of the source.
+/// How a dimension's elements lie in the workspace: element `i` of the padded dimension lies at `i
+/// % stride * run + i / stride`. The padded dimension begins at element `first` of the source.
 #[derive(Clone, Copy)]
 struct Padded {
     line: Line,
@@ -90,7 +90,7 @@ struct Padded {
 }
 
 impl Padded {
-    /// With room for some more places than there are.
+    /// With room for `places`, which may be more than the dimension has.
     fn new(line: Line, places: usize) -> Padded {
         let reach = line.taps.saturating_sub(1) * line.step.unsigned_abs();
         Padded {
@@ -99,7 +99,7 @@ impl Padded {
             run: places + reach.div_ceil(line.stride),
         }
     }
-    /// Where the first place's element for a tap lies.
+    /// The position of the first place's element for a tap.
     fn at(&self, tap: usize) -> usize {
         let i = (self.line.offset - self.first + tap as isize * self.line.step) as usize;
         i % self.line.stride * self.run + i / self.line.stride
@@ -139,7 +139,7 @@ impl Padded {
 /// Several planes of an image whose convolutions are summed.
 struct Planes<'a, T> {
     source: &'a [T],
-    /// Where the first plane begins, and how many there are.
+    /// The start of the first plane, and the number of planes.
     first: usize,
     n: usize,
     y: Line,
@@ -151,7 +151,7 @@ const ROWS: usize = 4;
 const WIDE: usize = 4;
 
 impl<T: Float> Planes<'_, T> {
-    /// Elements of a band of `rows` rows of places, as it lies in the workspace.
+    /// Elements of a band of `rows` rows of places in the workspace.
     fn band(&self, x: &Padded, rows: usize) -> usize {
         self.n * self.band_rows(rows) * x.pitch()
     }
@@ -159,7 +159,7 @@ impl<T: Float> Planes<'_, T> {
         let reach = self.y.taps.saturating_sub(1) * self.y.step.unsigned_abs();
         (rows - 1) * self.y.stride + reach + 1
     }
-    /// Copies what places in rows `rows` read.
+    /// Copies the elements that places in rows `rows` read.
     fn copy(&self, x: &Padded, rows: Range<usize>, room: &mut [T::Wide]) {
         let plane = self.y.size * self.x.size;
         let down = self.y.step * self.y.taps.saturating_sub(1) as isize;
@@ -179,8 +179,8 @@ impl<T: Float> Planes<'_, T> {
             }
         }
     }
-    /// How many rows of places the workspace has room for: a multiple of [`ROWS`] if all do not
-    /// fit, or none.
+    /// The number of rows of places that the workspace has room for: all, or a multiple of
+    /// [`ROWS`], or 0.
     fn rows_that_fit(&self, x: &Padded, room: usize) -> usize {
         let all = self.y.places.next_multiple_of(ROWS);
         if self.band(x, all) <= room {
@@ -193,9 +193,9 @@ impl<T: Float> Planes<'_, T> {
     }
 }
 
-/// The most taps of a row, and those of a channel whose gradients have direct loops.
+/// The largest number of taps of a row, and of taps of a channel whose gradients have direct loops.
 const MOST_TAPS: usize = 256;
-/// The most weights that are read for one plane of a result.
+/// The largest number of weights that are read for one plane of a result.
 const WEIGHTS: usize = 4096;
 
 /// The places of one plane of a result.
@@ -286,17 +286,17 @@ where
     }
 }
 
-/// What a block of places reads: a band in the workspace.
+/// The elements that a block of places reads: a band in the workspace.
 struct Tile<'a, T: Float> {
     planes: &'a Planes<'a, T>,
     weights: &'a [T::Wide],
     room: &'a [T::Wide],
-    /// From a row to the next, and from a plane to the next.
+    /// The distance from a row to the next, and from a plane to the next.
     pitch: usize,
     plane: usize,
-    /// The lowest row that a tap reads, beside the first tap's.
+    /// The lowest row that a tap reads, relative to the first tap's row.
     lowest: isize,
-    /// Where the taps of a row are read.
+    /// The positions at which the taps of a row are read.
     taps: &'a [usize],
 }
 
@@ -304,7 +304,7 @@ impl<T: Float> Tile<'_, T>
 where
     T::Wide: Vectors,
 {
-    /// The sums of `R` rows of `V` vectors, of which the first reads from `first` on.
+    /// The sums of `R` rows of `V` vectors. The first reads from `first` on.
     #[inline(always)]
     fn sums<S: Simd, const R: usize, const V: usize>(
         &self,
@@ -340,7 +340,7 @@ where
 }
 
 impl Grid {
-    /// Writes places that follow each other in a row of a plane.
+    /// Writes neighbouring places in a row of a plane.
     #[inline(always)]
     fn store<T: Float>(&self, plane: &mut [T], (y, x): (usize, usize), from: &[T::Wide]) {
         let row = (self.first.0 + y * self.step.0) * self.width;
@@ -355,7 +355,8 @@ impl Grid {
     }
 }
 
-/// Whether the workspace has room for what some rows of a result read, on every machine's vectors.
+/// Whether the workspace has room for the elements that a few rows of a result read, with the
+/// vectors of any machine.
 fn fits(n: usize, y: &Line, x: &Line) -> bool {
     let reach = |line: &Line| line.taps.saturating_sub(1) * line.step.unsigned_abs();
     let rows = ROWS * y.stride + reach(y);
@@ -365,10 +366,11 @@ fn fits(n: usize, y: &Line, x: &Line) -> bool {
     weights && room.is_some_and(|room| room <= SUMS - WEIGHTS)
 }
 
-/// Whether the forward, the gradient of the input, and that of the weights have direct loops.
+/// Whether the forward, the gradient of the input and the gradient of the weights have direct
+/// loops.
 pub(super) fn takes(s: &Sizes) -> [bool; 3] {
     let (y, x) = (Line::forward(&s.y), Line::forward(&s.x));
-    // At least what each phase reads.
+    // At least as many as each phase reads.
     let back = |axis: &Axis| {
         let phase = Phase::new(axis, 0);
         let taps = axis.taps.div_ceil(phase.step);
@@ -541,7 +543,7 @@ where
         let places = width.next_multiple_of(T::Wide::lanes::<S>());
         let x = Padded::new(self.image.x, places);
         let (dys, room) = self.room.split_at_mut(height * places);
-        // Zeros after a row: what places that do not exist read counts for nothing.
+        // Zeros after a row: elements that non-existing places read add nothing.
         for (from, to) in self.dy.chunks(width).zip(dys.chunks_exact_mut(places)) {
             T::Wide::load(from, &mut to[..width]);
             to[width..].fill(T::Wide::ZERO);
@@ -569,18 +571,19 @@ where
     }
 }
 
-/// The gradient of a result's plane and the image, as they lie in the workspace.
+/// The gradient of a result's plane and the image, in the workspace.
 struct TapSums<'a, W> {
     dys: &'a [W],
     places: usize,
     room: &'a [W],
     x: Padded,
-    /// From what a row of places reads to what the next one reads.
+    /// The distance between the elements that a row of places reads and the elements that the next
+    /// row reads.
     down: usize,
 }
 
 impl<W: Vectors> TapSums<'_, W> {
-    /// Adds the sums of `N` taps that follow each other in a row.
+    /// Adds the sums of `N` neighbouring taps in a row.
     #[inline(always)]
     fn add<S: Simd, const N: usize>(&self, simd: S, row: usize, kx: usize, totals: &mut [f64]) {
         let lanes = W::lanes::<S>();

@@ -1,6 +1,6 @@
-//! Convolution and its gradients. Products of weights and patches compute them, see [`columns`] and
-//! [`weights`]; groups of few channels have direct loops, see [`direct`]. One spatial dimension is
-//! treated as two, the first of size 1.
+//! Convolution and its gradients. They are computed as products of weights and patches, see
+//! [`columns`] and [`weights`]; groups of few channels have direct loops, see [`direct`]. One
+//! spatial dimension is treated as two, the first of size 1.
 
 mod columns;
 mod direct;
@@ -30,7 +30,7 @@ pub(super) fn window(
 ) -> Result<Vec<u64>, String> {
     let mut out = vec![];
     for i in 0..input.len() {
-        // Sizes are below 2^50, the others below 2^28 and 2^32: nothing overflows.
+        // Sizes are below 2^50, the other numbers below 2^28 and 2^32: nothing overflows.
         let reach = dilation[i] * (kernel[i] as i64 - 1) + 1;
         let size = input[i] as i64;
         let room = size + 2 * padding[i] - reach;
@@ -120,24 +120,24 @@ impl Axis {
         let (first, end) = (first.max(lo), end.min(hi));
         first..end.max(first)
     }
-    /// The input that output `o` reads at tap `k`, which is inside.
+    /// The input that output `o` reads at tap `k`. The tap must be inside.
     pub(super) fn input(&self, o: usize, k: usize) -> usize {
         o * self.stride + k * self.dilation - self.padding
     }
 }
 
-/// The inputs of a dimension whose number leaves one remainder when divided by the stride. The same
-/// taps read them, so that their gradient is a convolution of stride 1 over the result's gradient.
+/// The inputs of a dimension whose numbers have the same remainder modulo the stride. The same taps
+/// read them, so their gradient is a convolution of stride 1 over the result's gradient.
 #[derive(Clone, Copy, Debug)]
 struct Phase {
     remainder: usize,
-    /// How many inputs there are.
+    /// The number of inputs.
     places: usize,
     /// Taps `first + i * step` read them, for `i` below `taps`.
     first: usize,
     step: usize,
     taps: usize,
-    /// What input `j` of the phase is read for: output `j + offset - i * back`.
+    /// Input `j` of the phase is read by output `j + offset - i * back`.
     offset: isize,
     back: isize,
 }
@@ -147,7 +147,7 @@ impl Phase {
         let (stride, dilation) = (axis.stride as isize, axis.dilation as isize);
         let at = (remainder + axis.padding) as isize;
         let common = common_divisor(axis.stride, axis.dilation);
-        // Sizes are below 2^50, the others below 2^32: nothing overflows.
+        // Sizes are below 2^50, the other numbers below 2^32: nothing overflows.
         let step = axis.stride / common;
         let fits = |&k: &usize| (at - k as isize * dilation) % stride == 0;
         let first = (0..axis.taps.min(step)).find(fits);
@@ -161,11 +161,11 @@ impl Phase {
             back: (axis.dilation / common) as isize,
         }
     }
-    /// Those of a dimension that have inputs.
+    /// The phases of a dimension that have inputs.
     fn all(axis: Axis) -> impl Iterator<Item = Phase> {
         (0..axis.stride.min(axis.input)).map(move |remainder| Phase::new(&axis, remainder))
     }
-    /// What it reads of a dimension of the result's gradient.
+    /// The elements that it reads of a dimension of the result's gradient.
     fn line(&self, axis: &Axis) -> Line {
         Line {
             size: axis.output,
@@ -232,15 +232,15 @@ impl Sizes {
             x,
         }
     }
-    /// Where row `y` of channel `c` of group `g` of an image starts, for images of `per_group`
-    /// channels.
+    /// The start of row `y` of channel `c` of group `g` of an image with `per_group` channels in a
+    /// group.
     fn input_row(&self, b: usize, g: usize, c: usize, y: usize) -> usize {
         (((b * self.groups + g) * self.inputs + c) * self.y.input + y) * self.x.input
     }
     fn output_row(&self, b: usize, g: usize, o: usize, y: usize) -> usize {
         (((b * self.groups + g) * self.outputs + o) * self.y.output + y) * self.x.output
     }
-    /// Where the taps of output channel `o`, input channel `c` and row `ky` start.
+    /// The start of the taps of output channel `o`, input channel `c` and row `ky`.
     fn weight_row(&self, g: usize, o: usize, c: usize, ky: usize) -> usize {
         (((g * self.outputs + o) * self.inputs + c) * self.y.taps + ky) * self.x.taps
     }
@@ -255,7 +255,7 @@ impl Sizes {
     fn planes(&self) -> (usize, usize) {
         (self.y.output * self.x.output, self.y.input * self.x.input)
     }
-    /// How many weights an output channel has.
+    /// The number of weights of an output channel.
     fn depth(&self) -> usize {
         self.inputs * self.y.taps * self.x.taps
     }
@@ -284,12 +284,12 @@ pub(super) fn prepare(call: &Call<'_>) -> Ran {
     Ok(())
 }
 
-/// The fewest columns of a product that a thread should compute: a tile's.
+/// The smallest number of columns of a product that a thread should compute: the columns of a tile.
 const LEAST_COLUMNS: usize = 64;
-/// Products of fewer columns have fewer parts: each reads all of the weights.
+/// Products of fewer columns have fewer parts, because each part reads all weights.
 const MANY_COLUMNS: usize = 4096;
 
-/// By the columns of the product, or by the channels of all images.
+/// The units are the columns of the product, or the channels of all images.
 pub(super) fn cut(call: &Call<'_>) -> Cut {
     let s = Sizes::of_forward(call);
     if direct::takes(&s)[0] {
@@ -297,7 +297,7 @@ pub(super) fn cut(call: &Call<'_>) -> Cut {
         return Cut::of(channels, s.planes().0 * s.depth());
     }
     let columns = s.columns();
-    // Work of some ten microseconds, at least.
+    // At least about ten microseconds of work.
     let least = (ELEMENTS * 32).div_ceil((s.depth() * s.outputs).max(1));
     Cut {
         units: columns,
@@ -325,7 +325,7 @@ where
         return direct::forward(&s, (x, w, bias), channels, y);
     }
     let (tile, units) = (T::Wide::tile(), 0..s.columns());
-    // The part should be some of these units.
+    // Panics if the kernel's cut has another number of units.
     call.part(units.end);
     let (lines, grid) = (
         (Line::forward(&s.y), Line::forward(&s.x)),
@@ -358,8 +358,8 @@ where
     }
 }
 
-/// The groups that have columns of a part, and which of the group's columns these are, for groups
-/// of a number of images of a number of columns.
+/// The groups that have columns of a part, and these columns within the group. A group has a number
+/// of images, and an image a number of columns.
 fn by_group(
     part: Range<usize>,
     &[_, images, columns]: &[usize; 3],
@@ -376,10 +376,11 @@ fn by_group(
     })
 }
 
-/// Units of each of both products of the backward, of which threads take several at once.
+/// The number of units of each of the backward's two products. Threads take several at once.
 const SHARES: usize = 64;
 
-/// Which units compute dx, and which dw and db: a product each, of as many multiplications.
+/// The units that compute dx, and the units that compute dw and db. Both are products with the same
+/// number of multiplications.
 fn units_bwd(call: &Call<'_>) -> [Range<usize>; 2] {
     let mask = call.ints("mask");
     let dx = if mask[0] == 1 { SHARES } else { 0 };
@@ -415,7 +416,7 @@ where
     let (dy, x, w) = (call.input::<T>(0), call.input::<T>(1), call.input::<T>(2));
     let [of_dx, of_dw] = units_bwd(call);
     let [_, input_directly, weights_directly] = direct::takes(&s);
-    // The part should be one of these units.
+    // Panics if the kernel's cut has another number of units.
     call.part(of_dw.end);
 
     if let Some(j) = result(0) {
@@ -442,7 +443,7 @@ where
     }
 }
 
-/// The gradient of the input: for each phase, a product of its weights and of patches of dy.
+/// The gradient of the input: for each phase, a product of its weights and patches of dy.
 fn backward_input<T: Float>(
     call: &Call<'_>,
     s: &Sizes,

@@ -1,5 +1,5 @@
-//! The patches of an image as a matrix that is never whole in memory. Its rows are the channels and
-//! taps that a result reads, its columns the places of results in all images; [`Patches::pack`]
+//! The patches of an image as a matrix. It is never in memory as a whole. Its rows are the channels
+//! and taps that a result reads, its columns the places of results in all images; [`Patches::pack`]
 //! copies some rows and columns into a factor's panel.
 
 use super::{Axis, Sizes};
@@ -20,7 +20,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// What a convolution reads.
+    /// The elements that a convolution reads.
     pub(super) fn forward(axis: &Axis) -> Line {
         Line {
             size: axis.input,
@@ -48,27 +48,27 @@ pub(super) struct Patches<'a, T> {
     x: Line,
 }
 
-/// Places that follow each other in a row of an image.
+/// Neighbouring places in a row of an image.
 #[derive(Clone, Copy, Default)]
 struct Segment {
-    /// Where they are among the packed columns.
+    /// Their position among the packed columns.
     at: usize,
     len: usize,
-    /// Where the group's channels of their image begin.
+    /// The start of the group's channels of their image.
     image: usize,
     /// The row and the column that the first of them reads at the first tap.
     y: isize,
     x: isize,
 }
 
-/// The most columns that are packed at once.
+/// The largest number of columns that are packed at once.
 pub(super) const MOST_COLUMNS: usize = 256;
-/// Elements that are copied at once. A copy may write more than its own elements, which are
-/// overwritten later: a room needs as many elements more.
+/// Elements that are copied at once. A copy may write elements after its own, which are overwritten
+/// later: a room needs this many more elements.
 pub(super) const SLACK: usize = 16;
 
 impl<'a, T: Scalar> Patches<'a, T> {
-    /// Those of a group, of images of `channels` channels a group.
+    /// The patches of a group, for images with `channels` channels in a group.
     pub(super) fn new(
         s: &Sizes,
         source: &'a [T],
@@ -90,11 +90,11 @@ impl<'a, T: Scalar> Patches<'a, T> {
             x,
         }
     }
-    /// How many rows the matrix has.
+    /// The number of the matrix's rows.
     pub(super) fn rows(&self) -> usize {
         self.channels * self.y.taps * self.x.taps
     }
-    /// How many columns.
+    /// The number of its columns.
     pub(super) fn columns(&self) -> usize {
         self.batch * self.y.places * self.x.places
     }
@@ -144,7 +144,7 @@ impl<'a, T: Scalar> Patches<'a, T> {
             }
         }
     }
-    /// The segments of some columns, and how many they are.
+    /// The segments of some columns, and their number.
     fn segments(&self, segments: &mut [Segment; MOST_COLUMNS], columns: Range<usize>) -> usize {
         let (width, height) = (self.x.places, self.y.places);
         let (mut n, mut at) = (0, columns.start);
@@ -185,7 +185,7 @@ impl<'a, T: Scalar> Patches<'a, T> {
     }
 }
 
-/// Copies elements `x..x + len` of a row of `size` elements, zeros where it has none.
+/// Copies elements `x..x + len` of a row of `size` elements; zeros outside the row.
 #[inline]
 fn copy<T: Scalar, W: Wide>(room: &mut [W], len: usize, from: &[T], size: usize, x: isize) {
     let first = x.min(0).unsigned_abs().min(len);

@@ -1,6 +1,6 @@
-//! The gradient of a convolution's weights: for each group the product of patches, a row for each
-//! weight of an output channel, and the transposed of the result's gradient. Its transpose is
-//! stored.
+//! The gradient of a convolution's weights: for each group, the product of the patches (a row for
+//! each weight of an output channel) and the transposed gradient of the result. The transposed
+//! product is stored.
 
 use super::columns::SUMS;
 use super::patches::{MOST_COLUMNS, Patches, SLACK};
@@ -10,7 +10,7 @@ use crate::kernels::product::{Left, Right, Tile, Tiled, tiles};
 use crate::kernels::wide::Wide;
 use std::ops::Range;
 
-/// Places of results that are multiplied at once. Sums are cut there, whatever the threads.
+/// Places of results that are multiplied at once. Sums are cut there, for any number of threads.
 const DEPTH: usize = MOST_COLUMNS;
 /// Rows of patches that are packed at once: 128 KiB of f32.
 const ROWS: usize = 128;
@@ -22,7 +22,7 @@ pub(super) struct Gradients<'a, T: Float> {
     pub(super) tile: &'a Tile<T::Wide>,
     pub(super) patches: Patches<'a, T>,
     pub(super) dy: &'a [T],
-    /// Of all images, and of a group.
+    /// Channels of an image, and of a group.
     pub(super) channels: (usize, usize),
     /// The first channel, and elements of a channel.
     pub(super) first: usize,
@@ -116,7 +116,7 @@ impl<T: Float> Gradients<'_, T> {
             panel,
         }
     }
-    /// The same for `n` places of elements that have to be widened.
+    /// The same for `n` places, if elements must be widened.
     fn pack_widened(
         &self,
         room: &mut [T::Wide],
@@ -136,7 +136,7 @@ impl<T: Float> Gradients<'_, T> {
     }
 }
 
-/// Rounds sums and writes their transposed, in blocks that stay in the first cache.
+/// Rounds sums and writes them transposed, in blocks that stay in the first cache.
 fn store_transposed<T: Float>(sums: &[T::Wide], rows: usize, to: &mut Window<'_, T>) {
     const BLOCK: usize = 16;
     let columns = to.rows();
