@@ -3,6 +3,7 @@
 //! steps.
 
 mod machine;
+mod models;
 mod steps;
 mod watched;
 

@@ -14,14 +14,14 @@ const OPS: usize = 24;
 /// Steps of a run: each overlaps the one before, and the third meets what both left.
 const STEPS: u64 = 3;
 
-fn standin(seed: u64) -> standin::Options {
+pub(super) fn standin(seed: u64) -> standin::Options {
     standin::Options {
         seed,
         ..standin::Options::default()
     }
 }
 
-fn threads() -> Options {
+pub(super) fn threads() -> Options {
     Options {
         threads: Some(2),
         ..Options::default()
@@ -29,15 +29,19 @@ fn threads() -> Options {
 }
 
 /// A machine, and who watches it.
-struct Watched {
+pub(super) struct Watched {
     watch: Arc<Watch>,
-    machine: Machine,
+    pub(super) machine: Machine,
     artifact: Artifact,
     step: u64,
 }
 
 impl Watched {
-    fn new(watch: &Arc<Watch>, artifact: &Artifact, options: Options) -> Result<Watched, Error> {
+    pub(super) fn new(
+        watch: &Arc<Watch>,
+        artifact: &Artifact,
+        options: Options,
+    ) -> Result<Watched, Error> {
         Watched::with(watch, artifact, options, CudaOptions::default())
     }
     fn with(
@@ -56,22 +60,22 @@ impl Watched {
         })
     }
 
-    fn write(&mut self, feed: &Tensors) -> Result<(), Error> {
+    pub(super) fn write(&mut self, feed: &Tensors) -> Result<(), Error> {
         let mut inputs = self.artifact.inputs.iter();
         inputs.try_for_each(|input| self.machine.write_input(&input.name, &feed[&input.name]))
     }
-    fn launch(&mut self) -> Result<(), Error> {
+    pub(super) fn launch(&mut self) -> Result<(), Error> {
         self.step += 1;
         self.watch.turn(self.step);
         self.machine.launch()
     }
-    fn read(&mut self) -> Result<Tensors, Error> {
+    pub(super) fn read(&mut self) -> Result<Tensors, Error> {
         let outputs = self.artifact.outputs.iter();
         outputs
             .map(|o| Ok((o.name.clone(), self.machine.read_output(&o.name)?)))
             .collect()
     }
-    fn states(&mut self) -> Result<Tensors, Error> {
+    pub(super) fn states(&mut self) -> Result<Tensors, Error> {
         let states = self.artifact.states.iter();
         states
             .map(|s| Ok((s.path.clone(), self.machine.read_state(&s.path)?)))
@@ -112,7 +116,7 @@ fn meaning(step: &Step) -> Left {
     (outcome.outputs, outcome.states)
 }
 
-fn none() -> Vec<String> {
+pub(super) fn none() -> Vec<String> {
     Vec::new()
 }
 
