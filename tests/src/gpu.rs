@@ -583,7 +583,8 @@ fn case_of(
         scratch_bytes: generated.scratch_bytes,
         scalars: vec![],
         inplace: generated.inplace.clone(),
-        any_blocks: true,
+        // Attention by tensor cores has a tile for each block.
+        any_blocks: generated.phases.iter().all(|phase| phase.shared_bytes == 0),
         flops: 0.0,
     }
 }

@@ -3,7 +3,10 @@
 //! place; the script reads what is written for it.
 
 use codegen::kernels::Target;
+use ir::{DType, TensorType};
+use lighterage_tests::example;
 use lighterage_tests::gpu::{Case, cases, timed, write};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -77,6 +80,36 @@ fn kernels_compute_on_a_gpu_what_they_do_here() {
         wrong.join("\n")
     );
     assert!(250 < cases.len());
+}
+
+/// Functions for which there is no polynomial of f64.
+const NOT_OF_F64: [&str; 9] = [
+    "exp", "log", "tanh", "sigmoid", "erf", "silu", "gelu", "silu_bwd", "gelu_bwd",
+];
+
+#[test]
+fn every_op_has_a_kernel_for_gpus() {
+    let first_word = |case: &'static Case| case.name.split(' ').next().unwrap();
+    let compared: BTreeSet<&str> = all().iter().map(first_word).collect();
+    for kind in example::ops_that(|op| op.facts().has_kernel) {
+        for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64] {
+            let shapes: [&[u64]; 3] = [&[2, 3, 4, 5], &[3, 4, 4], &[4, 4]];
+            let found = shapes.iter().find_map(|shape| {
+                let x = TensorType::new(dtype, *shape).unwrap();
+                example::example(kind, &x)
+            });
+            let Some((op, types)) = found else {
+                assert!(compared.contains(kind.name()), "{}", kind.name());
+                continue;
+            };
+            let types_of: Vec<&TensorType> = types.iter().collect();
+            let outs = op.infer(&types_of).unwrap();
+            let scratch = op.work(&types_of, &outs).scratch.gpu;
+            let kernel = codegen::kernel(&op, &types, &Target::SM_90, scratch);
+            let has_none = dtype == DType::F64 && NOT_OF_F64.contains(&kind.name());
+            assert_eq!(kernel.is_err(), has_none, "{} of {types:?}", kind.name());
+        }
+    }
 }
 
 /// Another instruction, a bit of an operand, a block that is not started: each is seen.

@@ -5,9 +5,9 @@
 use codegen::kernels::{self, Generated, Generator, Stage, Target};
 use ir::op::{Attr, Op};
 use ir::{DType, TensorType};
-use lighterage_tests::gpu::ptxas;
+use lighterage_tests::gpu::{ops_for_gpus, ptxas};
 use passes::graph::optimizer::{Attach, Optimizer};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -35,9 +35,9 @@ fn ptx(kernels: &[Generated], target: &Target) -> String {
 }
 
 /// Assembles PTX; registers of each kernel. Panics at spills.
-fn assemble(ptxas: &Path, ptx: &str, target: &Target) -> Vec<u32> {
+fn assemble(ptxas: &Path, of: &str, ptx: &str, target: &Target) -> Vec<u32> {
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!(
-        "{}.{}.ptx",
+        "{of}.{}.{}.ptx",
         target.cpu(),
         std::process::id()
     ));
@@ -143,7 +143,7 @@ fn assemble_models(ptxas: &Path, target: Target) {
     let kernels: Vec<Generated> = kernels.into_values().collect();
     let text = ptx(&kernels, &target);
     assert!(!text.contains(".extern"), "{target}");
-    let registers = assemble(ptxas, &text, &target);
+    let registers = assemble(ptxas, "models", &text, &target);
     let phases: usize = kernels.iter().map(|kernel| kernel.phases.len()).sum();
     assert_eq!(registers.len(), phases);
     let most = registers.iter().max().unwrap();
@@ -151,6 +151,26 @@ fn assemble_models(ptxas: &Path, target: Target) {
         "{}: {phases} kernels, at most {most} registers",
         target.cpu()
     );
+}
+
+/// The kernels that are written for GPUs, at the sizes that tests compare.
+#[test]
+fn kernels_of_ops_assemble() {
+    let Some(ptxas) = ptxas() else { return };
+    let target = Target::SM_90;
+    let cases = ops_for_gpus(&target);
+    let texts: BTreeSet<&str> = cases.iter().map(|case| &*case.ptx).collect();
+    let is_directive = |line: &&str| {
+        [".version", ".target", ".address_size"]
+            .iter()
+            .any(|word| line.starts_with(word))
+    };
+    let lines = texts.iter().flat_map(|text| text.lines());
+    let lines = lines.filter(|line| !is_directive(line));
+    let text: String = lines.map(|line| format!("{line}\n")).collect();
+    let head = format!(".version 8.0\n.target {}\n.address_size 64\n", target.cpu());
+    let registers = assemble(&ptxas, "ops", &(head + &text), &target);
+    assert!(registers.len() > 250, "{}", registers.len());
 }
 
 #[test]

@@ -39,7 +39,7 @@ pub(super) fn delta(e: &mut Emitter) -> u32 {
     let leads = e.b.compare(Predicate::Eq, chunk, zero);
     let writes = e.b.andi(leads, inside);
     e.when(writes, |e| {
-        let to = e.row(e.tensor(Tensor::Delta), row, 4);
+        let to = e.row(e.tensor(Tensor::Delta), row, e.delta_bytes);
         e.b.store(sum, to, 4);
     });
     0
@@ -245,7 +245,7 @@ fn row_numbers(e: &mut Emitter, s: &Start, head: Value, first: Value) -> (Vec<Va
         let row = e.b.minsi(row, last_row);
         let [lse, delta] = [Tensor::Lse, Tensor::Delta].map(|tensor| {
             let numbers = e.numbers(tensor, head);
-            let at = e.row(numbers.at, row, 4);
+            let at = e.row(numbers.at, row, e.number_bytes(tensor));
             e.b.load(at, Type::Scalar(Kind::F32), 4)
         });
         shifts.push(e.b.mulf(lse, log2_e));
@@ -285,10 +285,11 @@ struct Fetched {
     /// The logsumexp of a tile's queries, then their delta, for two tiles.
     numbers: Value,
     number_bytes: u32,
-    /// Whether the thread copies one of these numbers, from which tensor, its row in the tile, and
-    /// its place there in bytes.
+    /// Whether the thread copies one of these numbers, from which tensor, the bytes from one to the
+    /// next there, its row in the tile, and its place in the tile in bytes.
     copies: Value,
     from: Value,
+    apart: Value,
     row: Value,
     place: Value,
 }
@@ -344,6 +345,9 @@ impl Fetched {
         let copies = e.b.compare(Predicate::Ult, s.thread, limit);
         let [delta, lse] = [Tensor::Delta, Tensor::Lse].map(|tensor| e.tensor(tensor));
         let from = e.b.select(is_delta, delta, lse);
+        let [delta, lse] = [Tensor::Delta, Tensor::Lse].map(|tensor| e.number_bytes(tensor));
+        let [delta, lse] = [delta, lse].map(|bytes| e.b.long(bytes.into()));
+        let apart = e.b.select(is_delta, delta, lse);
         let place = e.with(Arith::Shli, s.thread, 2);
         Fetched {
             q_tiles: e.advance(s.tiles, 2 * tile),
@@ -352,6 +356,7 @@ impl Fetched {
             number_bytes: 2 * 4 * rows,
             copies,
             from,
+            apart,
             row,
             place: e.b.wide(place),
         }
@@ -433,10 +438,13 @@ impl Keys {
         e.fill(&self.filler, q_tile, self.rows, q, at);
         e.fill(&self.filler, dout_tile, self.rows, dout, at);
         e.when(queries.copies, |e| {
-            let from = e.matrix(queries.from, head, e.n_queries, 4);
             let row = e.b.addi(at, queries.row);
             let inside = e.b.compare(Predicate::Slt, row, e.n_queries);
-            let from = e.row(from.at, row, 4);
+            let [head, n, wide_row] = [head, e.n_queries, row].map(|x| e.b.wide(x));
+            let first = e.b.muli(head, n);
+            let number = e.b.addi(first, wide_row);
+            let offset = e.b.muli(number, queries.apart);
+            let from = e.advance(queries.from, offset);
             let to = e.turn(round, queries.number_bytes);
             let to = e.advance(queries.numbers, to);
             let to = e.advance(to, queries.place);

@@ -5,7 +5,7 @@
 //! of the row. Then the eight rows of a matrix that `ldmatrix` reads are in different banks,
 //! without padding (CUTLASS's 128-byte swizzle).
 
-use super::{LOG2_E, Tensor};
+use super::{Argument, LOG2_E, Sizes, Tensor};
 use crate::mlir::{
     self, Arith, Body, Builder, Cache, Emit, Function, Kind, Layout, Parameter, Predicate, Shared,
     Space, Special, Step, Type, Value,
@@ -35,6 +35,8 @@ pub(super) struct Emitter {
     /// Numbers in a row of a tile.
     pub(super) d: u32,
     tensors: Vec<(Tensor, Value)>,
+    /// Bytes from one query's delta to the next.
+    pub(super) delta_bytes: u32,
     /// Heads of q over the batch, and how many of them share a head of k and v.
     pub(super) n_heads: Value,
     pub(super) group: Value,
@@ -100,8 +102,14 @@ impl Emit for Emitter {
 }
 
 impl Emitter {
-    /// Begins a kernel for heads of `d` numbers.
-    pub(super) fn new(symbol: &str, arguments: &[Operand], d: u32) -> Emitter {
+    /// Begins a kernel for heads of `d` numbers. Sizes that are not known are arguments behind the
+    /// addresses.
+    pub(super) fn new(
+        symbol: &str,
+        arguments: &[Operand],
+        d: u32,
+        sizes: Option<&Sizes>,
+    ) -> Emitter {
         let address = |argument: &Operand| Parameter {
             align: Some(64),
             noalias: true,
@@ -109,33 +117,53 @@ impl Emitter {
             ..Parameter::new(argument.tensor.name(), Type::Pointer(Space::Global))
         };
         let mut parameters: Vec<Parameter> = arguments.iter().map(address).collect();
-        for name in ["n_heads", "group", "n_queries", "n_keys"] {
-            parameters.push(Parameter::new(name, Type::Scalar(Kind::I32)));
+        if sizes.is_none() {
+            for name in ["n_heads", "group", "n_queries", "n_keys"] {
+                parameters.push(Parameter::new(name, Type::Scalar(Kind::I32)));
+            }
+            parameters.push(Parameter::new("scale", Type::Scalar(Kind::F32)));
         }
-        parameters.push(Parameter::new("scale", Type::Scalar(Kind::F32)));
         let body = Body::Gpu {
             threads: THREADS,
             blocks: BLOCKS,
         };
         let (mut b, values) = Builder::new(symbol, parameters, body);
         b.set_shared(Shared {
-            symbol: "tiles".into(),
+            symbol: match sizes {
+                Some(_) => format!("{symbol}_tiles"),
+                None => "tiles".into(),
+            },
             bytes: 0,
             align: 1024,
             dynamic: true,
         });
         let n = arguments.len();
+        let [n_heads, group, n_queries, n_keys, scale] = match sizes {
+            Some(sizes) => sizes.arguments().map(|argument| match argument {
+                Argument::U32(n) => b.int(n.into()),
+                Argument::F32(x) => b.float(x),
+            }),
+            None => std::array::from_fn(|i| values[n + i]),
+        };
         let tensors = arguments.iter().map(|argument| argument.tensor);
         Emitter {
             b,
             d,
             tensors: tensors.zip(values.iter().copied()).collect(),
-            n_heads: values[n],
-            group: values[n + 1],
-            n_queries: values[n + 2],
-            n_keys: values[n + 3],
-            scale: values[n + 4],
+            delta_bytes: 4,
+            n_heads,
+            group,
+            n_queries,
+            n_keys,
+            scale,
         }
+    }
+
+    /// Each query's delta lies where its row of dq begins, which is written when it has been read.
+    pub(super) fn keep_delta_in_dq(&mut self) {
+        let dq = self.tensor(Tensor::Dq);
+        self.tensors.push((Tensor::Delta, dq));
+        self.delta_bytes = self.pitch();
     }
 
     /// The kernel, complete.
@@ -229,10 +257,20 @@ impl Emitter {
         self.matrix(tensor, head, self.n_keys, pitch)
     }
 
+    /// Bytes from one query's number to the next, of the logsumexp or of delta.
+    pub(super) fn number_bytes(&self, tensor: Tensor) -> u32 {
+        if tensor == Tensor::Delta {
+            self.delta_bytes
+        } else {
+            4
+        }
+    }
+
     /// A head's f32 for each query.
     pub(super) fn numbers(&mut self, tensor: Tensor, head: Value) -> Matrix {
+        let bytes = self.number_bytes(tensor);
         let tensor = self.tensor(tensor);
-        self.matrix(tensor, head, self.n_queries, 4)
+        self.matrix(tensor, head, self.n_queries, bytes)
     }
 
     /// The offset of one of two tiles, 64 bits: the first for even rounds, the second for odd

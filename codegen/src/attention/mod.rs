@@ -20,7 +20,7 @@ mod forward;
 mod masks;
 
 use crate::kernels::{Generator, GeneratorError, Stage, Target};
-use crate::mlir::{self, Module};
+use crate::mlir::{self, Function, Module};
 use emit::{Emitter, Operand, ROWS, THREADS};
 
 ir::named! {
@@ -48,6 +48,18 @@ impl Kind {
             Kind::Delta => &[Dout, Out, Delta],
             Kind::Keys => &[Dout, Q, K, V, Lse, Delta, Dk, Dv],
             Kind::Queries => &[Dout, Q, K, V, Lse, Delta, Dq],
+        }
+    }
+
+    /// See [`Kernel::blocks`].
+    fn blocks(self, head_size: u32, sizes: &Sizes) -> u64 {
+        let [heads, group, queries, keys] =
+            [sizes.heads, sizes.group, sizes.queries, sizes.keys].map(u64::from);
+        let rows = u64::from(ROWS);
+        match self {
+            Kind::Forward | Kind::Queries => heads * queries.div_ceil(rows),
+            Kind::Keys => heads / group * keys.div_ceil(rows),
+            Kind::Delta => (heads * queries).div_ceil(u64::from(THREADS / (head_size / 8))),
         }
     }
 
@@ -167,14 +179,7 @@ impl Kernel {
     /// The number of blocks for these sizes, below 2^31, along x. If it is 0, nothing must be
     /// started. Without keys the forward still writes its zeros.
     pub fn blocks(&self, sizes: &Sizes) -> u64 {
-        let [heads, group, queries, keys] =
-            [sizes.heads, sizes.group, sizes.queries, sizes.keys].map(u64::from);
-        let rows = u64::from(ROWS);
-        match self.kind {
-            Kind::Forward | Kind::Queries => heads * queries.div_ceil(rows),
-            Kind::Keys => heads / group * keys.div_ceil(rows),
-            Kind::Delta => (heads * queries).div_ceil(u64::from(THREADS / (self.head_size / 8))),
-        }
+        self.kind.blocks(self.head_size, sizes)
     }
     /// Its PTX for a GPU.
     pub fn ptx(
@@ -199,18 +204,8 @@ pub fn kernel(kind: Kind, head_size: u32, causal: bool) -> Result<Kernel, Error>
     };
     let symbol = format!("attention_{}_{head_size}{mask}", kind.name());
     let n_reads = kind.tensors().len() - kind.n_results();
-    let operand = |(i, &tensor)| Operand {
-        tensor,
-        is_result: i >= n_reads,
-    };
-    let tensors: Vec<Operand> = kind.tensors().iter().enumerate().map(operand).collect();
-    let mut emitter = Emitter::new(&symbol, &tensors, head_size);
-    let shared_bytes = match kind {
-        Kind::Forward => forward::forward(&mut emitter, causal),
-        Kind::Delta => backward::delta(&mut emitter),
-        Kind::Keys => backward::keys(&mut emitter, causal),
-        Kind::Queries => backward::queries(&mut emitter, causal),
-    };
+    let mut emitter = Emitter::new(&symbol, &operands(kind.tensors(), n_reads), head_size, None);
+    let shared_bytes = write(&mut emitter, kind, causal);
     let function = emitter.finish().map_err(|source| Error::Emit {
         kernel: symbol.clone(),
         source,
@@ -225,6 +220,65 @@ pub fn kernel(kind: Kind, head_size: u32, causal: bool) -> Result<Kernel, Error>
         kind,
         head_size,
     })
+}
+
+fn operands(tensors: &[Tensor], n_reads: usize) -> Vec<Operand> {
+    let operand = |(i, &tensor)| Operand {
+        tensor,
+        is_result: i >= n_reads,
+    };
+    tensors.iter().enumerate().map(operand).collect()
+}
+
+/// Writes a kernel; bytes of shared memory.
+fn write(e: &mut Emitter, kind: Kind, causal: bool) -> u32 {
+    match kind {
+        Kind::Forward => forward::forward(e, causal),
+        Kind::Delta => backward::delta(e),
+        Kind::Keys => backward::keys(e, causal),
+        Kind::Queries => backward::queries(e, causal),
+    }
+}
+
+/// A kernel as a phase of `sdpa` or `sdpa_bwd`: its arguments are all operands and results of the
+/// op, and sizes are constants. It needs exactly as many blocks as it says.
+pub(crate) struct Phase {
+    pub(crate) function: Result<Function, mlir::Error>,
+    pub(crate) threads: u32,
+    pub(crate) shared_bytes: u32,
+    pub(crate) blocks: u64,
+}
+
+/// The phases of `sdpa`, or of `sdpa_bwd` if `backward`; their symbols are numbered.
+pub(crate) fn phases(
+    backward: bool,
+    head_size: u32,
+    causal: bool,
+    sizes: &Sizes,
+    symbol: impl Fn(usize) -> String,
+) -> Vec<Phase> {
+    use Tensor::{Dk, Dout, Dq, Dv, K, Lse, Out, Q, V};
+    let (kinds, tensors, n_reads): (&[Kind], &[Tensor], usize) = if backward {
+        let kinds = &[Kind::Delta, Kind::Keys, Kind::Queries];
+        (kinds, &[Dout, Q, K, V, Out, Lse, Dq, Dk, Dv], 6)
+    } else {
+        (&[Kind::Forward], &[Q, K, V, Out, Lse], 3)
+    };
+    let phase = |(number, &kind)| {
+        let operands = operands(tensors, n_reads);
+        let mut emitter = Emitter::new(&symbol(number), &operands, head_size, Some(sizes));
+        if backward {
+            emitter.keep_delta_in_dq();
+        }
+        let shared_bytes = write(&mut emitter, kind, causal);
+        Phase {
+            function: emitter.finish(),
+            threads: THREADS,
+            shared_bytes,
+            blocks: kind.blocks(head_size, sizes),
+        }
+    };
+    kinds.iter().enumerate().map(phase).collect()
 }
 
 /// 1 / ln 2 and ln 2.

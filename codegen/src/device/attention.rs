@@ -8,6 +8,7 @@ use super::Kernel;
 use super::functions::{any_logarithm, exponential};
 use super::grid::{Grid, Tensor};
 use super::moves::broadcast;
+use crate::attention::{self, Sizes};
 use crate::kernels::wide;
 use crate::mlir::{Arith, Emit, Kind, Predicate, Value};
 use ir::op::attrs::Attention;
@@ -198,7 +199,31 @@ impl<'a> Call<'a> {
     }
 }
 
+/// The size of heads and the other sizes, if there are kernels for tensor cores.
+fn by_tensor_cores(k: &Kernel<'_>, a: &Attention, q: usize, mask: usize) -> Option<(u32, Sizes)> {
+    let [qs, ks, vs] = [q, q + 1, q + 2].map(|i| k.operands[i].shape());
+    let of_bf16 = k.operands[q].dtype() == DType::BF16 && k.operands.len() == mask;
+    let fits = of_bf16 && matches!(qs[3], 64 | 128) && vs[3] == qs[3];
+    // As far as 32 bits reach: see `Sizes`.
+    let heads = qs[0] * qs[1];
+    let small = heads * qs[2].max(1) < 1 << 31 && qs[2].max(ks[2]) < (1 << 31) - 64;
+    (fits && small && ks[1] > 0).then(|| {
+        let sizes = Sizes {
+            heads: heads as u32,
+            group: (qs[1] / ks[1]) as u32,
+            queries: qs[2] as u32,
+            keys: ks[2] as u32,
+            scale: a.scale as f32,
+        };
+        (qs[3] as u32, sizes)
+    })
+}
+
 pub(super) fn sdpa(k: &mut Kernel<'_>, a: &Attention) {
+    if let Some((head_size, sizes)) = by_tensor_cores(k, a, 0, 3) {
+        let phases = attention::phases(false, head_size, a.causal, &sizes, super::symbol);
+        return k.attend(phases);
+    }
     let call = Call::new(k, a, 0, 3);
     let parts = call.heads * call.queries;
     k.phase(THREADS as u32, parts, |g| {
@@ -269,6 +294,10 @@ fn larger(g: &mut Grid, a: Value, b: Value) -> Value {
 }
 
 pub(super) fn sdpa_bwd(k: &mut Kernel<'_>, a: &Attention) {
+    if let Some((head_size, sizes)) = by_tensor_cores(k, a, 1, 6) {
+        let phases = attention::phases(true, head_size, a.causal, &sizes, super::symbol);
+        return k.attend(phases);
+    }
     let call = Call::new(k, a, 1, 6);
     let parts = call.heads * call.queries;
     k.phase(THREADS as u32, parts, |g| {

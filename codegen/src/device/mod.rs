@@ -1,11 +1,12 @@
 //! Kernels for GPUs of the ops that no other generated kernel computes: those whose results are
-//! made of any elements of their operands, and reductions for which there is no scratch.
+//! made of any elements of their operands; and reductions and softmax over dimensions, or without
+//! scratch, where those have none.
 //!
 //! Each is written for its shapes as a list of phases, with the interface of generated kernels
-//! ([`crate::kernels`]): any number of blocks computes the same bits, and the in-place pairs of the
-//! op's facts are permitted. There are no atomic additions, so bits do not depend on the order of
-//! threads. Sequential sums have the order of the runtime's plain kernels; sums over a block's
-//! threads are taken by halves.
+//! ([`crate::kernels`]): any number of blocks computes the same bits, except of attention by tensor
+//! cores, and the in-place pairs of the op's facts are permitted. There are no atomic additions, so
+//! bits do not depend on the order of threads. Sequential sums have the order of the runtime's
+//! plain kernels; sums over a block's threads are taken by halves.
 //!
 //! An index that is out of range reads bits that are all ones (NaN in floating-point numbers), and
 //! writes nothing.
@@ -20,6 +21,7 @@ mod norms;
 mod product;
 mod random;
 mod reduce;
+mod softmax;
 mod tables;
 mod windows;
 
@@ -74,6 +76,10 @@ fn write(k: &mut Kernel<'_>, op: &Op) -> Result<(), &'static str> {
         Op::Index => tables::index(k),
         Op::IndexPut(a) => tables::index_put(k, a),
 
+        Op::Softmax(a) => softmax::softmax(k, a, false),
+        Op::LogSoftmax(a) => softmax::softmax(k, a, true),
+        Op::SoftmaxBwd(a) => softmax::softmax_bwd(k, a, false),
+        Op::LogSoftmaxBwd(a) => softmax::softmax_bwd(k, a, true),
         Op::Sum(a) => reduce::reduce(k, a, Fold::Sum),
         Op::Mean(a) => reduce::reduce(k, a, Fold::Mean),
         Op::Amax(a) => reduce::reduce(k, a, Fold::Largest),
@@ -145,10 +151,6 @@ fn write(k: &mut Kernel<'_>, op: &Op) -> Result<(), &'static str> {
         | Op::SiluBwd
         | Op::GeluBwd(_)
         | Op::ThresholdBwd(_)
-        | Op::Softmax(_)
-        | Op::LogSoftmax(_)
-        | Op::SoftmaxBwd(_)
-        | Op::LogSoftmaxBwd(_)
         | Op::LayerNorm(_)
         | Op::LayerNormBwd(_)
         | Op::Expand(_)
@@ -164,6 +166,14 @@ fn write(k: &mut Kernel<'_>, op: &Op) -> Result<(), &'static str> {
         Op::Reshape(_) | Op::Extern(_) => return Err("it is no kernel"),
     }
     Ok(())
+}
+
+/// The symbol of a phase until its kernel has a name.
+fn symbol(number: usize) -> String {
+    match number {
+        0 => crate::kernels::SYMBOL.to_string(),
+        n => format!("{}_{n}", crate::kernels::SYMBOL),
+    }
 }
 
 /// A kernel that is being built.
@@ -206,10 +216,7 @@ impl<'a> Kernel<'a> {
         if parts == 0 {
             return;
         }
-        let symbol = match self.functions.len() {
-            0 => crate::kernels::SYMBOL.to_string(),
-            n => format!("{}_{n}", crate::kernels::SYMBOL),
-        };
+        let symbol = symbol(self.functions.len());
         let has_scratch = self.scratch_bytes > 0;
         let mut grid = Grid::new(
             symbol.clone(),
@@ -229,6 +236,26 @@ impl<'a> Kernel<'a> {
             threads,
             shared_bytes: 0,
         });
+    }
+
+    /// Adds the phases of attention by tensor cores.
+    fn attend(&mut self, phases: Vec<crate::attention::Phase>) {
+        for (number, phase) in phases.into_iter().enumerate() {
+            // What has no elements is not started.
+            if phase.blocks == 0 {
+                continue;
+            }
+            match phase.function {
+                Ok(function) => self.module.push(function),
+                Err(error) => drop(self.error.get_or_insert(error)),
+            }
+            self.functions.push(Function {
+                symbol: symbol(number),
+                parts: phase.blocks,
+                threads: phase.threads,
+                shared_bytes: phase.shared_bytes,
+            });
+        }
     }
 
     /// Adds a phase in which each thread computes elements of `n`.
