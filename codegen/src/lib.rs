@@ -448,6 +448,10 @@ pub fn generated(
     }
 }
 
+/// The most operands of a kernel on a GPU: its arguments have 4352 bytes in PTX before 8.1, and a
+/// group of updates has about as many results as operands.
+const MOST_OPERANDS: usize = 256;
+
 /// The kernel of one op for a target: made from instructions; or, for a GPU, one that is written
 /// for the op, if there is no other that does with `scratch` bytes of scratch.
 pub fn kernel(
@@ -456,6 +460,10 @@ pub fn kernel(
     target: &Target,
     scratch: u64,
 ) -> Result<Generated, Unsupported> {
+    if target.is_gpu() && operands.len() > MOST_OPERANDS {
+        let why = format!("a kernel for GPUs has at most {MOST_OPERANDS} operands");
+        return Err(Unsupported::op(op.name(), why));
+    }
     let made = kernels::generate_op(op, operands, target);
     let fits = made
         .as_ref()

@@ -3,7 +3,8 @@
 //! place; the script reads what is written for it.
 
 use codegen::kernels::Target;
-use ir::{DType, TensorType};
+use ir::op::Attr;
+use ir::{DType, Op, TensorType};
 use lighterage_tests::example;
 use lighterage_tests::gpu::{Case, cases, timed, write};
 use std::collections::BTreeSet;
@@ -110,6 +111,15 @@ fn every_op_has_a_kernel_for_gpus() {
             assert_eq!(kernel.is_err(), has_none, "{} of {types:?}", kind.name());
         }
     }
+}
+
+#[test]
+fn a_kernel_has_no_more_arguments_than_a_gpu_takes() {
+    let norm = Op::new("clip_scale", [("max_norm", Attr::Float(1.0))]).unwrap();
+    let sums = vec![TensorType::new(DType::F64, []).unwrap(); 300];
+    let few = codegen::kernel(&norm, &sums[..200], &Target::SM_90, 0);
+    let many = codegen::kernel(&norm, &sums, &Target::SM_90, 0);
+    assert!(few.is_ok() && many.unwrap_err().to_string().contains("256 operands"));
 }
 
 /// Another instruction, a bit of an operand, a block that is not started: each is seen.

@@ -41,8 +41,8 @@ impl Model {
         }
     }
 
-    fn compile(&self, budget: Budget) -> Compiled {
-        let device = devices::named("h100").unwrap();
+    fn compile(&self, device: &str, budget: Budget) -> Compiled {
+        let device = devices::named(device).unwrap();
         let options = Options {
             optimizer: Optimizer::AdamW,
             budget,
@@ -98,7 +98,7 @@ fn check(name: &str) {
     let model = Model::read(name);
     let mut all = vec![];
     for (share, seed) in [(1.0, 1), (0.7, 2)] {
-        let compiled = model.compile(Budget::Share(share));
+        let compiled = model.compile("h100", Budget::Share(share));
         let artifact = model.emit(&compiled, Target::SM_90);
         let feed = model.feed(&artifact);
         let mut left = |artifact: &Artifact| {
@@ -120,6 +120,7 @@ fn check(name: &str) {
         if share < 1.0 {
             left(&in_list_order(&artifact));
             let host = Target::host().unwrap();
+            let compiled = model.compile("cpu", Budget::Share(share));
             let mut cpu = Machine::new(model.emit(&compiled, host), threads()).unwrap();
             cpu.initialise(&INIT).unwrap();
             for _ in 0..2 {
