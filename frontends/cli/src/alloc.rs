@@ -38,7 +38,7 @@ fn read(args: &TraceArgs) -> Result<Vec<Pool>, Failure> {
     pools
 }
 
-/// Lets streams have each other's bytes, if that is asked.
+/// If `share` is true, lets streams use each other's bytes.
 fn share_streams(share: bool, pools: &mut [Pool]) {
     if share {
         pools
@@ -47,7 +47,7 @@ fn share_streams(share: bool, pools: &mut [Pool]) {
     }
 }
 
-/// A pool's plan, and the time that it took.
+/// A pool's plan, and the time of planning.
 struct Planned<'a> {
     pool: &'a Pool,
     placement: Placement,
@@ -101,7 +101,7 @@ fn plan(args: &AllocPlanArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Places the blocks of traces.
+/// Plans the blocks of traces.
 struct Planner<'a> {
     args: &'a AllocPlanArgs,
     options: Options,
@@ -173,7 +173,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// The plan file of a step. Its addresses are those of the step alone: it follows itself.
+    /// The plan file of a step. The addresses are for the step only, which repeats.
     fn serve(&self, step: &Trace) -> Result<String, Failure> {
         let fixed = |step: &Trace| {
             let shared = self.args.share_streams.then(|| step.one_stream());
@@ -184,7 +184,7 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// Fails if a pool's plan needs more bytes than there are.
+/// Fails if a pool's plan needs more than `capacity` bytes.
 fn check_capacity(planned: &[Planned<'_>], capacity: Option<u64>) -> Result<(), Failure> {
     let Some(capacity) = capacity else {
         return Ok(());
@@ -215,7 +215,7 @@ fn check_capacity(planned: &[Planned<'_>], capacity: Option<u64>) -> Result<(), 
     )))
 }
 
-/// Addresses that the trace itself fixes may be wrong; others are our bug.
+/// If the trace fixes the wrong addresses, it is an input error; otherwise it is our bug.
 fn wrong_plan(faults: &[Fault], pool: &Pool, offsets: &[u64], path: &str) -> Failure {
     let fixed = |block: usize| pool.trace.blocks[block].offset.is_some();
     let given = |fault: &&Fault| match **fault {
@@ -282,7 +282,7 @@ fn plan_json(planned: &[Planned<'_>], capacity: Option<u64>) -> Json {
     json
 }
 
-/// The figures of a plan, or of all plans together.
+/// The figures of one plan, or of all plans together.
 struct Figures {
     peak: u64,
     lower_bound: u64,
@@ -347,7 +347,7 @@ fn plan_report(planned: &[Planned<'_>], capacity: Option<u64>) -> String {
     out
 }
 
-/// Faults that are told one by one.
+/// The largest number of faults that are listed.
 const TOLD: usize = 20;
 
 fn check_plan(args: &AllocCheckArgs) -> Result<(), Failure> {
@@ -405,7 +405,7 @@ fn check_plan(args: &AllocCheckArgs) -> Result<(), Failure> {
     }
 }
 
-/// What an allocator would hold, and did.
+/// The bytes that allocators would reserve, and that the recorded one reserved.
 struct Holding {
     cached: Held,
     expandable: Held,
@@ -566,7 +566,7 @@ fn write_classes(out: &mut String, stats: &Stats) -> std::fmt::Result {
     Ok(())
 }
 
-/// What allocators would hold for the pool, and what the recorded one held.
+/// Writes the bytes that allocators would reserve for the pool, and that the recorded one reserved.
 fn write_holding(
     out: &mut String,
     pool: &Pool,
@@ -587,7 +587,7 @@ fn write_holding(
         )?;
     }
     if let Some(reserved) = pool.reserved_bytes {
-        // What went back to the system before the end may have been needed.
+        // Memory that went back to the system before the end may have been needed.
         let needed = match stats.live_peak_bytes <= reserved {
             true => format!(", {:.1}% of it needed", 100.0 * efficiency(stats, reserved)),
             false => String::new(),

@@ -1,4 +1,4 @@
-//! `lighterage check`: the proof alone, on a dumped schedule.
+//! `lighterage check`: only the proof, on a dumped schedule.
 
 use crate::args::CheckArgs;
 use crate::failure::Failure;

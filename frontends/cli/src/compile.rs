@@ -30,7 +30,7 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), Failure> {
             ));
         }
     };
-    // The report is a sentence: the dump may have standard output to itself.
+    // The report is one sentence; it is left out if a dump goes to standard output.
     let to_stdout = args.compiling.dump_ir_after.is_some() && args.compiling.dump_dir.is_none();
     let dumps = if args.json {
         Dumps::Stderr
@@ -38,7 +38,7 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), Failure> {
         Dumps::Stdout
     };
     let artifact = artifact(model, &args.compiling, args.target, dumps)?;
-    // The types that the compiler permits an op are wider than those that kernels are written for.
+    // The compiler accepts more types for an op than the kernels do.
     runtime::validate(&artifact).map_err(|e| {
         Failure::Input(format!(
             "{}: the step compiles, but it cannot be run: {e}",
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes the text of the kernels that a model's step needs.
+/// Writes the text of the kernels of a model's step.
 fn kernels(
     model: &Model,
     emit: Emit,
@@ -143,7 +143,7 @@ fn listing_json(listing: &Listing, emit: Emit, target: &Target) -> Json {
     })
 }
 
-/// What an artifact's kernels are for: unless it is given, the device that is planned for.
+/// The target of an artifact's kernels: the given one, else the planned device.
 fn target(given: Option<CodeFor>, device: &Device) -> Result<Option<Target>, Failure> {
     match (given, device.sm) {
         (Some(CodeFor::Named(target)), _) => Ok(Some(target)),
@@ -159,7 +159,7 @@ fn target(given: Option<CodeFor>, device: &Device) -> Result<Option<Target>, Fai
     }
 }
 
-/// Compiles a model to an artifact, for the device that is planned for unless a target is given.
+/// Compiles a model to an artifact, for the given target, else for the planned device.
 pub(crate) fn artifact(
     model: Model,
     compiling: &Compiling,
@@ -183,7 +183,7 @@ pub(crate) fn artifact(
     Ok(codegen::emit(&compiled, &data, target)?)
 }
 
-/// How many ops that cannot be run are named.
+/// The largest number of listed ops that cannot be run.
 const NAMED: usize = 10;
 
 fn unsupported(ops: &[torch::Unsupported]) -> String {

@@ -13,8 +13,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Reads a whole file. A named pipe is refused, since it could be waited for forever; what the
-/// shell's `<(..)` names is read.
+/// Reads a whole file. A named pipe is refused, because reading it could wait forever. The file of
+/// the shell's `<(..)` is read.
 pub(crate) fn read_whole(path: &Path) -> Result<Vec<u8>, Failure> {
     let failed = |e: io::Error| Failure::Input(format!("{}: {e}", path.display()));
     if !is_open_already(path) {
@@ -23,7 +23,7 @@ pub(crate) fn read_whole(path: &Path) -> Result<Vec<u8>, Failure> {
     fs::read(path).map_err(failed)
 }
 
-/// True for what the shell's `<(..)` names, and for standard input.
+/// True for the file of the shell's `<(..)`, and for standard input.
 fn is_open_already(path: &Path) -> bool {
     path.starts_with("/dev/fd")
         || path.starts_with("/proc/self/fd")
@@ -49,11 +49,11 @@ struct Entry {
     bytes: Range<u64>,
 }
 
-/// Where the bytes of tensors are.
+/// The source of the tensors' bytes.
 enum Source {
-    /// An open file, which may be larger than memory; tensors are read when they are asked for.
+    /// An open file, which may be larger than memory; each tensor is read when it is needed.
     File(File),
-    /// What a pipe gave: the whole file.
+    /// The whole file, from a pipe.
     Memory(Vec<u8>),
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct Tensors {
 }
 
 impl Tensors {
-    /// Opens a file; a cut or damaged one is an error.
+    /// Opens a file; a cut or damaged file is an error.
     pub(crate) fn open(path: &Path) -> Result<Tensors, Failure> {
         let failed = |e: io::Error| Failure::Input(format!("{}: {e}", path.display()));
         let (source, length) = if is_open_already(path) {
@@ -107,7 +107,7 @@ impl Tensors {
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }
-    /// True if there is a tensor of that name.
+    /// True if there is a tensor with this name.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.entries.contains_key(name)
     }
@@ -166,7 +166,8 @@ impl Source {
     }
 }
 
-/// The bytes of the header with its length, and what it says. `length` is the file's.
+/// The number of bytes of the header with its length field, and its contents. `length` is the
+/// file's.
 fn read_header(path: &Path, source: &Source, length: u64) -> Result<(u64, Metadata), Failure> {
     let read = |start: u64, length: usize| {
         let bytes = source.read(start, length);
@@ -258,12 +259,12 @@ impl Batches {
         Ok(Batches { tensors, count })
     }
 
-    /// How many batches there are.
+    /// The number of batches.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }
 
-    /// The bytes of an input in a batch; they go round.
+    /// The bytes of an input in a batch; after the last batch the first follows.
     pub(crate) fn get(
         &self,
         step: u64,
@@ -280,7 +281,7 @@ impl Batches {
 /// `K` of `batch.K.NAME`.
 fn batch_number(name: &str) -> Option<u64> {
     let (number, _) = name.strip_prefix("batch.")?.split_once('.')?;
-    // "007" and "+7" are other names.
+    // "007" and "+7" are not batch numbers.
     number
         .parse()
         .ok()
@@ -325,7 +326,7 @@ pub(crate) fn save_atomically(path: &Path, parts: &[&[u8]]) -> Result<(), Failur
         .map_err(|e| Failure::System(format!("{}: {e}", path.display())))
 }
 
-/// Sees that a file can be written at the end, before hours are spent on what goes into it.
+/// Checks that a file can be written, before hours of work on its contents.
 pub(crate) fn check_writable(option: &str, path: &Path) -> Result<(), Failure> {
     let refused = |why: String| {
         Err(Failure::Input(format!(
@@ -391,7 +392,7 @@ pub(crate) fn type_name(dtype: &str, shape: &[u64]) -> String {
     format!("{}[{}]", dtype.to_lowercase(), shape.join(","))
 }
 
-/// Bytes of a file for people, for notes.
+/// The size of a file as text, for notes.
 pub(crate) fn file_size(path: &Path) -> String {
     fs::metadata(path).map_or("?".into(), |metadata| size::short(metadata.len()))
 }

@@ -26,7 +26,7 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
 
 /// The GPUs of this machine.
 struct Gpus {
-    /// The newest version of CUDA that the driver serves: 12020 is 12.2.
+    /// The newest version of CUDA that the driver supports: 12020 is 12.2.
     version: i32,
     found: Vec<Found>,
 }
@@ -39,13 +39,13 @@ fn gpus() -> Result<Gpus, DriverError> {
     })
 }
 
-/// The known machine that describes a GPU, if one does.
+/// The known machine that describes a GPU, if any.
 fn described<'a>(known: &'a [Device], gpu: &Found) -> Option<&'a str> {
     let words = |text: &str| text.to_uppercase().replace([' ', '-', '_'], "");
     let name = words(&gpu.name);
     let model = |device: &&Device| {
         let model = device.name.split('-').next().unwrap_or_default();
-        // Names of GPUs have digits; `cpu` and `test` are none.
+        // Names of GPUs have digits; `cpu` and `test` have none.
         model.contains(|c: char| c.is_ascii_digit()) && name.contains(&words(model))
     };
     known.iter().find(model).map(|device| device.name.as_str())

@@ -1,5 +1,5 @@
-//! `lighterage estimate`: what training takes on each device, by formula, and which devices that
-//! fits.
+//! `lighterage estimate`: the memory that training needs on each device, by formula, and the
+//! devices with enough memory.
 
 use crate::args::EstimateArgs;
 use crate::failure::Failure;
@@ -15,7 +15,7 @@ pub(crate) fn run(args: &EstimateArgs) -> Result<(), Failure> {
     let setup = setup(args).map_err(Failure::Input)?;
     let estimate = estimate::estimate(&setup).map_err(|e| Failure::Input(e.to_string()))?;
     let names: Vec<&str> = match args.device.is_empty() {
-        // `test` has round numbers and is no machine.
+        // `test` has round numbers and is not a real machine.
         true => devices::names()
             .into_iter()
             .filter(|&name| name != "test")
@@ -182,7 +182,7 @@ fn report(
     write_machines(out, estimate.total(), machines)
 }
 
-/// The bytes by what they are for.
+/// Writes the bytes by purpose.
 fn write_total(out: &mut String, estimate: &Estimate) -> std::fmt::Result {
     let total = estimate.total();
     let mut row = |name: &str, bytes: u64| {
@@ -205,7 +205,7 @@ fn write_total(out: &mut String, estimate: &Estimate) -> std::fmt::Result {
     Ok(())
 }
 
-/// What a layer saves for its backward.
+/// Writes the activations that a layer saves for its backward.
 fn write_layer(out: &mut String, estimate: &Estimate) -> std::fmt::Result {
     if estimate.layer.is_empty() {
         return Ok(());
@@ -224,7 +224,7 @@ fn write_layer(out: &mut String, estimate: &Estimate) -> std::fmt::Result {
     Ok(())
 }
 
-/// Which machines have `total` bytes.
+/// Writes which machines have `total` bytes.
 fn write_machines(out: &mut String, total: u64, machines: &[Device]) -> std::fmt::Result {
     writeln!(out, "  {:<18} {:>12}", "device", "memory")?;
     for device in machines {

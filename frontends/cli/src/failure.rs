@@ -1,4 +1,4 @@
-//! Why a command ends without success, and with which exit code.
+//! Why a command fails, and its exit code.
 
 use crate::size::bytes;
 use codegen::kernels::GeneratorError;
@@ -8,15 +8,15 @@ use std::fmt;
 /// Why a command failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The user's files or options.
+    /// The user's files or options are wrong.
     Input(String),
     /// No plan fits.
     NoFit(Box<Infeasible>),
-    /// No schedule of an offloading problem, or no plan of addresses, fits: why.
+    /// No schedule of an offloading problem, or no plan of addresses, fits: the reason.
     NoSchedule(String),
     /// The system refused: a disk is full, memory is short.
     System(String),
-    /// Training has computed NaNs or infinities, and they would be saved.
+    /// Training computed NaNs or infinities, which would be saved.
     NotFinite(String),
     /// Our bug.
     Bug(String),
@@ -68,10 +68,10 @@ impl fmt::Display for Failure {
     }
 }
 
-/// How many of the tensors that do not fit are named.
+/// The largest number of listed tensors that do not fit.
 const NAMED: usize = 8;
 
-/// What does not fit, where, and the smallest budget that would.
+/// The tensors that do not fit, the pool, and the smallest budget that fits.
 fn no_fit(infeasible: &Infeasible) -> String {
     let Infeasible {
         budget,

@@ -1,10 +1,10 @@
-//! Whether a state is worth keeping: a checkpoint with NaNs trains to NaNs.
+//! Checks whether a state should be saved: training from a checkpoint with NaNs gives NaNs.
 
 use artifact::{DType, StateKind};
 use half::{bf16, f16};
 
-/// True if a state has only values that training can go on from. Parameters and moments are finite;
-/// a buffer may hold infinities, as masks do; constants and random states are what they were.
+/// True if training can continue from a state's values. Parameters and moments must be finite; a
+/// buffer may hold infinities (a mask does) but no NaN; constants and random states do not change.
 pub(crate) fn is_sound(kind: StateKind, dtype: DType, bytes: &[u8]) -> bool {
     match kind {
         StateKind::Param | StateKind::Moment => all(dtype, bytes, f64::is_finite),
@@ -13,7 +13,7 @@ pub(crate) fn is_sound(kind: StateKind, dtype: DType, bytes: &[u8]) -> bool {
     }
 }
 
-/// True if a predicate holds for all elements. Integers are numbers in any case.
+/// True if a predicate holds for all elements. For integers it always holds.
 fn all(dtype: DType, bytes: &[u8], holds: fn(f64) -> bool) -> bool {
     match dtype {
         DType::F64 => chunks(bytes).all(|b| holds(f64::from_le_bytes(b))),

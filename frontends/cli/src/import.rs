@@ -5,7 +5,7 @@ use crate::data::save_atomically;
 use crate::failure::Failure;
 use crate::{model, out};
 
-/// Calls without a kernel that are named.
+/// The largest number of listed calls without a kernel.
 const NAMED: usize = 20;
 
 /// Runs the command.

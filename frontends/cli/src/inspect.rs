@@ -1,4 +1,4 @@
-//! `lighterage inspect`: what a compiled step is, without running any of it.
+//! `lighterage inspect`: describes a compiled step without running it.
 
 use crate::args::InspectArgs;
 use crate::data::{file_size, type_name};
@@ -11,7 +11,7 @@ use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-/// Tensors of one kind that are named.
+/// The largest number of listed tensors of one kind.
 const NAMED: usize = 8;
 
 /// Runs the command.
@@ -33,9 +33,9 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
 
 /// How often the kernels of an artifact are launched.
 struct Kernels {
-    /// The runtime's own, by op.
+    /// Launches of the runtime's own kernels, by op.
     own: BTreeMap<String, u64>,
-    /// Machine code, by op.
+    /// Launches of machine code, by op.
     code: BTreeMap<String, u64>,
     /// The processors of the machine code.
     processors: BTreeSet<String>,
@@ -64,7 +64,7 @@ impl Kernels {
             } else {
                 &mut kernels.own
             };
-            // What an op that nobody knows is called stands in its name.
+            // The attribute `name` has the name of an unknown op.
             let name = kernel.attrs.iter().find_map(|(key, attr)| match attr {
                 Attr::Str(name) if key == "name" => Some(format!("{} {name}", kernel.op)),
                 _ => None,
@@ -79,7 +79,7 @@ struct Inspected<'a> {
     artifact: &'a Artifact,
     signed: Signed,
     kernels: Kernels,
-    /// Why it cannot be run here, if it cannot.
+    /// Why it cannot be run here; `Ok` if it can.
     checked: Result<(), String>,
 }
 
@@ -214,7 +214,7 @@ impl Inspected<'_> {
         text
     }
 
-    /// The GPU that the machine code needs, if it needs one.
+    /// The GPU that the machine code needs, if any.
     fn gpu(&self) -> Option<Sm> {
         let objects = self.artifact.objects.iter();
         let mut gpus = objects.filter_map(|object| match object.target {
@@ -224,7 +224,7 @@ impl Inspected<'_> {
         gpus.next()
     }
 
-    /// Whether there is machine code, and who answers for it.
+    /// Whether there is machine code, and who signed it.
     fn code(&self) -> String {
         if !trust::has_code(self.artifact) {
             return "none: it runs the runtime's own kernels only".into();

@@ -1,4 +1,4 @@
-//! Ctrl-C: the first one ends a run after the step under way, the second one ends it at once.
+//! Ctrl-C: the first one ends a run after the current step, the second one ends it at once.
 
 use crate::out;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,10 +14,10 @@ pub(crate) fn pressed() -> bool {
     STOP.load(Ordering::SeqCst)
 }
 
-/// From here on the first Ctrl-C is noted, and the second one ends the process. Where no handler
+/// From here on, the first Ctrl-C sets a flag, and the second one ends the process. If no handler
 /// can be set, the first one ends it too.
 pub(crate) fn listen() {
-    // A shell's script starts its background jobs with the signal ignored, and so it stays.
+    // A shell script starts its background jobs with the signal ignored; this must stay so.
     if is_ignored() {
         return;
     }
@@ -29,7 +29,7 @@ pub(crate) fn listen() {
     });
 }
 
-/// True if whoever started this process had it ignore the signal.
+/// True if the parent started this process with the signal ignored.
 fn is_ignored() -> bool {
     std::fs::read_to_string("/proc/self/status").is_ok_and(|status| ignores_interrupt(&status))
 }

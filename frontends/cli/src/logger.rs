@@ -1,15 +1,16 @@
-//! What the compiler says of its work on standard error: `-v`, `-vv` and `LIGHTERAGE_LOG`.
+//! The compiler's log on standard error: `-v`, `-vv` and `LIGHTERAGE_LOG`.
 //!
-//! A logger of our own because lines must go around the bars on the terminal, which `out` knows.
+//! This is our own logger because its lines must not disturb the bars on the terminal, which `out`
+//! manages.
 
 use crate::out;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
-/// The variable that says what is logged, in place of `-v`.
+/// The variable that selects what is logged, instead of `-v`.
 pub(crate) const VARIABLE: &str = "LIGHTERAGE_LOG";
 
-/// Our crates' names begin with this; it is left out of what is shown and may be left out of what
-/// the variable says.
+/// Our crates' names begin with this. It is left out of log lines and may be left out in the
+/// variable.
 const PREFIX: &str = "lighterage_";
 
 /// Which modules are logged, and how much of each.
@@ -19,7 +20,7 @@ struct Logger {
     rules: Vec<(String, LevelFilter)>,
 }
 
-/// Starts logging: what the variable says if it is set, or else as often as `-v` was given.
+/// Starts logging, by the variable if it is set, else by the number of `-v`.
 pub(crate) fn start(verbose: u8) -> Result<(), String> {
     let logger = match std::env::var(VARIABLE) {
         Ok(rules) if !rules.is_empty() => Logger::read(&rules)?,
@@ -27,7 +28,7 @@ pub(crate) fn start(verbose: u8) -> Result<(), String> {
     };
     let levels = logger.rules.iter().map(|(_, level)| *level);
     log::set_max_level(levels.max().unwrap_or(LevelFilter::Off));
-    // Refused only if there is a logger, and then that one is ours.
+    // Refused only if a logger exists already, and that one is ours.
     let _ = log::set_logger(Box::leak(Box::new(logger)));
     Ok(())
 }
@@ -44,7 +45,7 @@ impl Logger {
         }
     }
 
-    /// Rules such as `debug`, `passes=trace`, or several with commas between them.
+    /// Rules such as `debug`, `passes=trace`, or several separated by commas.
     fn read(rules: &str) -> Result<Logger, String> {
         let rules = rules.split(',').map(|rule| {
             let (module, level) = match rule.trim().split_once('=') {

@@ -1,7 +1,7 @@
-//! The `lighterage` command: one file for each subcommand, and what they share.
+//! The `lighterage` command: one file for each subcommand, and shared code.
 //!
 //! Exit codes: 0; 1 the system refused (a full disk); 2 bad usage or bad input; 3 no plan fits; 4
-//! what training computed is not finite; 101 our bug; 130 Ctrl-C.
+//! training computed values that are not finite; 101 our bug; 130 Ctrl-C.
 
 mod alloc;
 mod args;
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
         Ok(Ok(())) if out::failed() => return ExitCode::FAILURE,
         Ok(Ok(())) => return ExitCode::SUCCESS,
         Ok(Err(failure)) => failure,
-        // The hook has told.
+        // The panic hook has reported it.
         Err(_) => return ExitCode::from(101),
     };
     out::note(&failure.to_string());

@@ -16,22 +16,22 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// A model as its file has it.
+/// A model from its file.
 pub(crate) struct Model {
     /// The step.
     pub(crate) graph: Graph,
-    /// Values of states by path, where the file has them.
+    /// The file's values of states, by path.
     pub(crate) tensors: BTreeMap<String, (TensorType, Vec<u8>)>,
-    /// Calls that can be planned and not run.
+    /// Calls that can be planned but not run.
     pub(crate) unsupported: Vec<torch::Unsupported>,
     /// Paths that name one parameter.
     pub(crate) tied: Vec<Vec<String>>,
 }
 
-/// What a file is, by its name, and, if that says nothing, by its first bytes.
+/// A file's format, by its name, else by its first bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Format {
-    /// An archive of PyTorch's.
+    /// An archive of PyTorch.
     Pt2,
     /// Text.
     Ir,
@@ -39,7 +39,7 @@ pub(crate) enum Format {
     Lit,
 }
 
-/// Tells a file's format.
+/// Finds a file's format.
 pub(crate) fn format(path: &Path) -> Result<Format, Failure> {
     let metadata =
         std::fs::metadata(path).map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
@@ -156,12 +156,12 @@ pub(crate) fn findings_count(n: usize) -> String {
     }
 }
 
-/// Lines of a text with findings that are shown: all of a short text, else those around findings.
+/// The number of lines shown around a finding. A short text is shown as a whole.
 const CONTEXT: usize = 2;
 const SHORT: usize = 60;
 const SHOWN: usize = 40;
 
-/// The lines of a text that have findings, and those around them.
+/// The lines of a text with findings, and the lines around them.
 pub(crate) fn with_context(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     if lines.len() <= SHORT {
@@ -193,7 +193,7 @@ pub(crate) struct Machine {
     pub(crate) device: Device,
     /// Its times.
     pub(crate) cost: Box<dyn Cost>,
-    /// The same, if they were measured.
+    /// Its times, if they were measured.
     profiled: Option<Profiled>,
 }
 
@@ -231,10 +231,10 @@ pub(crate) fn machine(compiling: &Compiling) -> Result<Machine, Failure> {
     })
 }
 
-/// How many ops that a profile lacks are named.
+/// The largest number of listed ops that a profile lacks.
 const GUESSED: usize = 5;
 
-/// Tells which times are guesses, if some are.
+/// Reports the times that are guesses, if any.
 fn tell_guesses(profiled: &Profiled, graph: &Graph) {
     let (guesses, n) = profiled.guesses(graph);
     if guesses.is_empty() {
@@ -292,7 +292,7 @@ pub(crate) fn compile(
     run(graph, compiling, machine, dumps, Extent::Plan).map(|(compiled, _)| compiled)
 }
 
-/// Compiles a graph with all that may be told of it, and with the time of each pass.
+/// Compiles a graph with all information for reports, and with the time of each pass.
 pub(crate) fn plan(
     graph: &Graph,
     compiling: &Compiling,
@@ -305,12 +305,12 @@ pub(crate) fn plan(
 /// More micro-batches than this take long to compile: 512 of a small model took a minute.
 const MANY_MICRO_BATCHES: u64 = 128;
 
-/// Starts the threads that compiling shares. Where the system has none to give, this thread does
-/// all of the work: what is compiled does not depend on it.
+/// Starts the threads that share the compiler's work. If the system has no threads, this thread
+/// does all work; the result is the same.
 fn start_threads() -> Result<(), Failure> {
     static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
     let start = || {
-        // A pool for all that fails half made cannot be tried again; one for itself can.
+        // If making the global pool fails, it cannot be tried again; a separate pool can.
         let has_threads = rayon::ThreadPoolBuilder::new().build().is_ok();
         let builder = rayon::ThreadPoolBuilder::new();
         let builder = if has_threads {

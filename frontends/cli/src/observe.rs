@@ -1,4 +1,4 @@
-//! Sees each pass as it ends: dumps, times, progress.
+//! Called at the end of each pass: dumps, times, progress.
 
 use crate::args::Compiling;
 use crate::failure::Failure;
@@ -19,16 +19,16 @@ pub(crate) enum Dumps {
     Stderr,
 }
 
-/// A pass that has ended, its time, and whether it changed something.
+/// A pass, its time, and whether it changed the program.
 pub(crate) type PassTime = (&'static str, Duration, bool);
 
-/// What is done at each pass.
+/// The actions at each pass.
 pub(crate) struct Observer {
-    /// The pass to dump after, or `all`; none dumps nothing.
+    /// The pass after which to dump, or `all`; `None` dumps nothing.
     after: Option<String>,
     folder: Option<PathBuf>,
     dumps: Dumps,
-    /// Passes that have ended, and whether a table of them was asked for.
+    /// Passes that have ended, and whether to print a table of them.
     times: Vec<PassTime>,
     print_times: bool,
     spinner: Option<ProgressBar>,

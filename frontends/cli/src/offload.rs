@@ -1,4 +1,4 @@
-//! `lighterage offload`: weight offloading on its own.
+//! `lighterage offload`: weight offloading as a separate problem.
 
 use crate::args::{OffloadAlgorithm, OffloadArgs, OffloadCommand, OffloadSolveArgs};
 use crate::failure::Failure;
@@ -14,15 +14,15 @@ use std::fmt::Write;
 /// More layers than this are a mistake, and would take minutes: the time grows with the square.
 const MOST_LAYERS: usize = 1 << 12;
 
-/// An instance as it is written.
+/// An instance in its file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    /// The link's bandwidth each way.
+    /// The link's bandwidth in each direction.
     link_bytes_per_second: f64,
     /// The device's memory.
     memory_bytes: u64,
-    /// From the first forward on.
+    /// In the order of the forward.
     layers: Vec<FileLayer>,
 }
 
@@ -88,7 +88,7 @@ fn solve(args: &OffloadSolveArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The instance that the options name.
+/// The instance that the options specify.
 fn read(args: &OffloadSolveArgs) -> Result<Instance, Failure> {
     let path = args.instance.display();
     let file: File = serde_json::from_str(&read_text(&args.instance)?)
@@ -127,7 +127,7 @@ fn read(args: &OffloadSolveArgs) -> Result<Instance, Failure> {
     })
 }
 
-/// By how much `a` exceeds `b`, percent; nothing exceeds nothing.
+/// By how many percent `a` exceeds `b`; 0 if both are 0.
 fn percent(a: f64, b: f64) -> f64 {
     if a <= b { 0.0 } else { 100.0 * (a / b - 1.0) }
 }
@@ -245,7 +245,7 @@ fn write_report(
     write_away(out, instance, &away)
 }
 
-/// What the schedule needs, and what it moves.
+/// Writes the bytes that the schedule needs, and the bytes that it moves.
 fn write_bytes(
     out: &mut String,
     instance: &Instance,
@@ -280,8 +280,8 @@ fn write_bytes(
     )
 }
 
-/// How much of each layer's weights is away in each gap. Consecutive layers with equal results
-/// share one line.
+/// Writes how much of each layer's weights is on the host in each gap. Consecutive layers with
+/// equal results share one line.
 fn write_away(out: &mut String, instance: &Instance, away: &[[u64; 2]]) -> std::fmt::Result {
     writeln!(
         out,

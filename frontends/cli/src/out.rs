@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 static CLOSED: AtomicBool = AtomicBool::new(false);
 static FAILED: AtomicBool = AtomicBool::new(false);
-/// Bars on the terminal, to be cleared before a line is written over them.
+/// Bars on the terminal. They are cleared before a line is written.
 static BARS: Mutex<Option<indicatif::MultiProgress>> = Mutex::new(None);
 
 /// Prepares the terminal.
@@ -19,8 +19,8 @@ pub(crate) fn start() {
     }
 }
 
-/// Text as a terminal may have it: control characters in names of files, tensors and lines must not
-/// move its cursor or set its title.
+/// Text without control characters: names of files, tensors and lines must not move a terminal's
+/// cursor or set its title.
 fn printable(text: &str) -> Cow<'_, str> {
     let is_harmful = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
     if !text.contains(is_harmful) {
@@ -43,7 +43,7 @@ pub(crate) fn bar(bar: indicatif::ProgressBar) -> Option<indicatif::ProgressBar>
     bars.as_ref().map(|bars| bars.add(bar))
 }
 
-/// A line that turns while something long is under way.
+/// A line with a spinner, for long work.
 pub(crate) fn spinner(message: String) -> Option<indicatif::ProgressBar> {
     let style = indicatif::ProgressStyle::with_template("{spinner} {wide_msg} {elapsed}").ok()?;
     let spinner = bar(indicatif::ProgressBar::new_spinner()
@@ -53,7 +53,7 @@ pub(crate) fn spinner(message: String) -> Option<indicatif::ProgressBar> {
     Some(spinner)
 }
 
-/// True once the reader of standard output has closed it.
+/// True if the reader of standard output has closed it.
 pub(crate) fn closed() -> bool {
     CLOSED.load(Ordering::Relaxed)
 }
@@ -101,7 +101,7 @@ pub(crate) fn note(line: &str) {
     let write = || {
         let _ = writeln!(stderr(), "{line}");
     };
-    // A panic may strike while this thread has the lock: then the bars stay as they are.
+    // A panic may happen while this thread has the lock: then the bars stay unchanged.
     match BARS.try_lock() {
         Ok(bars) => match &*bars {
             Some(bars) => bars.suspend(write),

@@ -13,7 +13,7 @@ use trace::Pool;
 /// Pixels of a pool's plot.
 const WIDTH: usize = 1200;
 const HEIGHT: usize = 480;
-/// Pixels around it: axes' labels, a heading.
+/// Pixels around the plot, for axis labels and a heading.
 const LEFT: usize = 90;
 const RIGHT: usize = 20;
 const ABOVE: usize = 56;
@@ -22,8 +22,8 @@ const BELOW: usize = 36;
 const CELL: usize = 2;
 const COLUMNS: usize = WIDTH / CELL;
 const ROWS: usize = HEIGHT / CELL;
-/// A block with sides of at least this many pixels is drawn on its own, up to the limit below,
-/// largest first.
+/// A block whose sides have at least this many pixels is drawn separately, largest first, up to the
+/// limit below.
 const LEGIBLE: f64 = 3.0;
 const MOST_RECTANGLES: usize = 4000;
 /// A cell is coloured if at least this share of it is covered.
@@ -66,7 +66,7 @@ pub(crate) fn draw(pools: &[Pool], offsets: &[&[u64]]) -> String {
     out + "</svg>\n"
 }
 
-/// Where moments and addresses of a pool lie in its plot.
+/// The positions of a pool's moments and addresses in its plot.
 struct Plot {
     /// The first and the last moment.
     first: u64,
@@ -104,7 +104,7 @@ impl Plot {
 fn draw_pool(pool: &Pool, offsets: &[u64]) -> String {
     let blocks = &pool.trace.blocks;
     let plot = Plot::new(pool, offsets);
-    // The largest first; those that are too small, or too many, go into cells.
+    // The largest first; areas that are too small, or too many, go into cells.
     let size = |area: &Area| area.width * area.height;
     let mut rectangles = rectangles(pool, offsets, &plot);
     rectangles.sort_by(|a, b| size(&b.0).total_cmp(&size(&a.0)).then(a.1.cmp(&b.1)));
@@ -170,7 +170,7 @@ fn rectangles(pool: &Pool, offsets: &[u64], plot: &Plot) -> Vec<(Area, usize, us
     rectangles
 }
 
-/// The pool's name and what the colours mean.
+/// The pool's name and the meaning of the colours.
 fn legend(pool: &Pool) -> String {
     let blocks = pool.trace.blocks.len();
     let name = svg::element("text")
@@ -198,7 +198,7 @@ fn legend(pool: &Pool) -> String {
     out + &line.empty() + &word(775, "bytes alive")
 }
 
-/// Bytes alive: the most in each column of pixels.
+/// Live bytes: the maximum in each column of pixels.
 fn alive(live: &[(u64, u64)], plot: &Plot) -> String {
     let mut columns = [0u64; WIDTH];
     for (i, &(tick, bytes)) in live.iter().enumerate() {
@@ -221,7 +221,7 @@ fn alive(live: &[(u64, u64)], plot: &Plot) -> String {
     path.with("stroke-width", ".8").empty()
 }
 
-/// The peak, and when most is alive.
+/// The peak, and the moment with the most live bytes.
 fn peaks(live: &[(u64, u64)], plot: &Plot) -> String {
     let (mut tick, mut most) = (plot.first, 0);
     for &(at, bytes) in live {
@@ -294,7 +294,7 @@ fn shapes(cells: &[[f32; KINDS.len()]]) -> String {
         (COVERED <= cell.iter().sum()).then_some(most)
     };
     let mut paths: [String; KINDS.len()] = Default::default();
-    // Runs of the row above that may grow: kind, first and last column, first row.
+    // Rectangles of the row above that may grow: kind, first and last column, first row.
     let mut open: Vec<(usize, usize, usize, usize)> = vec![];
     for row in 0..=ROWS {
         let mut runs: Vec<(usize, usize, usize)> = vec![];

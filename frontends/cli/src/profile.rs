@@ -29,11 +29,11 @@ const ROWS: usize = 12;
 /// Default of `--memory`: four times a large last-level cache, so that operands which a replay
 /// folds are cold in the step too.
 const MEMORY: u64 = 256 << 20;
-/// A profile is reported as disturbed if the sum of its medians exceeds the fastest round's by this
-/// factor.
+/// A profile is reported as disturbed if the sum of its medians is larger than the time of the
+/// fastest round by this factor.
 const DISTURBED: f64 = 1.15;
-/// The shortest and the longest measurement of the machine, seconds: a part of a step's time,
-/// between these. There are about a hundred.
+/// The shortest and the longest measurement of the machine, seconds. A measurement takes a part of
+/// a step's time, within these limits. There are about a hundred.
 const SHORTEST: f64 = 0.01;
 const LONGEST: f64 = 0.1;
 const PART: f64 = 12.0;
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
         kernels: Some(kernels),
         device: args.device.clone(),
         link: args.link,
-        // Nothing has to fit: the plan is for the order and the places of ops alone.
+        // Nothing has to fit: the plan only gives the order and the places of ops.
         planner: Some(Planner::Keep),
         budget: Some(Budget::Bytes(u64::MAX / 2)),
         host: Some(u64::MAX / 2),
@@ -154,12 +154,12 @@ struct Step {
     ops: Vec<Op>,
     /// Their nodes.
     nodes: Vec<ir::Node>,
-    /// Those of generated kernels.
+    /// Objects of generated kernels.
     objects: Vec<Object>,
 }
 
 impl Step {
-    /// Compiles a step; kernels are generated for a target if there is one.
+    /// Compiles a step; kernels are generated if a target is given.
     fn new(
         graph: &Graph,
         compiling: &Compiling,
@@ -252,7 +252,8 @@ impl Step {
     }
 }
 
-/// What numbers the step finds that it cannot do with others: the optimizer's options, and moments.
+/// The initial data that the step cannot replace by random numbers: the optimizer's options, and
+/// moments.
 fn contents(compiled: &Compiled, optimizer: Optimizer) -> BTreeMap<u64, Content> {
     let (graph, schedule) = (&compiled.program.graph, &compiled.program.schedule);
     let plan = compiled
@@ -298,7 +299,7 @@ struct Measured<'a> {
     /// The step without groups.
     apart: Option<(Step, Times)>,
     figures: &'a Figures,
-    /// The sum of the ops' times, those that are taken and those of the fastest round, µs.
+    /// The sum of the ops' times, of the chosen times and of the fastest round, µs.
     micros: f64,
     fastest: f64,
 }
@@ -367,7 +368,7 @@ impl Measured<'_> {
         }
     }
 
-    /// Which of an op's times is taken.
+    /// The chosen time of an op.
     fn taken(&self, micros: &Micros) -> f64 {
         if self.args.fastest {
             micros.fastest
@@ -389,20 +390,20 @@ impl Measured<'_> {
                 count: 0,
             };
             let op = ops.entry(key(graph, node)).or_insert(none);
-            // The mean, so that the sum over the step's lines is the step's.
+            // The mean, so that the sum over the step's lines is the step's time.
             op.count += 1;
             let n = f64::from(op.count);
             op.micros += (self.taken(micros) - op.micros) / n;
             op.least_micros = op
                 .least_micros
                 .map(|least| least + (micros.least - least) / n);
-            // The device is this machine's processor.
+            // The measured device is this machine's processor.
             op.host_micros = (graph.nodes[node].phase == Phase::Optimizer).then_some(op.micros);
         }
         ops
     }
 
-    /// Ops that could not be run, each once, with why.
+    /// Ops that could not be run, each once, with the reason.
     fn refused(&self) -> BTreeMap<String, &str> {
         let graph = &self.step.compiled.program.graph;
         let ops = self.step.nodes.iter().zip(&self.times.micros);
@@ -513,7 +514,7 @@ impl Measured<'_> {
         ]
     }
 
-    /// The table of the speed that each lane keeps beside each other one.
+    /// The table of the speed that each lane keeps while another one runs.
     fn kept_speeds(&self) -> String {
         let mut text = String::from("speed kept beside  ");
         for lane in Lane::ALL {
@@ -534,7 +535,7 @@ impl Measured<'_> {
     }
 }
 
-/// The table of the ops that take the largest shares of a step.
+/// The table of the ops with the largest shares of a step.
 fn dearest_ops(profile: &Profile) -> String {
     let mut ops: Vec<(&String, &OpFigures)> = profile.ops.iter().collect();
     let total = |op: &OpFigures| op.micros * f64::from(op.count);

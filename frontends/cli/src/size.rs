@@ -1,8 +1,8 @@
-//! Bytes, rates and times: from the command line and to people.
+//! Bytes, rates and times: reads them from the command line and formats them for people.
 
 use passes::pipeline::Budget;
 
-/// Units of bytes. Letters alone count in powers of 1024, as in dumps.
+/// Units of bytes. Single letters mean powers of 1024, as in dumps.
 const UNITS: [(&str, f64); 14] = [
     ("", 1.0),
     ("b", 1.0),
@@ -87,7 +87,7 @@ pub(crate) fn parse_count(text: &str) -> Result<u64, String> {
                 return Err(bad());
             }
             let count = (number.parse::<f64>().map_err(|_| bad())? * unit).round();
-            // Beyond 2^53 a float no longer counts.
+            // Above 2^53 a float does not hold every integer.
             if 9e15 < count {
                 return Err(bad());
             }
@@ -134,7 +134,7 @@ pub(crate) fn short(bytes: u64) -> String {
     }
 }
 
-/// `22.0 GB/s`: rates count in powers of ten, as data sheets do.
+/// `22.0 GB/s`: rates use powers of ten, as in data sheets.
 pub(crate) fn rate(bytes_per_second: f64) -> String {
     format!("{}B/s", decimal(bytes_per_second))
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::{Display, Write};
 
-/// An element whose attributes are being written: `<NAME A="..."`.
+/// An unfinished element: `<NAME A="..."`.
 #[must_use]
 pub(crate) struct Element {
     name: &'static str,
@@ -40,7 +40,7 @@ impl Element {
         self.text + "/>\n"
     }
 
-    /// The element with text, which may hold anything.
+    /// The element with any text.
     pub(crate) fn text(self, text: &str) -> String {
         let content = escaped(text);
         self.close(&content)
@@ -67,7 +67,7 @@ pub(crate) fn escaped(text: &str) -> String {
             '<' => out += "&lt;",
             '>' => out += "&gt;",
             '"' => out += "&quot;",
-            // No markup may hold these at all.
+            // Markup must not contain these at all.
             c if c.is_control() || c == '\u{fffe}' || c == '\u{ffff}' => out.push('\u{fffd}'),
             c => out.push(c),
         }

@@ -1,4 +1,4 @@
-//! `lighterage train`: runs a step again and again, on batches that go round.
+//! `lighterage train`: runs a step many times. After the last batch the first follows.
 
 use crate::args::{CodeFor, Compiling, HyperArgs, TrainArgs, update_name};
 use crate::compile;
@@ -22,16 +22,16 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Lines of progress where there is no terminal, about.
+/// The approximate number of progress lines without a terminal.
 const LINES: u64 = 20;
-/// Names that an error lists.
+/// The largest number of names in an error.
 const NAMED: usize = 8;
 
-/// Steps whose median time is shown while others run. The summary has the median of all.
+/// Progress shows the median time of this many last steps. The summary has the median of all.
 const RECENT: usize = 101;
-/// More threads than this for each core make a step slower, as they wait for each other.
+/// More threads than this for each core make a step slower, because they wait for each other.
 const THREADS_PER_CORE: usize = 4;
-/// A name that a safetensors file keeps for itself.
+/// A name that is reserved in safetensors files.
 const RESERVED: &str = "__metadata__";
 
 /// Runs the command.
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     let inputs = of_one_batch(&fed, micro_batches);
     let batches = Batches::open(&args.batches, &inputs)?;
     if let Init::Normal(_) = init {
-        // Parameters that the file brings are drawn like the others.
+        // Parameters with values in the file are drawn like the others.
         for state in artifact
             .states
             .iter_mut()
@@ -82,12 +82,12 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     let mut machine = Machine::new(artifact, options).map_err(failure)?;
     give_values(&mut machine, &init, args.seed, &tied)?;
 
-    // From here on Ctrl-C ends the run after the step under way, so that there is something to
-    // save; before, it ends the process.
+    // From here on, Ctrl-C ends the run after the current step, so that the states can be saved;
+    // before, it ends the process.
     interrupt::listen();
     let mut progress = Progress::new(args, &machine, items);
     let mut run = Run::default();
-    // A batch that cannot be read ends the run like Ctrl-C: what is trained so far is saved.
+    // A batch that cannot be read ends the run like Ctrl-C: the states so far are saved.
     let mut unread = None;
     'steps: for step in 0..args.steps {
         if interrupt::pressed() || (out::closed() && args.save.is_none() && args.trace.is_none()) {
@@ -126,7 +126,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     progress.finish();
     let not_finite = save_states(args, &mut machine)?;
     if let Some(path) = &args.trace {
-        // What ran is known: only the file can fail.
+        // Only writing the file can fail here.
         machine
             .write_trace(path)
             .map_err(|e| Failure::System(e.to_string()))?;
@@ -168,7 +168,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The inputs of one batch by the names that they have in data; `fed` has those of every
+/// The inputs of one batch, with their names in data files; `fed` has the inputs of every
 /// micro-batch, in order.
 fn of_one_batch(fed: &[Binding], micro_batches: u64) -> Vec<(String, Operand)> {
     let name = |name: &str| match micro_batches {
@@ -191,12 +191,12 @@ fn failure(error: Error) -> Failure {
 
 // --- source ---
 
-/// What is to be run.
+/// The step to run.
 struct Source {
     artifact: Artifact,
-    /// Paths that name one parameter; known only of a model.
+    /// Paths that name one parameter; known only for a model.
     tied: Vec<Vec<String>>,
-    /// What a copy takes besides its bytes.
+    /// The fixed time of a copy.
     link_latency: Duration,
 }
 
@@ -250,14 +250,14 @@ fn source(args: &TrainArgs) -> Result<Source, Failure> {
     })
 }
 
-/// What was decided when the file was written cannot be chosen again.
+/// Options that were decided when the file was written cannot be chosen again.
 fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure> {
     let attached = artifact
         .summary
         .optimizer
         .as_ref()
         .map_or("none", |(name, _)| name);
-    // Without `..`: an option that is added has to be refused or heard here.
+    // Without `..`: a new option must be refused or used here.
     let Compiling {
         optimizer,
         master,
@@ -270,7 +270,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         host,
         planner,
         kernels,
-        // The link is played by the machine that runs.
+        // The running machine simulates the link.
         link: _,
         profile,
         without,
@@ -338,7 +338,7 @@ fn check_memory(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure> {
     )))
 }
 
-/// Refuses before the first step to save a state under a name that no reader would find.
+/// Before the first step, refuses names under which no reader would find a saved state.
 fn check_names(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure> {
     let reserved = artifact.states.iter().any(|state| state.path == RESERVED);
     if args.save.is_some() && reserved {
@@ -350,7 +350,7 @@ fn check_names(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Says that threads without cores are of no use.
+/// Warns about more threads than cores.
 fn note_threads(args: &TrainArgs) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let Some(threads) = args.threads.map(usize::from) else {
@@ -366,8 +366,8 @@ fn note_threads(args: &TrainArgs) {
 
 // --- values ---
 
-/// Options of optimizers: an option's name in the artifact, its flag, the value that is given, and
-/// what that has to be below.
+/// Options of optimizers: an option's name in the artifact, its flag, the given value, and the
+/// value's upper bound.
 fn given(args: &HyperArgs) -> [(&'static str, &'static str, Option<f64>, f64); 6] {
     let (beta1, beta2) = args.betas.unzip();
     [
@@ -484,7 +484,7 @@ impl Init {
     }
 }
 
-/// Gives every state its value; an error lists those that have none.
+/// Gives every state its value; an error lists the states without a value.
 fn give_values(
     machine: &mut Machine,
     init: &Init,
@@ -542,7 +542,7 @@ fn give_values(
     )))
 }
 
-/// The name under which a file has a state: its path, or one that is tied to it.
+/// The name of a state in a file: its path, or a tied path.
 fn name_in<'a>(tensors: &Tensors, path: &'a str, tied: &'a [Vec<String>]) -> Option<&'a str> {
     let group = tied
         .iter()
@@ -574,8 +574,8 @@ fn listed(names: &[String]) -> String {
     }
 }
 
-/// Saves all states, if a file for them is named. Returns why they were not saved, or not well, if
-/// parameters or moments are not finite: a good file is not replaced by such states.
+/// Saves all states, if the user names a file. If parameters or moments are not finite, returns a
+/// message; an existing file is then not replaced.
 fn save_states(args: &TrainArgs, machine: &mut Machine) -> Result<Option<String>, Failure> {
     let Some(path) = &args.save else {
         return Ok(None);
@@ -649,7 +649,8 @@ impl Loss {
         })
     }
 
-    /// Its value after a step. An f32 is widened: a shortest f64 reads back to the same f32.
+    /// Its value after a step. An f32 is widened to f64; its shortest decimal form reads back to
+    /// the same f32.
     fn read(&self, machine: &mut Machine) -> Result<Option<f64>, Failure> {
         let bytes = machine.read_output(&self.name).map_err(failure)?;
         Ok(match self.dtype {
@@ -666,7 +667,7 @@ impl Loss {
     }
 }
 
-/// What a step consumes, for rates.
+/// The items that a step consumes, for rates.
 #[derive(Clone, Copy)]
 struct Items {
     count: u64,
@@ -732,7 +733,7 @@ impl Run {
         self.losses.push(loss);
     }
 
-    /// The median time of the steps after the first, which meets cold memory.
+    /// The median time of the steps, without the first, which uses cold memory.
     fn median(&self) -> Option<f64> {
         let warm = &self.millis[self.millis.len().min(1)..];
         if warm.is_empty() {
@@ -742,8 +743,8 @@ impl Run {
         }
     }
 
-    /// The median time of the last steps, whose cost does not grow with the run; none before the
-    /// second step.
+    /// The median time of the last steps; none before the second step. Its cost does not grow with
+    /// the run.
     fn recent(&self) -> Option<f64> {
         let from = self.millis.len().saturating_sub(RECENT).max(1);
         median(self.millis.get(from..).unwrap_or_default())
@@ -781,7 +782,7 @@ fn nonfinite_name(value: f64) -> Option<&'static str> {
 
 // --- progress ---
 
-/// What is shown while steps run: a bar on a terminal, lines elsewhere, objects for programs.
+/// The progress display: a bar on a terminal, else lines; objects for programs.
 struct Progress {
     bar: Option<ProgressBar>,
     json: bool,
@@ -810,7 +811,7 @@ impl Progress {
         let (step, millis) = (run.millis.len() as u64, run.millis[run.millis.len() - 1]);
         let loss = run.losses.last().copied().flatten();
         let message = || {
-            // The first step's time ends with its loss: that of a whole step is not known yet.
+            // The first step's time ends at its loss, so the time of a whole step is not known yet.
             let rate = run
                 .recent()
                 .map_or(String::new(), |ms| self.items.rate(ms) + "  ");
@@ -848,7 +849,7 @@ impl Progress {
     }
 }
 
-/// What is told at the end.
+/// The summary at the end.
 struct Summary<'a> {
     machine: &'a Machine,
     run: &'a Run,

@@ -1,9 +1,9 @@
-//! Whose machine code may run without a question.
+//! Which machine code may run without a question.
 //!
-//! A `.lit` file may hold machine code, and machine code can do whatever a program can. `compile`
-//! signs each such file with a key that only this user can read, so `train` knows the files that
-//! were compiled here. Other files with machine code run only with `--trust`. docs/trust.md says
-//! which files are safe.
+//! A `.lit` file may hold machine code, and machine code can do anything that a program can.
+//! `compile` signs each such file with a key that only this user can read, so `train` knows the
+//! files that were compiled here. Other files with machine code run only with `--trust`.
+//! docs/trust.md says which files are safe.
 //!
 //! The signature is HMAC-SHA256 of the file's body (RFC 2104), cut to its first 20 bytes.
 
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 const KEY_BYTES: usize = 32;
 /// Bytes of SHA-256's blocks.
 const BLOCK_BYTES: usize = 64;
-/// What is signed begins with this, so that the key signs nothing else by chance.
+/// The signed bytes begin with this, so that the key signs nothing else by chance.
 const PURPOSE: &[u8] = b"lighterage .lit body\0";
 
 /// A user's key.
@@ -35,7 +35,7 @@ impl Key {
         }
     }
 
-    /// Reads a key; a file that others can write or that has another size is none.
+    /// Reads a key; a file that others can write or that has another size is not a key.
     fn read(path: &Path) -> io::Result<Key> {
         let mut bytes = vec![];
         private::open(path)?
@@ -49,7 +49,7 @@ impl Key {
         Ok(Key(key))
     }
 
-    /// Makes a key. Another process may do so at this moment; then the first one is taken.
+    /// Makes a key. If another process does this at the same time, the first key is used.
     fn make(path: &Path) -> io::Result<Key> {
         let folder = path.parent().unwrap_or(Path::new("."));
         private::create_folder(folder)?;
@@ -60,7 +60,7 @@ impl Key {
         let written = private::create(&part).and_then(|mut file| {
             file.write_all(&key)?;
             file.sync_all()?;
-            // Unlike a rename, a link replaces nothing.
+            // Unlike a rename, a hard link replaces nothing.
             fs::hard_link(&part, path)
         });
         let _ = fs::remove_file(&part);
@@ -117,8 +117,8 @@ fn path() -> io::Result<PathBuf> {
         })
 }
 
-/// Writes an artifact, with the user's signature if it has machine code. The answer says why there
-/// is no signature although there should be one.
+/// Writes an artifact, with the user's signature if it has machine code. Returns the reason if a
+/// needed signature could not be made.
 pub(crate) fn write(path: &Path, artifact: &Artifact) -> Result<Option<String>, Failure> {
     let failed = |e: io::Error| Failure::System(format!("{}: {e}", path.display()));
     if !has_code(artifact) {
@@ -154,7 +154,7 @@ pub(crate) fn read(path: &Path) -> Result<(Artifact, Signed), Failure> {
     })
 }
 
-/// Compares in a time that does not depend on where two signatures differ.
+/// Compares two signatures in a time that does not depend on where they differ.
 fn equal(a: &Signature, b: &Signature) -> bool {
     a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
@@ -164,7 +164,7 @@ pub(crate) fn has_code(artifact: &Artifact) -> bool {
     !artifact.objects.is_empty() || artifact.kernels.iter().any(|kernel| kernel.code.is_some())
 }
 
-/// Refuses an artifact whose machine code nobody answers for.
+/// Refuses an artifact with machine code that is neither signed by this user nor trusted.
 pub(crate) fn require(
     path: &Path,
     artifact: &Artifact,

@@ -2,7 +2,7 @@
 
 use crate::common::{Folder, run};
 
-/// Four weights, and six layers' activations that come and go like a stack's.
+/// Four weights, and the activations of six layers, which are allocated and freed like a stack.
 fn training() -> String {
     let mut text = "lighterage-trace 1\n".to_string();
     (0..4).for_each(|i| text += &format!("alloc w{i} 1048576\n"));
@@ -64,12 +64,13 @@ fn a_trace_is_planned_checked_and_drawn() {
     for words in ["memory: 22 blocks, checked", "lower bound", "found by"] {
         assert!(text.contains(words), "{words:?} should be in:\n{text}");
     }
-    // The plan is a trace of its own: blocks that have to be where they are.
+    // The plan is a trace too: blocks with fixed addresses.
     let again = run(&format!("alloc plan {plan} --json")).expect(0).json();
     assert_eq!(again[0]["peak_bytes"], json[0]["peak_bytes"]);
 }
 
-/// STAlloc's planner makes plans that pass the same check, and says which blocks it does not know.
+/// STAlloc's planner makes plans that pass the same check, and reports blocks that it does not
+/// support.
 #[test]
 fn planners_can_be_compared() {
     let folder = Folder::new("alloc-planners");
@@ -87,7 +88,7 @@ fn planners_can_be_compared() {
         .says(&["address is given"]);
 }
 
-/// Each method can be left out; what is left is one pass of first fit.
+/// Each method can be left out; without all of them one pass of first fit remains.
 #[test]
 fn methods_can_be_left_out() {
     let folder = Folder::new("alloc-without");
@@ -124,8 +125,8 @@ fn methods_can_be_left_out() {
         .says(&["luck", "best-fit"]);
 }
 
-/// Bytes go from one stream to another behind a wait, or where that is asked; blocks lie in the
-/// bytes of others.
+/// Bytes go from one stream to another after a wait, or with `--share-streams`; blocks may lie in
+/// the bytes of others.
 #[test]
 fn streams_and_operations_in_place() {
     let folder = Folder::new("alloc-streams");
@@ -171,7 +172,7 @@ fn streams_and_operations_in_place() {
         "{}",
         refused.out
     );
-    // Served to a program, the allocator makes streams wait where they share.
+    // In a plan for the allocator, streams may share bytes, because the allocator makes them wait.
     let served = |options: &str| {
         run(&format!("alloc plan {trace} --serve {plan} {options}")).expect(0);
         std::fs::read_to_string(&plan)
@@ -191,7 +192,7 @@ fn streams_and_operations_in_place() {
     );
 }
 
-/// A recorded run of equal steps becomes a plan of one step.
+/// A recorded run of equal steps becomes a plan for one step.
 #[test]
 fn a_step_is_found_for_the_run_time_allocator() {
     let folder = Folder::new("alloc-serve");
@@ -205,7 +206,7 @@ fn a_step_is_found_for_the_run_time_allocator() {
     let plan = folder.file("run.plan");
     run(&format!("alloc plan {trace} --serve {plan}")).expect(0);
     let text = std::fs::read_to_string(plan).unwrap();
-    // The weight comes once; then the step's two requests.
+    // The weight is requested once; then the step's two requests follow.
     assert!(text.contains("\nrequests 3 1\n"), "{text}");
     let two = folder.write(
         "two.trace",
@@ -305,7 +306,7 @@ fn a_pool_that_is_too_small_is_said() {
 #[test]
 fn a_trace_is_described() {
     let folder = Folder::new("alloc-stats");
-    // Gradients are another stream's.
+    // Gradients belong to another stream.
     let trace = folder.write(
         "a.trace",
         training().replace(" 300000\nfree a", " 300000 stream=7\nfree a"),
@@ -324,8 +325,8 @@ fn a_trace_is_described() {
         ),
         (&2.into(), &2.into(), &3.into())
     );
-    // Two small segments of the weights, which are just small; one of the rest; one of the other
-    // stream.
+    // Two segments of 2 MiB for the weights, which just count as small; one for the rest; one for
+    // the other stream.
     assert_eq!(
         pool["caching"]["reserved_bytes"].as_u64().unwrap() % (2 << 20),
         0
@@ -349,7 +350,7 @@ fn any_trace_becomes_events() {
     let text = run(&format!("alloc convert {trace}")).expect(0).out;
     assert_eq!(text, std::fs::read_to_string(&trace).unwrap());
     assert!(text.contains("alloc a 100 align=8 gaps=1-2"), "{text}");
-    // What is planned for one is right for the other.
+    // A plan for one is right for the other.
     let plan = folder.file("plan.csv");
     run(&format!("alloc plan {trace} -o {plan}")).expect(0);
     run(&format!("alloc check {table} {plan}")).expect(0);

@@ -1,4 +1,4 @@
-//! The command as people call it.
+//! Tests of the command line.
 
 mod alloc;
 mod common;

@@ -101,7 +101,7 @@ fn import_prints_a_graph_that_parses() {
     let file = folder.file("g.ir");
     run(&format!("import {} -o {file}", model(GPT2))).expect(0);
     assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
-    // What was imported is a model again.
+    // The imported text is a model too.
     assert_eq!(run(&format!("import {file}")).expect(0).out, text);
 }
 
@@ -181,7 +181,7 @@ fn names_in_reports_are_names_that_explain_knows() {
     );
     let object = &run(&format!("plan {args} --json")).expect(0).json()[0];
     let tensors = object["peak_tensors"].as_array().unwrap();
-    // One of each class: a parameter that came in a chunk, and scratch memory, among them.
+    // One of each class, including a parameter that was copied in a chunk, and scratch memory.
     let mut classes = std::collections::BTreeMap::new();
     for tensor in tensors {
         classes.insert(tensor["class"].as_str().unwrap(), &tensor["name"]);
@@ -193,7 +193,7 @@ fn names_in_reports_are_names_that_explain_knows() {
     let chunk = run(&format!("explain {args} c0.host")).expect(0).out;
     assert!(chunk.contains("lives on the host"), "{chunk}");
     assert!(!chunk.contains("kept"), "{chunk}");
-    // What `auto` chose from is named.
+    // The candidates of `auto` are named.
     let found = object["found_by"].as_str().unwrap();
     let report = run(&format!("plan {args}")).expect(0).out;
     assert!(
@@ -327,7 +327,7 @@ fn a_dump_after_sync_is_proved_and_a_changed_one_is_not() {
             run(&format!("check {file} --json")).expect(0).json()[0]["proved"],
             true
         );
-        // The first copy in does not wait for what it must wait for.
+        // The first copy to the device loses its necessary wait.
         let waits = dump.find(" after i").unwrap() + 1;
         let end = waits + dump[waits..].find(" ;").unwrap();
         let broken = folder.write("broken.ir", format!("{}{}", &dump[..waits], &dump[end..]));
@@ -394,7 +394,7 @@ fn explain_says_why_and_what_else_would_cost() {
     for gap in gaps {
         assert_eq!(gap["alternatives"].as_array().unwrap().len(), 2, "{gap}");
     }
-    // With or without the sign; a reshape; a state's path; a module.
+    // Names without the sign; a reshape; a state's path; a module.
     assert!(
         run(&format!("{args} _log_softmax"))
             .expect(0)
@@ -429,7 +429,8 @@ fn explain_says_why_and_what_else_would_cost() {
         removed.contains("not in the compiled step") && removed.contains("%a :"),
         "{removed}"
     );
-    // What the compiler cut into rows is known by the model's name; its parts by theirs.
+    // A value that the compiler cut into rows is found by the model's name, its parts by their own
+    // names.
     let head = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../../tests/filetests/loss/rows-in-turn.ir"

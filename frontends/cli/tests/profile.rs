@@ -1,4 +1,4 @@
-//! `lighterage profile`, and what the other commands make of its file.
+//! `lighterage profile`, and the other commands with its file.
 
 use crate::common::{Folder, mlp, run};
 
@@ -13,7 +13,7 @@ fn a_profile_is_planned_with() {
     assert!(0 < object["distinct_ops"].as_u64().unwrap());
     assert!(object["largest_op_bytes"].as_u64().unwrap() <= object["peak_bytes"].as_u64().unwrap());
 
-    // Everything was measured, and the keep schedule takes what its ops took, and handing over.
+    // Everything was measured, and the keep schedule takes at least the time of its ops.
     let plan = run(&format!(
         "plan {} --optimizer adamw --planner keep --profile {file} --json",
         mlp()
@@ -26,7 +26,7 @@ fn a_profile_is_planned_with() {
     );
     assert!(0.99 * sum <= predicted, "{predicted} {sum}");
 
-    // Another optimizer's updates were not.
+    // Another optimizer's updates were not measured.
     let plan = run(&format!("plan {} --optimizer sgd --profile {file}", mlp())).expect(0);
     plan.says(&["ops guessed", "sgd f32"]);
 
@@ -61,7 +61,7 @@ fn generated_kernels_are_measured_together_and_apart() {
     let object = &run(&arguments).expect(0).json()[0];
     assert_eq!(object["kernels"], "generated");
     assert_eq!(object["refused"].as_object().unwrap().len(), 0);
-    // What was measured apart only is run by no step.
+    // The step runs no op that was only measured separately.
     let text = std::fs::read_to_string(&file).unwrap();
     assert!(
         text.contains("kernels = \"generated\"")
@@ -81,7 +81,7 @@ fn generated_kernels_are_measured_together_and_apart() {
         .expect(2)
         .says(&["measured generated kernels", "--kernels plain"]);
 
-    // A group is made where it is faster, and there alone.
+    // A group is made only if it is faster.
     let graph = |name: &str, group: &str, op: &str| {
         let file = folder.write(name, timed(&text, group, op));
         run(&format!(
@@ -95,7 +95,7 @@ fn generated_kernels_are_measured_together_and_apart() {
     assert!(!graph("slow.prof", "1000.0", "1.0").contains(" fused "));
 }
 
-/// A profile in which groups, and all else, take so long.
+/// A profile in which groups and all other ops take the given times.
 fn timed(text: &str, group: &str, op: &str) -> String {
     let mut is_group = false;
     let line = |line: &str| {

@@ -158,7 +158,7 @@ fn the_page_has_the_figures_and_needs_nothing_else() {
         assert!(!page.contains(outside), "{outside}");
     }
 
-    // The figures that `plan` prints stand in the page.
+    // The page has the figures that `plan` prints.
     let object = &run(&format!("{args} --json")).expect(0).json()[0];
     let figure = |name: &str| {
         let row = told
@@ -268,7 +268,7 @@ fn what_is_drawn_lies_within_what_is_planned() {
                 .max()
                 .unwrap();
             assert_eq!(now, 0);
-            // Places do not meet, so what is there at one moment cannot be more than the pool.
+            // Places do not overlap, so the bytes at any moment cannot exceed the pool.
             assert!(
                 most <= object[planned].as_i64().unwrap(),
                 "{source} {options}: {most} of {}",
@@ -342,7 +342,7 @@ fn names_are_text_whatever_they_hold() {
 #[test]
 fn a_place_that_cannot_be_written_is_told_before_the_work() {
     let folder = Folder::new("unwritable");
-    // The model does not exist: whoever had begun to work would say so.
+    // The model does not exist: a command that had begun to work would report this.
     for option in ["--report", "--curve-svg"] {
         run(&format!(
             "plan missing.pt2 {option} {}",
@@ -354,13 +354,13 @@ fn a_place_that_cannot_be_written_is_told_before_the_work() {
             .expect(2)
             .says(&[option, "folder"]);
     }
-    // What is there stays if nothing fits.
+    // An existing file stays if nothing fits.
     let old = folder.write("old.html", "old");
     run(&format!("plan {} --budget 1KiB --report {old}", mlp())).expect(3);
     assert_eq!(std::fs::read_to_string(&old).unwrap(), "old");
 }
 
-/// Runs the page's script in a browser, where there is one.
+/// Runs the page's script in a browser, if there is one.
 #[test]
 fn a_browser_draws_the_page() {
     let Some(browser) = ["chromium", "chromium-browser", "google-chrome"]
@@ -372,7 +372,7 @@ fn a_browser_draws_the_page() {
                 .is_ok_and(|out| out.status.success())
         })
     else {
-        // Not `eprintln!`: the harness would swallow it.
+        // Not `eprintln!`: the test harness would capture it.
         let _ = writeln!(
             std::io::stderr(),
             "skipped: no chromium here; the page's script was not run"
@@ -400,7 +400,7 @@ fn a_browser_draws_the_page() {
         .output()
         .unwrap();
     let drawn = String::from_utf8(out.stdout).unwrap();
-    // The script sets it when everything has been drawn.
+    // The script sets this when everything has been drawn.
     assert!(
         drawn.contains("data-drawn=\"yes\""),
         "{}",
@@ -462,7 +462,7 @@ fn balanced(text: &str) -> Vec<String> {
         if tag.ends_with('/') {
             continue;
         }
-        // Their content is no markup.
+        // Their content is not markup.
         if name == "script" || name == "style" {
             let end = rest.find(&format!("</{name}>")).expect("it should end");
             assert!(

@@ -1,4 +1,4 @@
-//! What users lose or wait for when something goes wrong.
+//! Users lose no data and do not wait when something goes wrong.
 
 use crate::common::{Folder, floats, mlp, run};
 use artifact::{Artifact, Attr, Binding, Command, CommandKind, DType, Initial, Kernel, Line};
@@ -47,7 +47,7 @@ fn a_finite_file_is_not_replaced_by_nans() {
     assert_eq!(lines[2]["summary"]["first_nonfinite_step"], 1);
     assert!(floats(&saved, "fc1.weight").iter().all(|x| x.is_nan()));
 
-    // Where nothing is lost, they are written down to be looked at.
+    // If the file is new, the values are saved for inspection.
     let new = folder.file("new.safetensors");
     run(&train(&nan, &format!("--init normal:0.1 --save {new}")))
         .expect(4)
@@ -101,7 +101,7 @@ fn batches_may_be_larger_than_memory() {
     start.extend_from_slice(header.as_bytes());
     let length = start.len() as u64 + (1 << 40) + 16384;
     let data = folder.write("large.st", start);
-    // No disk has to hold it: what was never written takes no place.
+    // The disk need not hold it: a sparse file takes no space.
     let file = std::fs::File::options().write(true).open(&data).unwrap();
     file.set_len(length).unwrap();
     run(&train(&data, "--init normal:0.1")).expect(0);
@@ -116,7 +116,7 @@ fn batches_may_be_larger_than_memory() {
 fn a_step_that_no_run_can_run_is_not_compiled() {
     let folder = Folder::new("unrunnable");
     let ones = vec!["1"; 17].join(",");
-    // More dimensions than kernels are written for, and numbers beside integers.
+    // More dimensions than kernels support, and numbers next to integers.
     for (file, graph, why) in [
         (
             "rank.ir",
@@ -174,7 +174,7 @@ fn huge_numbers_of_an_offloading_problem_are_refused() {
         .says(&["layers"]);
 }
 
-// --- artifacts that nobody's compiler wrote ---
+// --- artifacts that no compiler wrote ---
 
 fn operand(offset: u64, dtype: DType, shape: &[u64]) -> Operand {
     let place = Place { pool: 0, offset };
@@ -338,14 +338,14 @@ fn threads_without_cores_are_noted() {
     run(&args).expect(0).says(&["--threads 1024 on", "slower"]);
 }
 
-/// The command under a limit of the shell's.
+/// The command under a limit set by the shell.
 fn limited(limit: &str, args: &str) -> (i32, String) {
     let program = env!("CARGO_BIN_EXE_lighterage");
     let output = std::process::Command::new("sh")
         .args(["-c", &format!("ulimit {limit}; exec {program} {args}")])
         .output()
         .unwrap();
-    // A process that a signal ends has no code.
+    // A process that was ended by a signal has no code.
     let code = output.status.code().unwrap_or(-1);
     (code, String::from_utf8_lossy(&output.stderr).into_owned())
 }

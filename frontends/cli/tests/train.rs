@@ -17,7 +17,7 @@ fn train(rest: &str) -> String {
     )
 }
 
-/// The same where it does not matter what the plan is: `keep` is planned at once.
+/// The same for tests that do not depend on the plan: `keep` is fast to plan.
 fn train_kept(rest: &str) -> String {
     train(&format!("--planner keep {rest}"))
 }
@@ -61,7 +61,7 @@ fn losses_are_those_of_pytorch_within_any_budget() {
             (ours - f64::from(*theirs)).abs() < 1e-4,
             "{ours} should be {theirs}"
         );
-        // What is printed is an f32, exactly.
+        // The printed number is exactly an f32.
         assert_eq!(f64::from(*ours as f32), *ours);
     }
     assert_eq!(all[0], all[1]);
@@ -98,7 +98,7 @@ fn an_artifact_trains_like_its_model_and_what_is_saved_goes_on() {
         )
     );
     run(&format!("{args} --steps 4 --save {half}")).expect(0);
-    // Four batches go round, so the second half meets the same ones.
+    // The four batches repeat, so the second half uses the same ones.
     let rest_losses = losses(
         &run(&format!("{args} --steps 4 --init {half} --save {rest}"))
             .expect(0)
@@ -332,7 +332,7 @@ fn values_that_are_lacking_are_listed() {
     run(&format!("{args} --init {}", reference()))
         .expect(2)
         .says(&["no tensor for", "model.transformer.wpe.weight"]);
-    // The core graph's weights, saved, are the coarse graph's: the paths are the same.
+    // The coarse graph can use the core graph's saved weights: the paths are the same.
     let folder = Folder::new("weights");
     let saved = folder.file("w.safetensors");
     run(&train_kept(&format!("--steps 0 --save {saved}"))).expect(0);
@@ -358,8 +358,8 @@ fn a_slow_link_slows_the_step() {
     let fast = millis("");
     let slow = millis("--link 20MB/s");
     assert_eq!(fast.0, slow.0);
-    // The plan may differ, but whatever crosses the link takes its time; both directions at once at
-    // best.
+    // The plan may differ, but bytes over the link take their time; at best both directions run at
+    // once.
     assert!(slow.2 as f64 / 2.0 / 20e6 * 1e3 <= slow.1, "{slow:?}");
 }
 
@@ -406,7 +406,7 @@ fn ctrl_c_ends_after_the_step_that_runs_and_saves() {
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     lines.next().unwrap().unwrap();
-    // The shell's own kill: a bare Debian has no other.
+    // The shell's built-in kill: a minimal Debian has no other.
     let kill = format!("kill -INT {}", child.id());
     let killed = std::process::Command::new("sh")
         .args(["-c", &kill])
@@ -415,7 +415,7 @@ fn ctrl_c_ends_after_the_step_that_runs_and_saves() {
     assert!(killed.success());
     let last: Value = serde_json::from_str(&lines.last().unwrap().unwrap()).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
-    // The state that was saved is that after the last step that was told.
+    // The saved state is the state after the last reported step.
     assert!(1 <= last["summary"]["steps"].as_u64().unwrap());
     assert!(!floats(&saved, "model.transformer.wpe.weight").is_empty());
     assert_eq!(folder.names(), ["o.safetensors"]);
@@ -471,7 +471,7 @@ fn micro_batches_are_consecutive_batches() {
         .expect(0)
         .json();
     assert_eq!(losses(&lines), mean);
-    // From a file as from its model, with as many tokens a step.
+    // The same from a file as from its model, with the same number of tokens a step.
     let folder = Folder::new("micro");
     let lit = folder.file("s.lit");
     run(&format!(

@@ -1,4 +1,4 @@
-//! Which files may run machine code, and what `inspect` says of them.
+//! Which files may run machine code, and the output of `inspect` for them.
 
 use crate::common::{Folder, Run, command, mlp, run};
 use artifact::{Artifact, CommandKind};
@@ -72,7 +72,7 @@ fn machine_code_runs_where_it_was_compiled_and_elsewhere_only_with_trust() {
     ]);
     elsewhere(&format!("{args} --trust"), &config).expect(0);
 
-    // A file without a signature, as anybody can write it.
+    // A file without a signature, which anybody can write.
     let unsigned = steps.folder.file("u.lit");
     artifact::write_file(&unsigned, &artifact::read_file(&lit).unwrap()).unwrap();
     run(&steps.train(&unsigned, ""))
@@ -80,7 +80,7 @@ fn machine_code_runs_where_it_was_compiled_and_elsewhere_only_with_trust() {
         .says(&["no signature", "--trust"]);
     run(&steps.train(&unsigned, "--trust")).expect(0);
 
-    // A file with a right signature of another body.
+    // A file with the right signature of another body.
     let mut other: Artifact = artifact::read_file(&lit).unwrap();
     other.lines[0].name.push('!');
     let changed = steps.folder.file("c.lit");
@@ -190,7 +190,7 @@ fn what_a_file_has_is_said_without_running_it() {
     );
     assert_eq!(other.expect(0).json()[0]["signed"], "elsewhere");
 
-    // What cannot be run is said too, and is no failure of the question.
+    // `inspect` also reports files that cannot be run, and does not fail.
     let mut broken = artifact::read_file(&plain).unwrap();
     for command in &mut broken.commands {
         if let CommandKind::Launch { outs, .. } = &mut command.kind {

@@ -1,4 +1,4 @@
-//! A call's arguments: what a door has to give.
+//! A call's arguments, which each front end provides.
 
 use crate::{Result, Scalar};
 use ir::{DType, Value};
@@ -8,8 +8,7 @@ use ir::{DType, Value};
 pub enum Argument {
     /// A tensor of the graph.
     Tensor(Value),
-    /// Tensors, some of which may be absent. An empty list has no kind of its own: it counts as a
-    /// list of integers too.
+    /// Tensors, some of which may be absent. An empty list also counts as a list of integers.
     Tensors(Vec<Option<Value>>),
     /// A boolean, an integer or a float.
     Number(Scalar),
@@ -21,16 +20,17 @@ pub enum Argument {
     Text(String),
     /// An element type.
     Type(DType),
-    /// Something that no op takes.
+    /// Something that no op accepts.
     Other,
 }
 
-/// The arguments of one call, by name. They are resolved when they are read, so that an argument
-/// which nothing reads cannot fail.
+/// The arguments of one call, by name. They are resolved when they are read, so an argument that
+/// nothing reads cannot fail.
 pub trait Arguments {
     /// An argument; `None` if it is not given. It then counts as read.
     fn read(&mut self, name: &str) -> Result<Option<Argument>>;
-    /// Counts an argument as read, if it is given: it does not change the results.
+    /// Counts an argument as read, if it is given. For an argument that does not change the
+    /// results.
     fn skip(&mut self, name: &str);
     /// An error if an argument that may change the results was not read.
     fn finish(&self) -> Result<()>;

@@ -1,5 +1,4 @@
-//! One traced call while nodes are planned for it: the single ops from which operators are
-//! composed.
+//! One traced call while its nodes are planned: the single ops of which operators consist.
 //!
 //! Nothing here touches the graph: a plan is data.
 
@@ -16,7 +15,7 @@ pub type Attrs<'n> = &'n [(&'static str, Attr)];
 pub struct Call<'a> {
     graph: &'a Graph,
     pub(crate) arguments: &'a mut dyn Arguments,
-    /// The types that the file gives the results.
+    /// The results' types in the file.
     types: &'a [Option<TensorType>],
     steps: Vec<Step>,
     /// The types of the steps' results.
@@ -28,8 +27,8 @@ pub struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// A call with no node so far. `types` are those that the file gives the results, `None` for a
-    /// result that nothing wants.
+    /// A call without nodes. `types` are the results' types in the file, `None` for a result that
+    /// nothing uses.
     pub fn new(
         graph: &'a Graph,
         generator: &Generator,
@@ -48,7 +47,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The plan. An error if an argument was not taken into account.
+    /// The plan. An error if an argument was not read.
     pub fn finish(self, results: Results) -> Result<Plan> {
         self.arguments.finish()?;
         Ok(Plan {
@@ -84,18 +83,18 @@ impl<'a> Call<'a> {
     pub fn n_results(&self) -> usize {
         self.types.len()
     }
-    /// The type that the file gives result `i`, if it wants that.
+    /// The type of result `i` in the file; `None` if nothing uses it.
     pub fn wanted(&self, i: usize) -> Option<&'a TensorType> {
         self.types.get(i).and_then(Option::as_ref)
     }
-    /// The type that the file gives the first result.
+    /// The first result's type in the file.
     pub fn result(&self) -> Result<&'a TensorType> {
         self.wanted(0)
             .ok_or_else(|| "the file wants no first result".into())
     }
-    /// The element type of mixed operands, by PyTorch's rule: tensors with dimensions come before
-    /// those without, and those before numbers; a later group counts only if its kind (boolean,
-    /// integer, float) is higher.
+    /// The element type of mixed operands, by PyTorch's rule: first tensors with dimensions, then
+    /// tensors without, then numbers. A later group counts only if its kind (boolean, integer,
+    /// float) is higher.
     pub fn promoted(&self, operands: &[Operand]) -> DType {
         let mut groups: [Option<DType>; 3] = [None; 3];
         for &operand in operands {
@@ -188,7 +187,7 @@ impl<'a> Call<'a> {
     pub fn permute(&mut self, x: Ref, dims: &[usize]) -> Result<Ref> {
         if dims.len() == self.rank(x) {
             let shape = self.shape_of(x);
-            // If only dimensions of size 1 move, no element does.
+            // If only dimensions of size 1 move, no element moves.
             let is_wide = |d: &usize| shape.get(*d).is_some_and(|&size| size != 1);
             let is_permutation = (0..dims.len()).all(|d| dims.contains(&d));
             if is_permutation && dims.iter().filter(|d| is_wide(d)).is_sorted() {
@@ -208,8 +207,8 @@ impl<'a> Call<'a> {
         ];
         self.step(OpKind::Full, &attrs, &[])
     }
-    /// `sum`, `mean`, `amax`, `amin` or `any` over `dims`. Over no dimension, each of them gives
-    /// its operand.
+    /// `sum`, `mean`, `amax`, `amin` or `any` over `dims`. Without dimensions, the result is the
+    /// operand.
     pub fn reduce(&mut self, op: OpKind, x: Ref, dims: &[usize], keepdim: bool) -> Result<Ref> {
         if dims.is_empty() {
             return Ok(x);
@@ -218,7 +217,7 @@ impl<'a> Call<'a> {
         let attrs = [("dims", dims), ("keepdim", Attr::Bool(keepdim))];
         self.step(op, &attrs, &[x])
     }
-    /// The number by which the next random op differs from all others of the graph.
+    /// A number that differs for each random op of the graph.
     pub fn stream(&mut self) -> Attr {
         self.n_random += 1;
         Attr::Int(self.random_before + self.n_random - 1)
@@ -235,16 +234,15 @@ impl<'a> Call<'a> {
 
     // --- results ---
 
-    /// Zeros for result `i`, if the file wants it: for a result that only the operator's own
-    /// derivative reads, and which ours does without.
+    /// Zeros for result `i`, if the file uses it. For a result that only the operator's own
+    /// derivative reads; our derivative does not need it.
     pub fn placeholder(&mut self, i: usize) -> Result<Option<Ref>> {
         let Some(ty) = self.wanted(i) else {
             return Ok(None);
         };
         self.full(Scalar::Int(0), ty.dtype(), ty.shape()).map(Some)
     }
-    /// Results in the types that the file gives them: mixed precision is computed in the wider
-    /// type.
+    /// Results in the file's types: mixed precision is computed in the wider type.
     pub fn as_wanted(&mut self, results: Results) -> Result<Results> {
         let mut cast = |(i, result): (usize, Option<Ref>)| match (result, self.wanted(i)) {
             (Some(result), Some(ty)) => self.cast(result, ty.dtype()).map(Some),

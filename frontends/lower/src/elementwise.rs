@@ -1,12 +1,12 @@
-//! Functions of elements: arithmetic with promotion, rounding, masks, and functions that the table
-//! of ops does not have.
+//! Functions of elements: arithmetic with promotion, rounding, masks, and functions that are not in
+//! the table of ops.
 
 use crate::number::bounds;
 use crate::{Call, Operand, Ref, Result, Scalar, ensure};
 use ir::DType;
 use ir::op::OpKind;
 
-/// How a number becomes a whole one.
+/// How a number is rounded to an integer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the names are the documentation")]
 pub enum Rounding {
@@ -50,8 +50,8 @@ impl Call<'_> {
         }
     }
 
-    /// A whole number beside `x`, by way of integers. What lies beyond 2^52 has no fraction, and
-    /// stays as it is; so do infinities and NaN.
+    /// `x` rounded to an integer, through an integer type. Numbers beyond 2^52 have no fraction and
+    /// stay unchanged, like infinities and NaN.
     pub fn rounded(&mut self, x: Ref, how: Rounding) -> Result<Ref> {
         let dtype = self.dtype(x);
         if !dtype.is_float() {
@@ -59,7 +59,7 @@ impl Call<'_> {
         }
         let whole = self.cast(x, DType::I64)?;
         let whole = self.cast(whole, dtype)?;
-        // The cast goes towards zero, so it may have passed a floor or a ceiling by one.
+        // The cast rounds towards zero, so it may differ from a floor or a ceiling by one.
         let (passed, back) = match how {
             Rounding::Floor => (OpKind::Gt, OpKind::Sub),
             Rounding::Ceil => (OpKind::Lt, OpKind::Add),
@@ -79,8 +79,8 @@ impl Call<'_> {
         self.step(OpKind::Where, &[], &[has_fraction, y, x])
     }
 
-    /// A rounded quotient of integers, exact where both are below 2^52. Floats are left out: the
-    /// exact quotient would have to be rounded, not the one that is a float already.
+    /// A rounded quotient of integers, exact if both are below 2^52. Floats are not supported: the
+    /// exact quotient would have to be rounded, not the float quotient.
     pub fn quotient(&mut self, a: Operand, b: Operand, dtype: DType, how: Rounding) -> Result<Ref> {
         let is_integer = !dtype.is_float() && dtype != DType::Bool;
         ensure(is_integer, "a rounded quotient of floats")?;
@@ -90,15 +90,15 @@ impl Call<'_> {
         self.cast(y, dtype)
     }
 
-    /// What is left of a quotient that is rounded down; it has the sign of `b`.
+    /// The remainder of a quotient that is rounded down; it has the sign of `b`.
     pub fn remainder(&mut self, a: Operand, b: Operand, dtype: DType) -> Result<Ref> {
         let whole_times = self.quotient(a, b, dtype, Rounding::Floor)?;
         let product = self.arithmetic(OpKind::Mul, Operand::Tensor(whole_times), b, dtype)?;
         self.arithmetic(OpKind::Sub, a, Operand::Tensor(product), dtype)
     }
 
-    /// An operation of two operands whose element type is that of the result: `add`, `sub`, `mul`,
-    /// `div`, `pow`, `maximum` or `minimum`.
+    /// An operation of two operands in the element type of the result: `add`, `sub`, `mul`, `div`,
+    /// `pow`, `maximum` or `minimum`.
     pub fn arithmetic(&mut self, op: OpKind, a: Operand, b: Operand, dtype: DType) -> Result<Ref> {
         // Booleans are added and multiplied by logic.
         let op = match (op, dtype) {
@@ -137,8 +137,8 @@ impl Call<'_> {
         self.step(op, &[], &[a, b])
     }
 
-    /// A comparison of two operands, in the type in which they meet: `op` with a tensor,
-    /// `op_scalar` with a number.
+    /// A comparison of two operands in their common type: `op` with a tensor, `op_scalar` with a
+    /// number.
     pub fn compare(
         &mut self,
         op: OpKind,
@@ -148,7 +148,7 @@ impl Call<'_> {
     ) -> Result<Ref> {
         let mut dtype = self.promoted(&[a, b]);
         if let (Operand::Tensor(x), Operand::Scalar(value)) = (a, b) {
-            // A number compared with booleans makes integers of them.
+            // Booleans that are compared with a number become integers.
             if dtype == DType::Bool {
                 dtype = DType::I64;
             }
@@ -159,7 +159,7 @@ impl Call<'_> {
         self.step(op, &[], &[a, b])
     }
 
-    /// `x` between two numbers, each of which may be absent.
+    /// `x` clamped between two numbers, each of which may be absent.
     pub fn clamp(
         &mut self,
         x: Ref,

@@ -20,7 +20,7 @@ pub enum Error {
     Kind {
         /// The argument's name.
         name: String,
-        /// What it should be, with its article.
+        /// The expected kind, with its article.
         expected: String,
     },
     /// An argument that may change the result was not read.
@@ -32,7 +32,7 @@ pub enum Error {
     /// The nodes do not fit the graph.
     #[error(transparent)]
     Graph(#[from] ir::graph::Error),
-    /// A result has another type than the file says.
+    /// A result's type differs from the file's.
     #[error("the file gives {name} the type {declared}, its operands give {inferred}")]
     Type {
         /// The result's name.
@@ -45,7 +45,7 @@ pub enum Error {
     /// A result that the file names is not computed.
     #[error("result {0} is not computed")]
     NotComputed(String),
-    /// The operator is known, but not in this form.
+    /// This form of the operator is not supported.
     #[error("{0}")]
     Inexpressible(Cow<'static, str>),
 }
@@ -87,7 +87,7 @@ impl From<String> for Error {
     }
 }
 
-/// Why a file could not be read: where, what, and what would help.
+/// Why a file could not be read: the place, the error, and a hint.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{}{}{message}{}", prefix(.file), prefix(.place), suffix(.help))]
 pub struct FileError {
@@ -97,7 +97,7 @@ pub struct FileError {
     pub place: String,
     /// What is wrong there.
     pub message: String,
-    /// What would help; may be empty.
+    /// A hint; may be empty.
     pub help: String,
 }
 
@@ -127,11 +127,11 @@ impl FileError {
             help: String::new(),
         }
     }
-    /// An error on a line, the first of which is 1.
+    /// An error on a line. Lines are counted from 1.
     pub fn line(line: usize, message: impl Into<String>) -> FileError {
         FileError::new(format!("line {line}"), message)
     }
-    /// The same error, with what would help.
+    /// The same error with a hint.
     pub fn help(self, help: impl Into<String>) -> FileError {
         FileError {
             help: help.into(),

@@ -4,23 +4,23 @@ use crate::{Call, Ref, Result, ensure};
 use ir::op::OpKind;
 use ir::{Attr, DType};
 
-/// A tensor whose indexed dimensions stand in front, as the table of ops wants them.
+/// A tensor whose indexed dimensions come first, as in the table of ops.
 #[derive(Clone, Debug)]
 pub struct Indexed {
     /// The tensor, permuted.
     x: Ref,
-    /// For each dimension of `x`, where it was.
+    /// The old position of each dimension of `x`.
     order: Vec<usize>,
     indices: Vec<Ref>,
     /// The rank of the indices together.
     n_index: usize,
-    /// Where the dimensions of the indices are in the result.
+    /// The position of the indices' dimensions in the result.
     at: usize,
 }
 
 impl Indexed {
-    /// A tensor with an index for each of its first dimensions, some of which may be absent. The
-    /// dimensions of the result are where NumPy and PyTorch have them.
+    /// A tensor with an index for each of its first dimensions; indices may be absent. The result's
+    /// dimensions have the same order as in NumPy and PyTorch.
     pub fn new(call: &mut Call<'_>, x: Ref, indices: &[Option<Ref>]) -> Result<Indexed> {
         let rank = call.rank(x);
         ensure(indices.len() <= rank, "more indices than dimensions")?;
@@ -53,7 +53,7 @@ impl Indexed {
         })
     }
 
-    /// A tensor with one index, whose elements are taken as a vector.
+    /// A tensor with one index. The index counts as a vector.
     pub fn along(call: &mut Call<'_>, x: Ref, dim: usize, index: Ref) -> Result<Indexed> {
         let n = call.ty(index).numel();
         let index = call.reshape(index, &[n])?;
@@ -74,8 +74,8 @@ impl Indexed {
         }
     }
 
-    /// The tensor with `values`, which broadcast to what [`Indexed::get`] gives, at the indices:
-    /// in place of what was there, or added to it.
+    /// The tensor with `values` at the indices: they replace the old elements or are added to them.
+    /// `values` broadcast to the shape of [`Indexed::get`].
     pub fn put(&self, call: &mut Call<'_>, values: Ref, accumulate: bool) -> Result<Ref> {
         let order = self.result_order();
         let mut values = values;
@@ -100,7 +100,7 @@ impl Indexed {
         }
     }
 
-    /// For each dimension of the result, where it stands in that of the op.
+    /// For each dimension of the result, its position in the op's result.
     fn result_order(&self) -> Vec<usize> {
         let (n, rest) = (self.n_index, self.order.len() - self.indices.len());
         (n..n + self.at)

@@ -1,14 +1,13 @@
-//! What a door into the graph needs, whatever it reads: one traced call becomes nodes of an
-//! [`ir::Graph`].
+//! Shared code of the front ends: one traced call becomes nodes of an [`ir::Graph`].
 //!
-//! A door implements [`Arguments`] for its calls and makes a [`Call`] of each. An operator reads
-//! its arguments from the call by name and plans nodes with it: a single op ([`Call::step`]), or a
-//! composition of several (`elementwise`, `index`, `norm`, `product`, `reduce`, `shape`,
+//! A front end implements [`Arguments`] for its calls and makes a [`Call`] of each. An operator
+//! reads its arguments from the call by name and plans nodes with it: a single op ([`Call::step`]),
+//! or a composition of several (`elementwise`, `index`, `norm`, `product`, `reduce`, `shape`,
 //! `source`). The result is a [`Plan`], which [`Plan::add_to`] adds to the graph. A call that
 //! cannot be expressed leaves no trace in the graph; [`Plan::external`] makes one `extern` node of
 //! it, so that the graph can still be planned.
 //!
-//! Nothing here knows a file format or the names of a framework's operators.
+//! Nothing here depends on a file format or on the names of a framework's operators.
 
 mod arguments;
 mod call;
@@ -36,15 +35,15 @@ pub use number::{Operand, Scalar, promote};
 pub use plan::{Generator, Plan, Ref, Step};
 pub use product::transposed;
 
-/// The results of a call; `None` for those that nothing wants.
+/// The results of a call; `None` for a result that nothing uses.
 pub type Results = Vec<Option<Ref>>;
 
-/// The results of a call that has one.
+/// The result of a call with one result.
 pub fn one(x: Ref) -> Result<Results> {
     Ok(vec![Some(x)])
 }
 
-/// The results of a call, all of which may be wanted.
+/// The results of a call; all may be used.
 pub fn all(list: Vec<Ref>) -> Result<Results> {
     Ok(list.into_iter().map(Some).collect())
 }

@@ -1,11 +1,11 @@
-//! Normalisations and their derivatives. Results come in the types that the file gives them, unless
-//! said otherwise.
+//! Normalisations and their derivatives. Results have the types of the file, unless stated
+//! otherwise.
 
 use crate::{Call, Operand, Ref, Result, Results, Scalar, ensure};
 use ir::op::OpKind;
 use ir::{Attr, DType};
 
-/// What a normalised tensor is multiplied with, and what is added to it.
+/// The factor and the summand of a normalised tensor.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the names are the documentation")]
 pub struct Weights {
@@ -13,12 +13,12 @@ pub struct Weights {
     pub bias: Option<Ref>,
 }
 
-/// Statistics: of the forward, or those that run along with training.
+/// Statistics of the forward, or running statistics of training.
 #[derive(Clone, Copy, Debug)]
 pub struct Saved {
     /// The mean.
     pub mean: Ref,
-    /// The reciprocal of the standard deviation; the variance, where statistics run along.
+    /// The reciprocal of the standard deviation; in running statistics, the variance.
     pub spread: Ref,
 }
 
@@ -41,7 +41,8 @@ fn has_length(mask: &[bool], n: usize) -> Result<()> {
 }
 
 impl Call<'_> {
-    /// Makes the results that `mask` asks for, with it as an attribute, and puts each at its place.
+    /// Makes the results that `mask` selects, with the mask as an attribute, and puts each at its
+    /// place.
     pub fn masked_steps(
         &mut self,
         op: OpKind,
@@ -55,7 +56,7 @@ impl Call<'_> {
         Ok(mask.iter().map(place).collect())
     }
 
-    /// Casts operands to the type in which a normalisation computes, and returns that.
+    /// Casts operands to the type in which a normalisation computes, and returns this type.
     fn widen(&mut self, operands: &mut [&mut Ref]) -> Result<DType> {
         let tensors: Vec<Operand> = operands.iter().map(|x| Operand::Tensor(**x)).collect();
         let dtype = self.promoted(&tensors);
@@ -75,14 +76,14 @@ impl Call<'_> {
         Ok((rank - n..rank).collect())
     }
 
-    /// The shape of a vector over channels beside `x[N,C,..]`.
+    /// The shape of a vector over channels that broadcasts to `x[N,C,..]`.
     fn beside(&self, x: Ref) -> Result<Vec<u64>> {
         let mut shape = vec![1; self.rank(x)];
         *shape.get_mut(1).ok_or("there are no channels")? = self.ty(x).shape()[1];
         Ok(shape)
     }
 
-    /// All dimensions of `x[N,C,..]` but the channels.
+    /// All dimensions of `x[N,C,..]` except the channels.
     fn all_but_channels(&self, x: Ref) -> Vec<usize> {
         (0..self.rank(x)).filter(|&d| d != 1).collect()
     }
@@ -209,7 +210,8 @@ impl Call<'_> {
         Ok([rows, shape[1] / groups * inner])
     }
 
-    /// Normalises over groups of channels and what follows them. The results are y, mean and rstd.
+    /// Normalises over groups of channels and the dimensions after them. The results are y, mean
+    /// and rstd.
     pub fn group_norm(
         &mut self,
         x: Ref,
@@ -285,7 +287,7 @@ impl Call<'_> {
 
     // --- over batches ---
 
-    /// A vector over the channels of `x[N,C,..]`, or equal numbers in its place.
+    /// A vector over the channels of `x[N,C,..]`; without one, the default number for each channel.
     pub fn per_channel(&mut self, vector: Option<Ref>, x: Ref, default: i64) -> Result<Ref> {
         if let Some(vector) = vector {
             return Ok(vector);
@@ -295,8 +297,8 @@ impl Call<'_> {
         self.full(Scalar::Int(default), self.dtype(x), &[channels])
     }
 
-    /// Normalises over all but the channels, in training. The results are y, mean, rstd and the new
-    /// running statistics, in the type of the computation.
+    /// Normalises over all dimensions except the channels, in training. The results are y, mean,
+    /// rstd and the new running statistics, in the type of the computation.
     pub fn batch_norm(
         &mut self,
         x: Ref,
@@ -313,7 +315,7 @@ impl Call<'_> {
         let mut results =
             self.steps(OpKind::BatchNorm, &[("eps", Attr::Float(eps))], &[x, w, b])?;
         let of_batch = [results[1], results.pop().expect("the variance comes last")];
-        // Steps of their own: what a batch norm computes can be computed again, an average of all
+        // Separate steps: the results of a batch norm can be recomputed, an average over all
         // batches cannot.
         for (running, of_batch) in [mean, var].into_iter().zip(of_batch) {
             let old = Scalar::Float(1.0 - momentum);
@@ -341,8 +343,8 @@ impl Call<'_> {
         self.as_wanted(results)
     }
 
-    /// A batch norm in evaluation, where the statistics are constants:
-    /// y = (x - mean) / sqrt(var + eps) * w + b. The results are those of [`Call::batch_norm`].
+    /// A batch norm in evaluation, where the statistics are constants: y = (x - mean) / sqrt(var +
+    /// eps) * w + b. The results are the same as for [`Call::batch_norm`].
     pub fn batch_norm_eval(
         &mut self,
         x: Ref,

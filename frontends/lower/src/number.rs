@@ -1,4 +1,4 @@
-//! Numbers among a call's arguments, and the element types in which operands meet.
+//! Numbers among a call's arguments, and common element types of operands.
 
 use crate::{Error, Ref, Result};
 use ir::{Attr, DType};
@@ -21,7 +21,7 @@ impl Scalar {
             Scalar::Float(x) => x,
         }
     }
-    /// The element type that Python gives the number.
+    /// The number's element type in Python.
     pub(crate) fn dtype(self) -> DType {
         match self {
             Scalar::Bool(_) => DType::Bool,
@@ -53,7 +53,7 @@ pub enum Operand {
     Scalar(Scalar),
 }
 
-/// The least and the greatest number of a type.
+/// The smallest and the largest number of a type.
 pub(crate) fn bounds(dtype: DType) -> (Scalar, Scalar) {
     let ints = |least: i64, most: i64| (Scalar::Int(least), Scalar::Int(most));
     match dtype {
@@ -70,7 +70,7 @@ pub(crate) fn bounds(dtype: DType) -> (Scalar, Scalar) {
     }
 }
 
-/// The element type in which tensors of two types meet.
+/// The common element type of tensors of two types.
 pub fn promote(a: DType, b: DType) -> DType {
     let rank = |d: DType| match d {
         DType::Bool => 0,

@@ -1,4 +1,4 @@
-//! The nodes planned for one call, and how they enter the graph.
+//! The planned nodes of one call, and how they are added to the graph.
 
 use crate::{Error, FileError, Result, Results};
 use ir::op::attrs::Extern;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// An operand of a planned step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ref {
-    /// A value that the graph has.
+    /// A value of the graph.
     Value(Value),
     /// A result of an earlier step, counted over all results of the plan.
     New(usize),
@@ -28,9 +28,9 @@ pub struct Step {
 /// The nodes for one call.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Plan {
-    /// The nodes, each after those that it reads.
+    /// The nodes, each after the nodes that it reads.
     pub steps: Vec<Step>,
-    /// The call's results; `None` where nothing wants one.
+    /// The call's results; `None` for a result that nothing uses.
     pub results: Results,
     /// The number of random nodes that the call adds.
     pub n_random: i64,
@@ -42,7 +42,7 @@ pub struct Plan {
 pub struct Generator {
     name: String,
     state: Option<Value>,
-    /// The number of random nodes so far. It tells them apart: each draws a stream of its own.
+    /// The number of random nodes so far. Each node gets its own number and so its own stream.
     n_random: i64,
 }
 
@@ -50,7 +50,7 @@ pub struct Generator {
 const RNG: &str = "rng";
 
 impl Generator {
-    /// The generator of a graph that has no random node yet; `name` is that of its state.
+    /// The generator of a graph without random nodes; `name` is the name of its state.
     pub fn new(name: impl Into<String>) -> Generator {
         Generator {
             name: name.into(),
@@ -75,8 +75,8 @@ impl Generator {
         })
     }
 
-    /// Makes the next step draw other numbers, if this one draws any. Called once, after the last
-    /// node.
+    /// If the step draws random numbers, makes the next step draw others. Called once, after the
+    /// last node.
     pub fn advance(&self, graph: &mut Graph) -> std::result::Result<(), FileError> {
         let Some(rng) = self.state else { return Ok(()) };
         if graph.states.values().filter(|s| s.path == RNG).count() > 1 {
@@ -95,7 +95,7 @@ impl Generator {
 }
 
 impl Plan {
-    /// One `extern` node: a call that cannot be expressed. `types` are those of its results.
+    /// One `extern` node: a call that cannot be expressed. `types` are its results' types.
     pub fn external(
         target: &str,
         operands: &[Value],
@@ -120,10 +120,10 @@ impl Plan {
         })
     }
 
-    /// Adds the steps to a graph and returns the values of the results that have a name. `names`
-    /// are the results' names, of which at least one is given; `types` are the types that the file
-    /// gives them. A step whose result is none of the call's takes the first name with a dot and a
-    /// number: in a format whose names are identifiers, such a name is free.
+    /// Adds the steps to a graph and returns the values of the named results. `names` are the
+    /// results' names, at least one of which is given; `types` are their types in the file. Any
+    /// other step's result gets the first name with a dot and a number: such a name is free in a
+    /// format whose names are identifiers.
     pub fn add_to(
         &self,
         graph: &mut Graph,
@@ -169,7 +169,7 @@ impl Plan {
             .collect()
     }
 
-    /// Result `i` of the call. An error if it has another type than the file says.
+    /// Result `i` of the call. An error if its type differs from the file's.
     fn result(
         &self,
         graph: &Graph,

@@ -5,7 +5,7 @@ use crate::{Call, Ref, Result, ensure};
 use ir::Attr;
 use ir::op::OpKind;
 
-/// The attributes of a product: which factors are transposed.
+/// The attributes of a product, which say whether factors are transposed.
 pub fn transposed(a: bool, b: bool) -> [(&'static str, Attr); 2] {
     [("ta", Attr::Bool(a)), ("tb", Attr::Bool(b))]
 }
@@ -31,7 +31,7 @@ impl Call<'_> {
         let (y_lead, y_last) = y.split_at(y.len() - 2);
         let mut shape;
         let made = if y_lead.is_empty() {
-            // One matrix on the right: the batch is more rows.
+            // One matrix on the right: the batch becomes more rows.
             shape = [x_lead, &[x_last[0]]].concat();
             let a = self.reshape(a, &[count(&shape)?, x_last[1]])?;
             let b = self.reshape(b, y_last)?;
@@ -78,7 +78,7 @@ impl Call<'_> {
         self.reshape(y, &shape)
     }
 
-    /// Images for an op that takes batches: `x[C,H,W]` as one image of a batch.
+    /// Images for an op on batches: `x[C,H,W]` becomes a batch of one image.
     pub fn images(&mut self, x: Ref) -> Result<Ref> {
         let shape = self.shape_of(x);
         if shape.len() == 3 {

@@ -1,4 +1,4 @@
-//! How operators read the arguments of a call: by name and by kind, with defaults.
+//! Operators read the arguments of a call with these functions: by name and by kind, with defaults.
 
 use crate::{Argument, Call, Error, Operand, Ref, Result, Scalar, wrap};
 use ir::DType;
@@ -17,7 +17,7 @@ fn kind<T>(name: &str, expected: &str) -> Result<T> {
 /// Readers of arguments: `opt_x` for one that may be absent, `x_or` for one with a default.
 #[allow(missing_docs, reason = "named by what they read")]
 impl Call<'_> {
-    /// Counts arguments as read that do not change the results.
+    /// Counts arguments as read, because they do not change the results.
     pub fn ignore(&mut self, names: &[&str]) {
         for name in names {
             self.arguments.skip(name);
@@ -119,7 +119,7 @@ impl Call<'_> {
         }
     }
 
-    /// A list of integers; a lone integer is a list of one.
+    /// A list of integers; a single integer counts as a list of one.
     pub fn opt_ints(&mut self, name: &str) -> Result<Option<Vec<i64>>> {
         match self.arguments.read(name)? {
             None => Ok(None),
@@ -133,7 +133,7 @@ impl Call<'_> {
     pub fn ints(&mut self, name: &str) -> Result<Vec<i64>> {
         self.opt_ints(name)?.ok_or_else(|| missing(name))
     }
-    /// A list of `n` integers; a list of one stands for `n` equal ones, an absent or empty one for
+    /// A list of `n` integers; a list of one means `n` equal ones, an absent or empty list means
     /// `default`.
     pub fn ints_of(&mut self, name: &str, n: usize, default: &[i64]) -> Result<Vec<i64>> {
         match self.opt_ints(name)?.as_deref() {
@@ -152,7 +152,7 @@ impl Call<'_> {
     pub fn dims(&mut self, name: &str, rank: usize) -> Result<Vec<usize>> {
         match self.opt_ints(name)?.as_deref() {
             None | Some([]) => Ok((0..rank).collect()),
-            // The one element of a scalar lies along dimension 0, which it does not have.
+            // For a scalar, PyTorch allows dimension 0 although the scalar has none.
             Some([0 | -1]) if rank == 0 => Ok(vec![]),
             Some(list) => {
                 let dims: Result<Vec<usize>> = list.iter().map(|&d| wrap(d, rank)).collect();
@@ -163,7 +163,7 @@ impl Call<'_> {
             }
         }
     }
-    /// A shape; no size is -1.
+    /// A shape; sizes of -1 are not allowed.
     pub fn shape(&mut self, name: &str) -> Result<Vec<u64>> {
         let one = |d: i64| {
             let negative = |_| format!("the argument {name} has the negative size {d}").into();

@@ -6,7 +6,7 @@ use ir::Attr;
 use ir::op::OpKind;
 
 impl Call<'_> {
-    /// The `k` greatest or least elements along a dimension, sorted, and their positions.
+    /// The `k` largest or smallest elements along a dimension, sorted, and their positions.
     pub fn topk(&mut self, x: Ref, dim: usize, k: i64, largest: bool) -> Result<Vec<Ref>> {
         let attrs = [
             dim_attr(dim),
@@ -16,7 +16,7 @@ impl Call<'_> {
         self.steps(OpKind::TopK, &attrs, &[x])
     }
 
-    /// The greatest or least elements along a dimension, and their positions.
+    /// The largest or smallest elements along a dimension, and their positions.
     pub fn extreme(
         &mut self,
         x: Ref,
@@ -32,7 +32,7 @@ impl Call<'_> {
         found.into_iter().map(|y| self.reshape(y, &shape)).collect()
     }
 
-    /// True where every element is, or where some element is.
+    /// True if all elements are true, or if any is.
     pub fn any_or_all(&mut self, x: Ref, dims: &[usize], keepdim: bool, all: bool) -> Result<Ref> {
         let x = self.truth(x)?;
         if !all {
@@ -64,7 +64,7 @@ impl Call<'_> {
     /// The logarithm of the sum of exponentials, in `shape`.
     pub fn logsumexp(&mut self, x: Ref, dims: &[usize], shape: &[u64]) -> Result<Ref> {
         let max = self.reduce(OpKind::Amax, x, dims, true)?;
-        // A row of -inf has no finite maximum to subtract.
+        // A row of -inf has no finite maximum that can be subtracted.
         let finite = self.beside_infinity(OpKind::LtScalar, max)?;
         let max = self.masked(finite, max)?;
         let y = self.step(OpKind::Sub, &[], &[x, max])?;
@@ -94,7 +94,8 @@ impl Call<'_> {
         self.reduce(reduction, y, dims, keepdim)
     }
 
-    /// The mean (`Some(true)`), the sum (`Some(false)`) or all of the squared differences.
+    /// The squared differences: their mean (`Some(true)`), their sum (`Some(false)`) or all of them
+    /// (`None`).
     pub fn squared_difference(&mut self, x: Ref, y: Ref, mean: Option<bool>) -> Result<Ref> {
         let d = self.step(OpKind::Sub, &[], &[x, y])?;
         let squares = self.step(OpKind::Mul, &[], &[d, d])?;

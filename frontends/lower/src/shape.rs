@@ -9,7 +9,7 @@ fn ints(key: &'static str, list: &[i64]) -> (&'static str, Attr) {
     (key, Attr::Ints(list.to_vec()))
 }
 
-/// Sizes of parts that are equal but for the last; `n` is the number of parts wanted.
+/// Sizes of parts that are equal except for the last; `n` is the required number of parts.
 fn equal_parts(size: i64, part: i64, n: usize) -> Result<Vec<i64>> {
     if size == 0 && n == 1 {
         return Ok(vec![0]);
@@ -24,7 +24,7 @@ fn equal_parts(size: i64, part: i64, n: usize) -> Result<Vec<i64>> {
 impl Call<'_> {
     // --- views ---
 
-    /// `x` with the given sizes, of which one may be -1: it stands for what is left.
+    /// `x` with the given sizes. One may be -1: it is computed from the others.
     pub fn reshape_to(&mut self, x: Ref, sizes: &[i64]) -> Result<Ref> {
         let open = sizes.iter().filter(|&&d| d == -1).count();
         let known = sizes
@@ -39,7 +39,7 @@ impl Call<'_> {
         self.reshape(x, &shape)
     }
 
-    /// `x` broadcast to the given sizes; -1 stands for the size that the dimension has.
+    /// `x` broadcast to the given sizes; -1 keeps the size of a dimension.
     pub fn expand_to(&mut self, x: Ref, sizes: &[i64]) -> Result<Ref> {
         let more = sizes.len().checked_sub(self.rank(x));
         let more = more.ok_or("fewer dimensions than the operand has")?;
@@ -51,7 +51,7 @@ impl Call<'_> {
         self.expand(x, &shape?)
     }
 
-    /// `x` as often as `repeats` says along each dimension.
+    /// `x` repeated along each dimension, as often as `repeats` says.
     pub fn tile(&mut self, x: Ref, repeats: &[u64]) -> Result<Ref> {
         let more = repeats.len().checked_sub(self.rank(x));
         let more = more.ok_or("fewer dimensions than the operand has")?;
@@ -106,7 +106,7 @@ impl Call<'_> {
         ]))
     }
 
-    /// `x[.., at, ..]` along a dimension, which then is gone.
+    /// `x[.., at, ..]` along a dimension, which is removed.
     pub fn select(&mut self, x: Ref, dim: usize, at: i64) -> Result<Ref> {
         let mut shape = self.shape_of(x);
         let at = wrap(at, shape[dim] as usize)? as i64;
@@ -115,7 +115,7 @@ impl Call<'_> {
         self.reshape(y, &shape)
     }
 
-    /// All parts of size 1 along a dimension, which then is gone.
+    /// All parts of size 1 along a dimension, which is removed.
     pub fn unbind(&mut self, x: Ref, dim: usize) -> Result<Vec<Ref>> {
         let n = self.n_results();
         ensure(
@@ -142,14 +142,13 @@ impl Call<'_> {
         Ok(parts)
     }
 
-    /// Neighbouring parts of this size, the last of which may be smaller: one for each result of
-    /// the call.
+    /// Neighbouring parts of this size, one for each result of the call; the last may be smaller.
     pub fn split_equally(&mut self, x: Ref, dim: usize, part: i64) -> Result<Vec<Ref>> {
         let sizes = equal_parts(self.ty(x).shape()[dim] as i64, part, self.n_results())?;
         self.split(x, dim, &sizes)
     }
 
-    /// At most `n` parts, as equal as [`Call::split_equally`] makes them.
+    /// At most `n` parts, with the sizes of [`Call::split_equally`].
     pub fn chunk(&mut self, x: Ref, dim: usize, n: i64) -> Result<Vec<Ref>> {
         ensure(n > 0, "no chunks")?;
         let size = self.ty(x).shape()[dim] as i64;
@@ -203,7 +202,7 @@ impl Call<'_> {
         self.cat(&flat, dim)
     }
 
-    /// `x` moved along dimensions; what leaves at one end comes in at the other.
+    /// `x` rotated along dimensions.
     pub fn roll(&mut self, x: Ref, shifts: &[(i64, usize)]) -> Result<Ref> {
         let mut x = x;
         for &(shift, dim) in shifts {
@@ -219,8 +218,8 @@ impl Call<'_> {
         Ok(x)
     }
 
-    /// `x` with `value` around it. `pad` is the number of elements before and after, for each
-    /// dimension from the innermost on; outer ones may be left out.
+    /// `x` with `value` around it. `pad` has the numbers of elements before and after, for each
+    /// dimension from the innermost on; outer dimensions may be left out.
     pub fn pad(&mut self, x: Ref, pad: &[i64], value: Scalar) -> Result<Ref> {
         let rank = self.rank(x);
         ensure(
@@ -235,7 +234,7 @@ impl Call<'_> {
         self.step(OpKind::Pad, &[ints("pad", &full), ("value", value)], &[x])
     }
 
-    /// `x` backwards along dimensions.
+    /// `x` reversed along dimensions.
     pub fn flip(&mut self, x: Ref, dims: &[usize]) -> Result<Ref> {
         let dims: Vec<i64> = dims.iter().map(|&d| d as i64).collect();
         self.step(OpKind::Flip, &[ints("dims", &dims)], &[x])

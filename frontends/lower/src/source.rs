@@ -1,4 +1,4 @@
-//! Tensors that are computed from nothing, or from random numbers.
+//! Tensors without operands, constant or random.
 
 use crate::{Call, Ref, Result, Scalar, attr_ints, ensure};
 use ir::op::OpKind;
@@ -16,7 +16,7 @@ impl Call<'_> {
         self.step(OpKind::Arange, &attrs, &[])
     }
 
-    /// The numbers from `start` up to, without, `end`.
+    /// The numbers from `start` up to, but excluding, `end`.
     pub fn arange_to(
         &mut self,
         dtype: DType,
@@ -38,7 +38,7 @@ impl Call<'_> {
         self.arange(dtype, n as u64, start, step)
     }
 
-    /// Where the column minus the row of a matrix compares with `diagonal` as `op` says: a triangle
+    /// A mask of a matrix: `op` compares the column minus the row with `diagonal`. It is a triangle
     /// or a diagonal.
     pub fn diagonals(&mut self, op: OpKind, rows: u64, columns: u64, diagonal: i64) -> Result<Ref> {
         let one = Scalar::Int(1);
@@ -75,7 +75,7 @@ impl Call<'_> {
         self.scalar_step(OpKind::DivScalar, x, Scalar::Float(-lambda))
     }
 
-    /// Random integers from `low` up to, without, `high`.
+    /// Random integers from `low` up to, but excluding, `high`.
     pub fn random_integers(
         &mut self,
         dtype: DType,
@@ -87,7 +87,7 @@ impl Call<'_> {
             low < high && high.saturating_sub(low) < 1 << 50,
             "the range is empty or too large",
         )?;
-        // In 64 bits no product rounds up to the excluded bound.
+        // In f64 no product rounds up to the excluded bound.
         let x = self.random(OpKind::Rand, DType::F64, shape)?;
         let x = self.scalar_step(OpKind::MulScalar, x, Scalar::Float((high - low) as f64))?;
         let x = self.cast(x, DType::I64)?;

@@ -1,6 +1,5 @@
-//! The zip around a .pt2 file, and the tensors in it. Nothing is allocated that the file's length
-//! does not warrant: a size that a header claims is checked first, and all reads draw on one
-//! [`Archive::allowance`].
+//! The zip around a .pt2 file, and the tensors in it. Allocations are limited by the file's length:
+//! the size in a header is checked first, and all reads use up one [`Archive::allowance`].
 
 use crate::Error;
 use crate::schema::{self, Payload, PayloadConfig, SymInt, TensorMeta};
@@ -12,7 +11,7 @@ use std::io::{Read, Seek};
 /// An opened file.
 pub(crate) struct Archive<R> {
     zip: Zip<R>,
-    /// The folder that holds everything, with its slash.
+    /// The folder that holds all entries, with its slash.
     root: String,
     /// Bytes that may still be allocated.
     allowance: u64,
@@ -27,7 +26,7 @@ const PAYLOADS: [(&str, &str); 2] = [
 ];
 
 /// Text deflates to a tenth; expanded and shared tensors are written once and read several times. A
-/// factor of 16 and 16 MiB more leave room for all of that, and none for a bomb.
+/// factor of 16 plus 16 MiB is enough for all of this, but not for a zip bomb.
 fn allowance(file_bytes: u64) -> u64 {
     file_bytes.saturating_mul(16).saturating_add(16 << 20)
 }
@@ -80,7 +79,7 @@ impl<R: Read + Seek> Archive<R> {
         Ok(archive)
     }
 
-    /// The bytes of an entry, if there is one of that name.
+    /// The bytes of the entry with this name, if any.
     pub(crate) fn entry(&mut self, name: &str) -> Result<Option<Vec<u8>>, Error> {
         let path = format!("{}{name}", self.root);
         let Some(size) = self.zip.size(&path) else {
@@ -97,7 +96,7 @@ impl<R: Read + Seek> Archive<R> {
             .map_err(|e| Error::new(name, format!("cannot be read: {e}")))
     }
 
-    /// The model's JSON, once its version is known to be one that is understood.
+    /// The model's JSON, after a check of its version.
     pub(crate) fn model(&mut self) -> Result<schema::ExportedProgram, Error> {
         let text = self
             .entry(MODEL)?
@@ -120,7 +119,7 @@ impl<R: Read + Seek> Archive<R> {
         for (name, payload) in &self.payloads[0] {
             names.entry(&payload.path_name).or_default().push(name);
         }
-        // 0 bytes mean that a tensor is absent: all absent tensors have one name.
+        // 0 bytes mean that a tensor is absent: all absent tensors share one name.
         let is_present = |path: &str| {
             let entry = format!("{}{}/{path}", self.root, PAYLOADS[0].0);
             self.zip.size(&entry).is_some_and(|bytes| bytes > 0)
@@ -133,8 +132,7 @@ impl<R: Read + Seek> Archive<R> {
             .collect()
     }
 
-    /// The bytes of a tensor, row-major and contiguous; none if the file holds the graph without
-    /// its weights.
+    /// The bytes of a tensor, row-major and contiguous; none if the file has no weights.
     pub(crate) fn tensor(&mut self, path: &str, ty: &TensorType) -> Result<Option<Vec<u8>>, Error> {
         let kind = self
             .payloads
@@ -189,7 +187,7 @@ impl<R: Read + Seek> Archive<R> {
 /// The model's entry below the root folder.
 const MODEL: &str = "models/model.json";
 
-/// Reads JSON; serde_json bounds the depth.
+/// Reads JSON; serde_json limits the depth.
 pub(crate) fn json<T: serde::de::DeserializeOwned>(text: &[u8], place: &str) -> Result<T, Error> {
     serde_json::from_slice(text)
         .map_err(|e| Error::new(place, format!("is not the JSON expected here: {e}")))
@@ -252,7 +250,7 @@ impl Strided {
             )),
         }
     }
-    /// True if the storage is the tensor.
+    /// True if the tensor is the whole storage, in order.
     fn is_whole(&self, bytes: u64) -> bool {
         let mut expected = 1;
         for (&size, &stride) in self.sizes.iter().zip(&self.strides).rev() {

@@ -15,7 +15,7 @@ pub(crate) struct NodeArguments<'a, 's> {
     used: Vec<bool>,
 }
 
-/// Arguments that say where or how a tensor is stored, which is for the planner to decide.
+/// Arguments that say where or how a tensor is stored. The planner decides this.
 const PLACEMENT: [&str; 8] = [
     "device",
     "pin_memory",

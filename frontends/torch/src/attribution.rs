@@ -1,14 +1,14 @@
-//! Which part of the step a traced node belongs to, and which module.
+//! Finds the phase and the module of each traced node.
 //!
-//! Files of our exporter say so in each node's `custom` metadata. Of other files we know less: what
-//! the loss depends on is forward and the rest backward; a node that reads the parameter
-//! `a.b.weight` belongs to module `a.b`, other forward nodes to the module of what they read, and
-//! backward nodes to that of the parameter or activation they use.
+//! Files of our exporter have both in each node's `custom` metadata. Other files have less
+//! information: nodes that the loss depends on are forward, the rest is backward. A node that reads
+//! the parameter `a.b.weight` belongs to module `a.b`; other forward nodes belong to the module of
+//! their operands, and backward nodes to the module of the parameter or activation that they use.
 
 use ir::Phase;
 use serde::Deserialize;
 
-/// Where an operand comes from.
+/// The source of an operand.
 #[derive(Clone, Copy)]
 pub(crate) enum Source {
     /// A traced node, by its position. Invariant: before the node that reads it.
@@ -21,11 +21,11 @@ pub(crate) enum Source {
     Input,
 }
 
-/// A traced node, as far as attribution looks at it.
+/// A traced node, with the fields that attribution uses.
 pub(crate) struct Traced {
     /// Its operands.
     pub(crate) reads: Vec<Source>,
-    /// What the file says about it.
+    /// The file's metadata about it.
     pub(crate) tag: Tag,
     /// True if it only moves or sums elements.
     pub(crate) is_shape: bool,
@@ -39,8 +39,8 @@ pub(crate) struct Tag {
 }
 
 impl Tag {
-    /// Reads a node's `custom` metadata. Other tools may write anything there, so what is not ours
-    /// is no error.
+    /// Reads a node's `custom` metadata. Other tools may write anything there, so unknown metadata
+    /// are not an error.
     pub(crate) fn parse(custom: Option<&str>) -> Tag {
         custom
             .and_then(|text| serde_json::from_str(text).ok())
@@ -48,7 +48,7 @@ impl Tag {
     }
 }
 
-/// What the step gives back.
+/// The results of the step.
 pub(crate) struct Roots {
     /// Loss, new buffers, user outputs: the forward pass computes them.
     pub(crate) forward: Vec<Source>,
@@ -99,7 +99,7 @@ fn phases(nodes: &[Traced], roots: &Roots) -> Vec<Phase> {
             _ if forward[n] => Phase::Forward,
             _ => Phase::Backward,
         };
-        // Whatever the file says, no forward node reads what backward computes.
+        // Even if the file says otherwise, no forward node reads a result of the backward.
         phases.push(read_nodes(node).map(|m| phases[m]).fold(own, Phase::max));
     }
     phases
@@ -117,8 +117,7 @@ fn paths<'a>(
     } else {
         by_parameters(nodes, roots, modules, phases)
     };
-    // True for what depends on a parameter. Masks and tables do not, and are shared by many
-    // modules.
+    // True for nodes that depend on a parameter. Masks and tables do not; many modules share them.
     let mut trained: Vec<bool> = vec![];
     let mut found: Vec<&str> = vec![];
     for (n, node) in nodes.iter().enumerate() {
@@ -127,7 +126,7 @@ fn paths<'a>(
             Source::Node(m) => trained[*m],
             Source::State(_) | Source::Input => false,
         }));
-        // The operand computed last is the one that this node was waiting for.
+        // This node had to wait for the operand that was computed last.
         let latest = |wanted: &dyn Fn(usize) -> bool| {
             let read = read_nodes(node).filter(|&m| wanted(m) && !found[m].is_empty());
             read.max().map(|m| found[m])
@@ -147,8 +146,8 @@ fn paths<'a>(
         };
         let path = match known[n] {
             Some(path) => Some(path),
-            // In a file with paths, a node without one adds gradients: it stands where the later of
-            // them was computed.
+            // In a file with paths, a node without a path adds gradients: it gets the path of the
+            // later gradient.
             None if tagged => latest(&|_| true),
             None => activation()
                 .or_else(|| latest(&|m| trained[m]))
@@ -161,8 +160,7 @@ fn paths<'a>(
     found
 }
 
-/// Gives a path to nodes that are computed from nothing: that of the innermost module that holds
-/// all their readers.
+/// Gives nodes without operands the path of the innermost module that contains all their readers.
 fn fill_from_readers<'a>(nodes: &[Traced], found: &mut [&'a str]) {
     let mut readers: Vec<Option<&'a str>> = vec![None; nodes.len()];
     for n in (0..nodes.len()).rev() {
@@ -175,7 +173,7 @@ fn fill_from_readers<'a>(nodes: &[Traced], found: &mut [&'a str]) {
     }
 }
 
-/// The innermost module that holds both.
+/// The innermost module that contains both.
 fn common<'a>(a: &'a str, b: &str) -> &'a str {
     let mut end = 0;
     for (part, other) in a.split_inclusive('.').zip(b.split_inclusive('.')) {
@@ -194,7 +192,7 @@ fn by_parameters<'a>(
     modules: &[&'a str],
     phases: &[Phase],
 ) -> Vec<Option<&'a str>> {
-    // Parameters, and what is computed from one parameter alone by moving its elements.
+    // Parameters, and nodes that only move the elements of one parameter.
     let mut param_of: Vec<Option<usize>> = vec![];
     let mut known: Vec<Option<&str>> = vec![];
     for node in nodes {
@@ -211,7 +209,8 @@ fn by_parameters<'a>(
         };
         param_of.push(moved.filter(|_| node.is_shape));
     }
-    // What computes a parameter's gradient, before it is summed, transposed or reshaped.
+    // The node that computes a parameter's gradient, before the gradient is summed, transposed or
+    // reshaped.
     for &(source, param) in &roots.gradients {
         let mut source = source;
         while let Source::Node(n) = source {
@@ -222,8 +221,9 @@ fn by_parameters<'a>(
             }
         }
     }
-    // What only one module reads is that module's: the mean that a norm takes before it reads its
-    // weight. The outer option is none without readers, the inner one with readers that differ.
+    // A node belongs to a module if only this module reads it: for example the mean in a norm,
+    // which is computed before the norm reads its weight. The outer option is none without readers,
+    // the inner one if the readers differ.
     let mut reader: Vec<Option<Option<&str>>> = vec![None; nodes.len()];
     for n in (0..nodes.len())
         .rev()

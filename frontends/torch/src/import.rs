@@ -1,8 +1,8 @@
 //! From the file's JSON to an [`ir::Graph`]: names become values, traced calls become nodes, the
 //! signature becomes inputs, states, outputs and gradients.
 //!
-//! Before: a file whose schema version is understood. After: every result has the type that the
-//! file gives it; a call that the op table cannot express is an `extern` node and is listed in
+//! Before: a file whose schema version is understood. After: every result has its type in the file;
+//! a call that the op table cannot express is an `extern` node and is listed in
 //! [`Model::unsupported`]; names are unique.
 
 use crate::archive::{Archive, json};
@@ -66,10 +66,10 @@ pub(crate) fn model<R: Read + Seek>(
     })
 }
 
-/// What our exporter adds: weights that share their storage, for files without weights.
+/// Our exporter's addition, for files without weights: the weights that share their storage.
 const JOINT_STEP: &str = "extra/joint_step.json";
 
-/// torch's own tensors have no more than 64 dimensions.
+/// Tensors of torch have at most 64 dimensions.
 const MAX_RANK: usize = 64;
 
 /// A graph under construction.
@@ -118,7 +118,7 @@ impl<'a> Import<'a> {
         Ok((self.graph, self.unsupported))
     }
 
-    /// The type that the file gives a tensor.
+    /// A tensor's type in the file.
     fn declared(&mut self, name: &str) -> Result<TensorType, Error> {
         let meta = self.program.graph_module.graph.tensor_values.get(name);
         let meta =
@@ -165,7 +165,7 @@ impl<'a> Import<'a> {
                     arg,
                     tensor_constant_name,
                 } => (arg, tensor_constant_name, StateKind::Const),
-                // Numbers among the inputs are fixed when the model is traced, and sizes are known
+                // Numbers among the inputs are fixed when the model is traced, and sizes are given
                 // by their symbols.
                 InputSpec::UserInput { .. } | InputSpec::CustomObj(_) | InputSpec::Token(_) => {
                     continue;
@@ -209,7 +209,7 @@ impl<'a> Import<'a> {
         attribution::attribute(&nodes, &roots, &modules)
     }
 
-    /// What the graph is given: sources by name, the module of each input, and parameters by path.
+    /// The graph's inputs: sources by name, the module of each input, and parameters by path.
     fn given(&self) -> Given<'a> {
         let mut given = Given::default();
         let specs = &self.program.graph_module.signature.input_specs;
@@ -238,7 +238,7 @@ impl<'a> Import<'a> {
         given
     }
 
-    /// Where the forward and the gradients end.
+    /// The ends of the forward and of the gradients.
     fn roots(&self, sources: &BTreeMap<&str, Source>, parameters: &BTreeMap<&str, usize>) -> Roots {
         let find = |name: &str| sources.get(name).copied().unwrap_or(Source::Input);
         let mut roots = Roots {
@@ -268,8 +268,7 @@ impl<'a> Import<'a> {
         roots
     }
 
-    /// One traced call: its results become values, by new nodes or as other names of values that
-    /// exist.
+    /// One traced call: its results become new nodes or other names of existing values.
     fn node(&mut self, node: &'a schema::Node, place: &Place) -> Result<(), Error> {
         let label = node
             .name
@@ -340,7 +339,7 @@ impl<'a> Import<'a> {
         Ok(())
     }
 
-    /// Notes a call that cannot be expressed.
+    /// Records a call that cannot be expressed.
     fn unsupported(&mut self, node: &schema::Node, label: &str, why: String) {
         self.unsupported.push(Unsupported {
             target: node.target.clone(),
@@ -356,7 +355,7 @@ impl<'a> Import<'a> {
         ops::lower(&node.target, call)
     }
 
-    /// Outputs, gradients and what the states become; the file lists them in any order.
+    /// Outputs, gradients and the states' new values; the file lists them in any order.
     fn outputs(&mut self) -> Result<(), Error> {
         let program = self.program;
         let paths: BTreeMap<String, State> = self
@@ -430,7 +429,7 @@ impl<'a> Import<'a> {
         Ok(())
     }
 
-    /// Gives the outputs names of their own. A value that the file lists twice is one output.
+    /// Gives the outputs unique names. A value that the file lists twice is one output.
     fn name_outputs(&mut self, outputs: Vec<(String, Value)>) -> Result<(), Error> {
         let mut names: BTreeMap<String, Value> = BTreeMap::new();
         for (i, (name, value)) in outputs.into_iter().enumerate() {
@@ -449,7 +448,7 @@ impl<'a> Import<'a> {
         Ok(())
     }
 
-    /// Sets what the step leaves in its states.
+    /// Sets the states' values after the step.
     fn leave_states(&mut self, afters: Vec<(State, Value)>) -> Result<(), Error> {
         let mut left = BTreeSet::new();
         for (state, after) in afters {
@@ -459,8 +458,8 @@ impl<'a> Import<'a> {
             self.graph.states[state].after = if root == before {
                 before
             } else if self.graph.def_node(root).is_none() || !left.insert(root) {
-                // Two states cannot end in the same bytes, nor one in those that another, or an
-                // input, began with.
+                // Two states cannot end in the same bytes. A state also cannot end in the bytes in
+                // which another state, or an input, began.
                 self.copy(after, state)?
             } else {
                 after
@@ -501,7 +500,7 @@ impl<'a> Import<'a> {
     }
 }
 
-/// What a graph is given, in terms of attribution.
+/// A graph's inputs, in terms of attribution.
 #[derive(Default)]
 struct Given<'a> {
     sources: BTreeMap<&'a str, Source>,
@@ -518,8 +517,8 @@ fn state_of(paths: &BTreeMap<String, State>, path: &str) -> Result<State, Error>
     state.ok_or_else(|| Error::new(path, message))
 }
 
-/// True for a call without results that can be left out: sizes are known by their expressions, and
-/// assertions about them held when the model was traced.
+/// True for a call without results that can be left out: sizes are given by their expressions, and
+/// assertions about them were true when the model was traced.
 fn is_needless(node: &schema::Node) -> bool {
     let is_size = |output: &Argument| matches!(output, Argument::SymInt(_) | Argument::Int(_));
     node.outputs.iter().any(is_size) || ops::is_assertion(&node.target)
@@ -544,8 +543,8 @@ fn tensor_names(args: &[schema::NamedArgument]) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The names of a node's results in order, none for those that are absent or no tensors. A list of
-/// tensors counts as its elements.
+/// The names of a node's results in order; none for a result that is absent or not a tensor. A list
+/// of tensors counts as its elements.
 fn output_names(node: &schema::Node) -> impl Iterator<Item = Option<&str>> {
     node.outputs.iter().flat_map(|output| {
         let (one, many): (Option<Option<&str>>, &[Item]) = match output {

@@ -1,4 +1,4 @@
-//! The door from PyTorch: reads a .pt2 file that holds a joint training step into an [`ir::Graph`]
+//! The front end for PyTorch: reads a .pt2 file with a joint training step into an [`ir::Graph`]
 //! and its tensors.
 //!
 //! ```no_run
@@ -27,15 +27,14 @@ use std::collections::BTreeMap;
 use std::io::{BufReader, Cursor};
 use std::path::Path;
 
-/// A training step with what its states begin with.
+/// A training step with the initial values of its states.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Model {
     /// The step.
     pub graph: Graph,
-    /// Tensors by the path of their state. Absent where the file holds the graph without its
-    /// weights.
+    /// Tensors by the path of their state. Absent if the file has no weights.
     pub tensors: BTreeMap<String, Tensor>,
-    /// Calls that became `extern` nodes: such a graph can be planned, not run.
+    /// Calls that became `extern` nodes: such a graph can be planned but not run.
     pub unsupported: Vec<Unsupported>,
     /// Paths that name one parameter, each group sorted. The graph has one of them as a state.
     pub tied: Vec<Vec<String>>,
@@ -50,14 +49,14 @@ pub struct Tensor {
     pub data: Vec<u8>,
 }
 
-/// A call for which the op table has no counterpart.
+/// A call without a counterpart in the op table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unsupported {
-    /// What was called: `torch.ops.aten.sort.default`.
+    /// The called operator: `torch.ops.aten.sort.default`.
     pub target: String,
     /// The node's name in the file.
     pub node: String,
-    /// What could not be expressed.
+    /// The reason.
     pub why: String,
 }
 
@@ -78,7 +77,7 @@ pub fn read(path: &Path, dims: &BTreeMap<String, u64>) -> Result<Model, Error> {
     import::model(BufReader::new(file), meta.len(), &name, dims).map_err(named)
 }
 
-/// Reads a file's bytes; `name` is the graph's name, and stands in errors.
+/// Reads a file's bytes; `name` is the graph's name, also in errors.
 pub fn read_bytes(bytes: &[u8], name: &str, dims: &BTreeMap<String, u64>) -> Result<Model, Error> {
     let named = |error: Error| error.of(name);
     import::model(Cursor::new(bytes), bytes.len() as u64, name, dims).map_err(named)

@@ -1,6 +1,5 @@
-//! The JSON inside a .pt2 file, as far as a reader needs it: schema version 8 of
-//! `torch._export.serde.schema`. Fields that are not named here are skipped, so minor versions may
-//! add some.
+//! The parts of the JSON in a .pt2 file that a reader needs: schema version 8 of
+//! `torch._export.serde.schema`. Other fields are skipped, so minor versions may add some.
 
 use ir::DType;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
@@ -16,7 +15,7 @@ pub(crate) struct ExportedProgram {
     pub(crate) range_constraints: BTreeMap<String, Range>,
 }
 
-/// What is read before the rest: other major versions have other fields.
+/// This is read before the rest: other major versions have other fields.
 #[derive(Deserialize)]
 pub(crate) struct Header {
     pub(crate) schema_version: SchemaVersion,
@@ -99,13 +98,13 @@ pub(crate) enum SymInt {
 
 #[derive(Deserialize)]
 pub(crate) struct SymExpr {
-    /// As sympy's `srepr` writes it.
+    /// In the format of sympy's `srepr`.
     pub(crate) expr_str: String,
     #[serde(default)]
     pub(crate) hint: Option<Hint>,
 }
 
-/// The value that a symbol had while the model was traced.
+/// The value of a symbol while the model was traced.
 #[derive(Deserialize)]
 pub(crate) struct Hint {
     #[serde(default)]
@@ -130,7 +129,7 @@ pub(crate) struct Payload {
     pub(crate) tensor_meta: Option<TensorMeta>,
 }
 
-/// `extra/joint_step.json`, as far as it is read.
+/// The parts of `extra/joint_step.json` that are read.
 #[derive(Deserialize)]
 pub(crate) struct JointStep {
     #[serde(default)]
@@ -186,11 +185,11 @@ pub(crate) enum Argument {
     SymInt(String),
     ScalarType(i64),
     Layout(i64),
-    /// Something that no op of ours takes: a device, a memory format, a graph, an object.
+    /// Something that none of our ops accepts: a device, a memory format, a graph, an object.
     Other,
 }
 
-/// A number, or the string that stands for one that JSON cannot write.
+/// A number, or the string for a number that JSON cannot write.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Float {
@@ -302,7 +301,7 @@ impl<'de> Deserialize<'de> for Argument {
     }
 }
 
-/// What a graph is fed with.
+/// An input of a graph.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum InputSpec {
@@ -326,7 +325,7 @@ pub(crate) enum InputSpec {
     ConstantInput(IgnoredAny),
 }
 
-/// What a graph gives back.
+/// An output of a graph.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum OutputSpec {

@@ -1,8 +1,8 @@
-//! Symbolic sizes: the values of symbols, and of the expressions in which they stand.
+//! Symbolic sizes: the values of symbols and of expressions with symbols.
 //!
-//! An expression is what sympy's `srepr` writes, as in `Mul(Integer(32), Symbol('s72',
-//! positive=True, integer=True))`. It is evaluated while it is read, over fractions, since sympy
-//! writes a half of an even size as a product with 1/2.
+//! An expression has the format of sympy's `srepr`, as in `Mul(Integer(32), Symbol('s72',
+//! positive=True, integer=True))`. It is evaluated while it is read, with fractions, because sympy
+//! writes half of an even size as a product with 1/2.
 
 use crate::Error;
 use crate::schema::{ExportedProgram, Range, SymInt};
@@ -17,9 +17,9 @@ pub(crate) struct Symbols<'a> {
     known: BTreeMap<&'a str, i64>,
 }
 
-/// What a file says of its sizes.
+/// A file's information about its sizes.
 struct Sizes<'a> {
-    /// Expressions, with the value that each had while the model was traced.
+    /// Expressions, with their values while the model was traced.
     expressions: BTreeMap<&'a str, Option<i64>>,
     ranges: &'a BTreeMap<String, Range>,
     /// The symbols in them.
@@ -32,7 +32,7 @@ impl Sizes<'_> {
         self.used.iter().map(one).collect::<Vec<_>>().join(", ")
     }
 
-    /// Each symbol that is given a value is the file's.
+    /// Checks that each symbol with a given value is in the file.
     fn check_known(&self, dims: &BTreeMap<String, u64>) -> Result<(), Error> {
         let is_unknown = |symbol: &&String| !self.used.contains(symbol.as_str());
         let Some(symbol) = dims.keys().find(is_unknown) else {
@@ -47,7 +47,7 @@ impl Sizes<'_> {
         Err(Error::new("", message))
     }
 
-    /// Each symbol of the file is given a value.
+    /// Checks that each symbol of the file has a given value.
     fn check_given(&self, dims: &BTreeMap<String, u64>) -> Result<(), Error> {
         let missing = self.used.iter().filter(|s| !dims.contains_key(**s));
         let choices: Vec<String> = missing
@@ -60,7 +60,7 @@ impl Sizes<'_> {
         Err(Error::new("", message).help(format!("choose with {}", choices.join(" "))))
     }
 
-    /// The value of a symbol while the model was traced, or else the least that it may have.
+    /// The value of a symbol while the model was traced, else the smallest allowed value.
     fn traced(&self, symbol: &str) -> i64 {
         let mut bare = self.expressions.iter();
         let hint = bare
@@ -70,7 +70,7 @@ impl Sizes<'_> {
         hint.unwrap_or(least.map_or(1, |min| min as i64))
     }
 
-    /// Each value is within its range.
+    /// Checks that each value is within its range.
     fn check_ranges(&self, dims: &BTreeMap<String, u64>) -> Result<(), Error> {
         for (symbol, &value) in dims {
             let Some(range) = self.ranges.get(symbol) else {
@@ -112,8 +112,8 @@ impl<'a> Symbols<'a> {
         for text in expressions.keys() {
             used.extend(symbols_of(text));
         }
-        // A symbol that begins with `u` stands for a number that the data decides; tensors that
-        // need it are refused.
+        // A symbol that begins with `u` is a number that depends on the data; tensors that need it
+        // are refused.
         used.retain(|symbol| !is_data_dependent(symbol));
         let file = Sizes {
             expressions,
@@ -196,7 +196,7 @@ fn bare_symbol(text: &str) -> Option<&str> {
 }
 
 fn range_text(range: Option<&Range>) -> String {
-    // Bounds near 2^63 stand for infinity.
+    // Bounds near 2^63 mean infinity.
     let bound = |bound: Option<f64>| bound.filter(|b| b.abs() < 9e15).map(|b| format!("{b}"));
     let (min, max) = range.map_or((None, None), |r| (bound(r.min_val), bound(r.max_val)));
     format!(

@@ -1,7 +1,7 @@
-//! Zip archives, as far as .pt2 files need them: entries that are stored or deflated, with or
-//! without the 64-bit records that large files have. A reader of our own, because it is small, and
-//! strict: the directory is where the end of the file says, an entry lies before the directory, and
-//! its checksum is right.
+//! The parts of zip archives that .pt2 files need: entries that are stored or deflated, with or
+//! without the 64-bit records of large files. We have our own reader because it is small and
+//! strict: the directory must be at the place that the end of the file gives, an entry must lie
+//! before the directory, and its checksum must be right.
 
 use flate2::read::DeflateDecoder;
 use std::collections::BTreeMap;
@@ -11,13 +11,13 @@ use std::io::{Read, Seek, SeekFrom};
 pub(crate) struct Zip<R> {
     reader: R,
     entries: BTreeMap<String, Entry>,
-    /// Where the directory begins: entries lie before it.
+    /// The start of the directory; entries lie before it.
     end: u64,
 }
 
 /// An entry of the directory.
 struct Entry {
-    /// Where its own header begins.
+    /// The start of its own header.
     offset: u64,
     /// Bytes in the file.
     stored: u64,
@@ -33,7 +33,7 @@ const DEFLATED: u16 = 8;
 
 /// Bytes of the record at the end of an archive, without its comment of at most 2^16 - 1 bytes.
 const END: usize = 22;
-/// Bytes of the 64-bit record that the end may refer to, and of the reference, which stands before
+/// Bytes of the 64-bit record that the end may refer to, and of the reference, which lies before
 /// the end.
 const END_64: usize = 56;
 const LOCATOR: usize = 20;
@@ -69,8 +69,8 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Where the record at an archive's end begins in its last bytes: the record whose comment ends
-/// where the file does; the last one, if a comment looks like another.
+/// Finds the start of the end record in an archive's last bytes. Its comment ends at the end of the
+/// file. If a comment looks like a record too, the last one counts.
 fn find_end(tail: &[u8]) -> Option<usize> {
     let is_end = |&at: &usize| {
         let record = &tail[at..];
@@ -95,7 +95,7 @@ fn directory(
     let (mut here, mut total) = (end.number(2)?, end.number(2)?);
     let (mut size, mut offset) = (end.number(4)?, end.number(4)?);
     let mut directory_end = end_at;
-    // Numbers that do not fit stand in a record of 64-bit fields before this one.
+    // Numbers that do not fit are in a record of 64-bit fields before this one.
     if total == 0xffff || size == 0xffff_ffff || offset == 0xffff_ffff {
         let locator_at = end_at.checked_sub(LOCATOR as u64);
         let locator_at = locator_at.ok_or("its 64-bit end is missing")?;
@@ -137,10 +137,10 @@ impl<R: Read + Seek> Zip<R> {
         let directory = read(offset, size)?;
         let mut fields = Fields(&directory);
         let mut entries = BTreeMap::new();
-        // The directory ends when its bytes do, so a false number of entries costs nothing.
+        // The directory ends with its bytes, so a false number of entries costs nothing.
         for _ in 0..total {
             let (name, entry) = central(&mut fields)?;
-            // torch writes names in ASCII; an entry of another name is none of ours.
+            // torch writes names in ASCII; entries with other names are ignored.
             let Ok(name) = String::from_utf8(name.to_vec()) else {
                 continue;
             };
@@ -161,7 +161,7 @@ impl<R: Read + Seek> Zip<R> {
         self.entries.keys().map(String::as_str)
     }
 
-    /// The bytes that an entry claims to have, if there is one of that name.
+    /// The claimed size of the entry with this name, if any, bytes.
     pub(crate) fn size(&self, name: &str) -> Option<u64> {
         self.entries.get(name).map(|entry| entry.size)
     }
@@ -190,7 +190,7 @@ impl<R: Read + Seek> Zip<R> {
             DEFLATED => {
                 let stored = read_at(&mut self.reader, start, entry.stored)?;
                 let mut bytes = vec![];
-                // One byte more than it claims, to notice that there is more.
+                // One byte more than the claimed size, to notice a longer entry.
                 let mut inflated =
                     DeflateDecoder::new(&stored[..]).take(entry.size.saturating_add(1));
                 inflated
@@ -221,7 +221,7 @@ fn read_at<R: Read + Seek>(reader: &mut R, offset: u64, n: u64) -> Result<Vec<u8
         .take(n)
         .read_to_end(&mut bytes)
         .map_err(|e| e.to_string())?;
-    // A file may have become shorter meanwhile.
+    // The file may have become shorter in the meantime.
     if bytes.len() as u64 == n {
         Ok(bytes)
     } else {
@@ -244,8 +244,8 @@ fn central<'a>(fields: &mut Fields<'a>) -> Result<(&'a [u8], Entry), String> {
     let name = fields.take(n_name as usize)?;
     let mut extra = Fields(fields.take(n_extra as usize)?);
     fields.take(n_comment as usize)?;
-    // Fields that overflow stand in full in an extra record, in this order. Anything may follow the
-    // last whole record.
+    // Fields that overflow are in an extra record, in this order. Anything may follow the last
+    // whole record.
     while extra.0.len() >= 4 {
         let (id, n) = (extra.number(2)?, extra.number(2)?);
         let Ok(record) = extra.take(n as usize) else {

@@ -1,5 +1,5 @@
-//! Damaged and hostile files give errors: no panic, no hang, no allocation that the file does not
-//! warrant.
+//! Damaged and hostile files give errors: no panic, no hang, no allocation out of proportion to the
+//! file.
 
 use crate::common::{MODEL, Numbers, archive, bytes, data, edited, entries, fixed};
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ fn error(bytes: &[u8]) -> String {
         .to_string()
 }
 
-/// Reads what may be wrong; the graph that comes out, if one does, is well formed.
+/// Reads bytes that may be wrong; if the result is a graph, it is well formed.
 fn survives(bytes: &[u8]) {
     if let Ok(model) = lighterage_torch::read_bytes(bytes, "x.pt2", &fixed()) {
         let findings = ir::verify::graph(&model.graph);
@@ -45,7 +45,7 @@ fn flipped_bits_do_no_harm() {
     let mut numbers = Numbers(2);
     let end = bytes.len();
     for i in 0..1000 {
-        // The directory at the end is what an archive hangs on.
+        // An archive depends on the directory at its end.
         let at = if i % 2 == 0 {
             end - 1 - numbers.below(1500)
         } else {
@@ -66,7 +66,7 @@ fn random_bytes_are_refused() {
             .map(|_| numbers.below(256) as u8)
             .collect();
         if i % 2 == 0 {
-            // Ends of archives, everywhere.
+            // End records everywhere.
             for chunk in bytes.chunks_mut(22) {
                 let n = chunk.len().min(4);
                 chunk[..n].copy_from_slice(&b"PK\x05\x06"[..n]);
@@ -110,7 +110,7 @@ fn edited_models_do_no_harm() {
             .collect();
         for _ in 0..rounds {
             let mut model = model.clone();
-            // Several values at once, so that some edits meet.
+            // Several values at once, so that some edits combine.
             let chosen: Vec<usize> = (0..1 + numbers.below(4))
                 .map(|_| numbers.below(n_values))
                 .collect();
@@ -141,7 +141,7 @@ fn edited_models_do_no_harm() {
 
 #[test]
 fn edited_sizes_and_numbers_do_no_harm() {
-    // Numbers alone, and more of them: shapes, dimensions, paddings.
+    // Only numbers, and more of them: shapes, dimensions, paddings.
     let files = [
         small(),
         bytes("models/resnet-tiny/joint_coarse.pt2"),
@@ -247,7 +247,7 @@ fn weights_lie_within_their_bytes() {
 
 #[test]
 fn small_files_do_not_unfold_into_large_ones() {
-    // A parameter of 2^40 elements that are all one.
+    // A parameter of 2^40 elements that share one storage element.
     let size = 1u64 << 40;
     let meta = json!({
         "dtype": 7,

@@ -1,4 +1,4 @@
-//! Files of the exporter and of stock torch become graphs.
+//! Imports files of the exporter and of unmodified torch.
 
 use crate::common::{archive, bytes, data, edited, entries, fixed};
 use ir::graph::Def;
@@ -124,7 +124,7 @@ fn tiny_models_are_read_whole() {
             assert_eq!(names, ["loss"], "{path}");
             assert_eq!(graph.values[graph.outputs[0].value].ty.to_string(), "f32[]");
 
-            // Parameters are in the file at level core only; buffers always are.
+            // Parameters are in the file only at level core; buffers always are.
             for state in graph.states.values() {
                 let tensor = model.tensors.get(&state.path);
                 let present = path.contains("core") || state.kind != StateKind::Param;
@@ -251,7 +251,7 @@ fn modules_come_from_the_metadata() {
         places["addmm"],
         (Phase::Forward, "model.transformer.h.0.attn.c_attn")
     );
-    // It has no path of its own: it adds up what the layer norm and the residual connection give.
+    // It has no path: it adds the gradients of the layer norm and of the residual connection.
     assert_eq!(places["add_10"].0, Phase::Backward);
     assert!(
         places["add_10"].1.starts_with("model.transformer.h.1"),
@@ -285,7 +285,7 @@ fn stock_files_have_nearly_the_same_places() {
             let pairs = || tagged.iter().map(|(name, place)| (place, &guessed[name]));
             let phases = share(pairs().filter(|(a, b)| a.0 == b.0).count());
             assert!(0.97 < phases, "{path}: {phases}");
-            // The layer is what matters to a planner: the path up to its first number.
+            // For a planner only the layer matters: the path up to its first number.
             let layer = |path: &str| {
                 let parts: Vec<&str> = path.split('.').collect();
                 let number = parts.iter().position(|part| part.parse::<u64>().is_ok());
@@ -324,7 +324,7 @@ fn compressed_archives_are_read_too() {
     );
 }
 
-/// Lets the signature's `i`th output of a kind be another value.
+/// Replaces the signature's `i`th output of a kind by another value.
 fn output_spec(model: &mut serde_json::Value, kind: &str, i: usize, name: &str) {
     let specs = model["graph_module"]["signature"]["output_specs"]
         .as_array_mut()
@@ -365,8 +365,8 @@ fn states_that_keep_their_value_or_share_one() {
     let model = lighterage_torch::read_bytes(&edited, "resnet", &fixed()).unwrap();
     verify(&model);
     let state = |i: usize| &model.graph.states[buffers[i]];
-    // Its own old value: nothing to do. A new value: as it is. One that is taken already, or of
-    // another state: a copy.
+    // Its own old value: no change. A new value: used directly. A value that is used already, or
+    // belongs to another state: a copy.
     assert_eq!(state(0).before, state(0).after);
     assert_eq!(model.graph.values[state(1).after].name, new);
     for i in [2, 3] {
@@ -375,7 +375,7 @@ fn states_that_keep_their_value_or_share_one() {
     }
 }
 
-/// Lets a step leave another value in a buffer.
+/// Makes a step leave another value in a buffer.
 fn mutate(model: &mut serde_json::Value, path: &str, value: &str) {
     let specs = model["graph_module"]["signature"]["output_specs"]
         .as_array_mut()

@@ -1,4 +1,4 @@
-//! Files of PyTorch: those that are read, and those that are refused.
+//! Files of PyTorch: accepted and refused ones.
 
 mod common;
 mod hostile;

@@ -1,4 +1,4 @@
-//! Our own format: a line for each thing that happens, in order of time.
+//! Our own format: a line for each event, in order of time.
 //!
 //! ```text
 //! lighterage-trace 1
@@ -14,11 +14,11 @@
 //! pool cuda:1                        what follows is asked of another pool
 //! ```
 //!
-//! Each `alloc`, `free` and `wait` takes a tick, from 0 on. Once a line `tick N` has been read,
-//! ticks pass by such lines alone. A block that is not freed lives to the end of its pool. An id is
-//! one word without a comma, and names one block of a pool. `gaps=3-5/8-9` are ticks at which
-//! a block is not needed. `phase=2` and `module=5` with an `alloc` or `free` name the second phase
-//! of the pool and the fifth run of a module, in place of those that run; 0 is none.
+//! Each `alloc`, `free` and `wait` takes a tick, from 0 on. After a first line `tick N`, only such
+//! lines change the tick. A block that is not freed lives to the end of its pool. An id is one word
+//! without a comma, and names one block of a pool. `gaps=3-5/8-9` are ticks at which a block is not
+//! needed. `phase=2` and `module=5` with an `alloc` or `free` name the second phase of the pool and
+//! the fifth run of a module, instead of the current ones; 0 is none.
 
 use crate::recorder::{Asked, Recorder};
 use crate::{Error, POOL, Pool, shared, table};
@@ -86,8 +86,7 @@ pub fn read(text: &str) -> Result<Vec<Pool>, Error> {
     Ok(read)
 }
 
-/// What cannot be checked line by line: blocks within others, gaps, and phases and modules by
-/// number.
+/// Checks that need the whole pool: blocks within others, gaps, and phases and modules by number.
 fn check(pool: &Pool) -> Result<(), Error> {
     shared(pool)?;
     let Trace {
@@ -115,7 +114,7 @@ fn check(pool: &Pool) -> Result<(), Error> {
     Ok(())
 }
 
-/// One word that can stand in a table.
+/// One word that is allowed in a table.
 fn word<'a>(word: &'a str, what: &str) -> Result<&'a str, String> {
     match word {
         "" => Err(format!("{what} is missing")),
@@ -231,7 +230,7 @@ fn alloc(rest: &str, recorder: &mut Recorder<String>) -> Result<(), String> {
     Ok(())
 }
 
-/// What happens at a tick, in the order in which it is written.
+/// An event at a tick. Events of one tick are written in this order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Happens {
     Leave(usize),
@@ -240,13 +239,13 @@ enum Happens {
     Enter(usize),
     Free(usize),
     Wait(usize),
-    /// The last of the block and those in whose bytes it is, how many these are, and the block:
-    /// they come before it.
+    /// The last of the block and the blocks that contain it, their number, and the block: the
+    /// containing blocks come first.
     Alloc(usize, usize, usize),
 }
 
-/// Writes pools, so that reading them again gives the same blocks, in order of their start. Blanks
-/// in names, which other formats allow, become `_`.
+/// Writes pools. Reading them again gives the same blocks, in order of their start. Blanks in
+/// names, which other formats allow, become `_`.
 pub fn write(pools: &[Pool]) -> String {
     let mut out = format!("{MAGIC} {VERSION}\n");
     for pool in pools {
@@ -289,7 +288,7 @@ fn next_begins(trace: &Trace, phase: usize) -> bool {
     next.is_some_and(|next| next.start == trace.phases[phase].end)
 }
 
-/// All that happens, in order of time.
+/// All events, in order of time.
 fn happenings(trace: &Trace) -> Vec<(u64, Happens)> {
     let mut happens: Vec<(u64, Happens)> = vec![];
     for (i, span) in trace.phases.iter().enumerate().skip(1) {
@@ -321,15 +320,15 @@ fn happenings(trace: &Trace) -> Vec<(u64, Happens)> {
 /// How a file gives the time of its events.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ticks {
-    /// Each event has a tick of its own.
+    /// Each event has its own tick.
     ByEvent,
-    /// So it is if blocks that stay to the end are not freed.
+    /// The same, if blocks that stay to the end are not freed.
     ByEventButLast,
     /// By lines `tick N`.
     Given,
 }
 
-/// True for the end of a block that needs no line: the block stays to the end of its pool.
+/// True for the end of a block that stays to the end of its pool: it needs no line.
 fn stays(trace: &Trace, end: u64, what: &Happens) -> bool {
     let Happens::Free(i) = what else {
         return false;
@@ -353,7 +352,7 @@ fn ticks(end: u64, happens: &[(u64, Happens)], stays: impl Fn(&Happens) -> bool)
     }
 }
 
-/// True if the events that are kept have ticks 0, 1, 2 .., and nothing happens after the last.
+/// True if the kept events have ticks 0, 1, 2 .., and no event follows the last.
 fn are_consecutive(happens: &[(u64, Happens)], kept: impl Fn(&Happens) -> bool) -> bool {
     let events = happens
         .iter()
@@ -365,7 +364,7 @@ fn are_consecutive(happens: &[(u64, Happens)], kept: impl Fn(&Happens) -> bool) 
 }
 
 impl Happens {
-    /// True for what takes a tick where none are given.
+    /// True for events that take a tick if no ticks are given.
     fn takes_a_tick(&self) -> bool {
         match self {
             Happens::Alloc(..) | Happens::Free(_) | Happens::Wait(_) => true,
@@ -376,11 +375,11 @@ impl Happens {
     }
 }
 
-/// A pool that is written.
+/// A pool while it is written.
 struct Writer<'a> {
     out: &'a mut String,
     trace: &'a Trace,
-    /// The phase that runs.
+    /// The current phase.
     phase: u32,
     /// Modules that run, the innermost last.
     modules: Vec<usize>,
@@ -401,7 +400,7 @@ impl Writer<'_> {
         let _ = writeln!(self.out, "{line}");
     }
 
-    /// The module that runs.
+    /// The current module.
     fn module(&self) -> u32 {
         self.modules.last().map_or(0, |&module| module as u32)
     }

@@ -1,11 +1,11 @@
-//! Traces of memory: which blocks a program asked for, and when it let them go. One reader for each
-//! format, and a writer of our own format and of plans.
+//! Traces of memory: the blocks that a program requested, and when it freed them. One reader for
+//! each format, and a writer of our own format and of plans.
 //!
 //! Files may come from anywhere: a reader gives blocks or an error that says where the file is
-//! wrong. It does not panic, runs nothing, and takes memory in proportion to the file's size. What
-//! comes out holds: a block ends after it starts, its gaps are within, ascending and apart,
-//! alignments are powers of two, ids of a pool differ, sizes and alignments of a pool add up to
-//! less than 2^62 bytes, and who shares another's bytes can.
+//! wrong. It does not panic, runs nothing, and takes memory in proportion to the file's size. The
+//! result fulfils: a block ends after it starts; its gaps are within its life, ascending and
+//! separate; alignments are powers of two; ids of a pool differ; sizes and alignments of a pool add
+//! up to less than 2^62 bytes; a block in the bytes of another one fits there.
 //!
 //! [`events`] has our own format, [`table`] minimalloc's and that of plans, [`snapshot`] PyTorch's;
 //! docs/alloc.md describes them all.
@@ -25,26 +25,26 @@ use placement::trace::Trace;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Memory from which addresses are given: a device of a snapshot, or all there is.
+/// Memory with its own addresses: a device of a snapshot, or all memory of other formats.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Pool {
     /// Its name.
     pub name: String,
-    /// What was asked of it.
+    /// Its blocks.
     pub trace: Trace,
-    /// Bytes that the allocator at work held at the end, if the file says so.
+    /// Bytes that the recorded allocator reserved at the end, if the file says so.
     pub reserved_bytes: Option<u64>,
-    /// What that allocator did, if the file says so.
+    /// The history of this allocator, if the file has it.
     pub history: Option<History>,
 }
 
 placement::named! {
-    /// How a trace is written.
+    /// The format of a trace.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub enum Format {
-        /// Our own: lines of events.
+        /// Our own format: lines of events.
         Events = "events",
-        /// A table with a header, as minimalloc's.
+        /// A table with a header, like minimalloc's.
         Csv = "csv",
         /// Lines of start, end and size.
         Lines = "lines",
@@ -55,14 +55,14 @@ placement::named! {
     }
 }
 
-/// The name of the only pool of a file that names none.
+/// The name of the pool in a file without pool names.
 pub const POOL: &str = "memory";
 
-/// Reads a file. Without a format it is told from the content.
+/// Reads a file. Without `format`, the content decides.
 pub fn read(path: &Path, format: Option<Format>) -> Result<Vec<Pool>, Error> {
     let name = path.display().to_string();
     let failed = |e: std::io::Error| Error::new("", e.to_string()).of(&name);
-    // A named pipe could be waited for forever. What the shell's `<(..)` names is open already.
+    // Reading a named pipe could wait forever. The file of the shell's `<(..)` is open already.
     let is_open_already = path.starts_with("/dev/fd")
         || path.starts_with("/proc/self/fd")
         || path == Path::new("/dev/stdin");
@@ -100,11 +100,11 @@ fn text(bytes: &[u8]) -> Result<&str, Error> {
             .count();
         Error::line(line, "not text (UTF-8)")
     })?;
-    // Some editors put a mark before everything.
+    // Some editors put a byte order mark at the beginning.
     Ok(text.strip_prefix('\u{feff}').unwrap_or(text))
 }
 
-/// The format that the content has.
+/// Finds the format of the content.
 fn sniff(bytes: &[u8]) -> Result<Format, Error> {
     let help = format!(
         "a trace is one of {}; --format says which",
@@ -141,7 +141,7 @@ fn sniff(bytes: &[u8]) -> Result<Format, Error> {
     }
 }
 
-/// Sees that blocks that are to lie in the bytes of others can.
+/// Checks that blocks that should lie in the bytes of others can do so.
 fn shared(pool: &Pool) -> Result<(), Error> {
     placement::roots(&pool.trace.blocks)
         .map(|_| ())
@@ -151,7 +151,7 @@ fn shared(pool: &Pool) -> Result<(), Error> {
 /// Sizes and alignments of a pool add up to less than this.
 const MOST_BYTES: u64 = 1 << 62;
 
-/// Checks each block as it is read, so that users of the trace need not.
+/// Checks each block when it is read, so that users of the trace need no checks.
 #[derive(Default)]
 struct Gate {
     /// Blocks in order.
@@ -160,7 +160,7 @@ struct Gate {
 }
 
 impl Gate {
-    /// Sees that a block's size does not take the pool's sum beyond what can be planned.
+    /// Checks that the pool's total size can still be planned with this block.
     fn size(&mut self, bytes: u64, alignment: u64) -> Result<(), String> {
         if alignment > 1 && !alignment.is_power_of_two() {
             return Err(format!("the alignment {alignment} is not a power of two"));
@@ -180,7 +180,7 @@ impl Gate {
         }
     }
 
-    /// Sees that no other block has this id.
+    /// Checks that no other block has this id.
     fn id(&mut self, id: &str) -> Result<(), String> {
         match self.ids.insert(id.to_string(), self.ids.len()) {
             None => Ok(()),
@@ -196,7 +196,7 @@ impl Gate {
             .ok_or_else(|| format!("there is no block {id} whose bytes it could share"))
     }
 
-    /// Sees that a fixed address leaves room for the block.
+    /// Checks that a fixed address leaves room for the block.
     fn offset(&self, offset: u64, bytes: u64) -> Result<(), String> {
         match offset.checked_add(bytes).filter(|&end| end < MOST_BYTES) {
             Some(_) => Ok(()),
@@ -205,7 +205,7 @@ impl Gate {
     }
 }
 
-/// A trace of no blocks in which nothing is known of phases and modules.
+/// A trace without blocks, phases and modules.
 fn empty() -> Trace {
     let unknown = || vec![placement::trace::Span::default()];
     Trace {

@@ -1,13 +1,13 @@
-//! Python's pickles, as far as they are data: containers, strings, numbers.
+//! Python's pickles, limited to data: containers, strings, numbers.
 //!
-//! A pickle is a program for a stack machine, and most of what it can do (import, call, build
-//! objects) is how it does harm. Here it can do none of that: an opcode that is not data is an
-//! error with its name and its place. Protocols 2 to 5, as `pickle.dump` writes them; opcodes are
-//! those of Python's `pickletools`.
+//! A pickle is a program for a stack machine, and it can do harm because it can import, call and
+//! build objects. Here it cannot: an opcode that is not data is an error with its name and place.
+//! Protocols 2 to 5 of `pickle.dump` are supported; opcodes have the names of Python's
+//! `pickletools`.
 //!
-//! Values stand in one table and refer to each other by number, so what a pickle shares is here
-//! once, and one that contains itself is no matter. An opcode has at least one byte and makes at
-//! most one value and one entry on the stack: memory is in proportion to the file. Nothing recurs.
+//! Values are in one table and refer to each other by number, so a shared value exists once, and a
+//! value may contain itself. An opcode has at least one byte and makes at most one value and one
+//! entry on the stack, so memory is in proportion to the file. No function is recursive.
 
 use crate::Error;
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use std::ops::Range;
 /// A value's number.
 pub type Id = u32;
 
-/// A value. Others are named by their numbers.
+/// A value. It refers to other values by their numbers.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Value {
     /// `None`.
@@ -35,7 +35,7 @@ pub enum Value {
     List(Vec<Id>),
     /// A tuple.
     Tuple(Vec<Id>),
-    /// Keys and values, as they were put in: of equal keys the last one counts.
+    /// Keys and values in their order; of equal keys the last one counts.
     Dict(Vec<(Id, Id)>),
     /// A set, frozen or not.
     Set(Vec<Id>),
@@ -54,22 +54,22 @@ impl<'a> Pickle<'a> {
         self.root
     }
 
-    /// How many values there are: numbers are below this.
+    /// The number of values; ids are below this.
     pub fn len(&self) -> usize {
         self.values.len()
     }
 
-    /// There is always one.
+    /// Never true: a pickle has at least one value.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
 
-    /// The value of a number.
+    /// The value with this id.
     pub fn value(&self, id: Id) -> &Value {
         &self.values[id as usize]
     }
 
-    /// The text that a value is, if it is not longer than 64 KiB.
+    /// The value's text, if it is a text of at most 64 KiB.
     pub fn text(&self, id: Id) -> Option<&'a str> {
         match self.value(id) {
             Value::Text(range) if range.len() <= MOST_TEXT => {
@@ -79,7 +79,7 @@ impl<'a> Pickle<'a> {
         }
     }
 
-    /// The value of a dictionary's key. Larger dictionaries than of 1024 entries have none.
+    /// The value of a key in a dictionary; none if the dictionary has more than 1024 entries.
     pub fn get(&self, dict: Id, key: &str) -> Option<Id> {
         let is_key = |id: Id| match self.value(id) {
             Value::Text(range) => self.bytes[range.clone()] == *key.as_bytes(),
@@ -104,12 +104,11 @@ impl<'a> Pickle<'a> {
     }
 }
 
-/// A text and a dictionary that are looked at again and again, because a pickle shares them, must
-/// not be large.
+/// Limits for texts and dictionaries: a pickle may share them, so they may be read many times.
 const MOST_TEXT: usize = 1 << 16;
 const MOST_ENTRIES: usize = 1 << 10;
 
-/// Opcodes that are not data: what they are called.
+/// Opcodes that are not data, with their names.
 const FORBIDDEN: [(u8, &str); 15] = [
     (b'c', "GLOBAL"),
     (0x93, "STACK_GLOBAL"),
@@ -131,7 +130,7 @@ const FORBIDDEN: [(u8, &str); 15] = [
 /// Opcodes of protocols 0 and 1 that are written as text.
 const TEXTUAL: &[u8] = b"SVILFgpd";
 
-/// The most values: numbers have 32 bits.
+/// The largest number of values: ids have 32 bits.
 const MOST_VALUES: usize = u32::MAX as usize;
 
 struct Machine<'a> {
@@ -139,12 +138,12 @@ struct Machine<'a> {
     at: usize,
     values: Vec<Value>,
     stack: Vec<Id>,
-    /// Heights of the stack at which marks are.
+    /// Heights of the stack at its marks.
     marks: Vec<usize>,
     memo: HashMap<u32, Id>,
 }
 
-/// Reads a pickle. The file ends where it does.
+/// Reads a pickle. The file must end with it.
 pub fn read(bytes: &[u8]) -> Result<Pickle<'_>, Error> {
     let mut machine = Machine {
         bytes,
@@ -213,7 +212,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// The lowest entry of the stack that belongs to what has begun last.
+    /// The stack's height at the last mark.
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }
@@ -233,7 +232,7 @@ impl<'a> Machine<'a> {
             .ok_or_else(|| "the stack is empty".into())
     }
 
-    /// What is above the last mark.
+    /// Pops the entries above the last mark.
     fn pop_mark(&mut self) -> Result<Vec<Id>, String> {
         let mark = self.marks.pop().ok_or("there is no mark on the stack")?;
         Ok(self.stack.split_off(mark))
@@ -407,7 +406,7 @@ impl<'a> Machine<'a> {
             // MARK, POP, POP_MARK, DUP
             b'(' => self.marks.push(self.stack.len()),
             b'0' => {
-                // On a mark it takes the mark.
+                // At a mark it pops the mark.
                 if self.pop().is_err() && self.marks.pop().is_none() {
                     return Err("the stack is empty".into());
                 }
@@ -442,7 +441,7 @@ impl<'a> Machine<'a> {
         Ok(None)
     }
 
-    /// Why an opcode is not carried out.
+    /// Why an opcode is not executed.
     fn refusal(&self, opcode: u8) -> String {
         if let Some((_, name)) = FORBIDDEN
             .iter()
@@ -496,14 +495,14 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// The beginning of what may be no text.
+/// The beginning of bytes that may not be text.
 fn shown(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..bytes.len().min(60)])
         .escape_debug()
         .to_string()
 }
 
-/// What a value is, in words.
+/// A value's kind, in words.
 pub(crate) fn kind(value: &Value) -> &'static str {
     match value {
         Value::None => "None",

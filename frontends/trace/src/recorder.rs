@@ -1,14 +1,14 @@
-//! Events in order of time become blocks.
+//! Makes blocks from events in order of time.
 //!
-//! Unless ticks are given, each event that asks for a block or frees one has a tick of its own, so
-//! that lives that meet in the file do not overlap in the trace. A block that exists before the
-//! first event lives from tick 0; one that is never freed lives to the last tick.
+//! Unless ticks are given, each event that requests or frees a block has its own tick, so that a
+//! block that ends before another begins does not overlap it. A block that exists before the first
+//! event lives from tick 0; a block that is never freed lives to the last tick.
 
 use crate::{Gate, Pool, empty};
 use placement::trace::{Block, Origin, Span, Wait};
 use std::collections::HashMap;
 
-/// Makes a pool of events. `K` is what names a block while it lives: an id, or an address.
+/// Makes a pool from events. `K` identifies a live block: an id, or an address.
 pub(crate) struct Recorder<K> {
     pool: Pool,
     gate: Gate,
@@ -21,12 +21,12 @@ pub(crate) struct Recorder<K> {
     modules: Vec<u32>,
 }
 
-/// More modules within each other than this are a mistake.
+/// Deeper nesting of modules than this is a mistake.
 const MOST_NESTED: usize = 256;
 
 const TIME_OVER: &str = "time is over: no block lives beyond tick 2^64 - 1";
 
-/// What an event says beyond the block.
+/// The data of an event besides the block's id.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Asked {
     pub(crate) bytes: u64,
@@ -55,7 +55,7 @@ impl<K: std::hash::Hash + Eq> Recorder<K> {
         }
     }
 
-    /// It is tick `tick`, until another is given.
+    /// Sets the tick.
     pub(crate) fn at(&mut self, tick: u64) -> Result<(), String> {
         if tick < self.clock {
             return Err(format!("tick {tick} is past: it is {} already", self.clock));
@@ -112,7 +112,7 @@ impl<K: std::hash::Hash + Eq> Recorder<K> {
         Ok(at)
     }
 
-    /// A block is asked for.
+    /// A block is requested.
     pub(crate) fn alloc(&mut self, key: K, id: String, asked: Asked) -> Result<&mut Block, String> {
         if let Some(&at) = self.open.get(&key) {
             let there = &self.pool.trace.blocks[at];
@@ -129,14 +129,14 @@ impl<K: std::hash::Hash + Eq> Recorder<K> {
         Ok(&mut self.pool.trace.blocks[at])
     }
 
-    /// A block was there before everything.
+    /// A block existed before the first event.
     pub(crate) fn was_there(&mut self, key: K, id: String, asked: Asked) -> Result<(), String> {
         // The first event may be its end.
         self.clock = self.clock.max(1);
         self.add(key, id, asked, 0).map(|_| ())
     }
 
-    /// A block goes. None if there is none of that key.
+    /// A block is freed. None if there is no block with this key.
     pub(crate) fn free(&mut self, key: &K) -> Result<Option<&mut Block>, String> {
         let Some(at) = self.open.remove(key) else {
             return Ok(None);
@@ -152,19 +152,19 @@ impl<K: std::hash::Hash + Eq> Recorder<K> {
         Ok(Some(block))
     }
 
-    /// The position of a block, there or gone.
+    /// The position of a block, live or freed.
     pub(crate) fn find(&self, id: &str) -> Result<usize, String> {
         self.gate.find(id)
     }
 
-    /// A stream waits for all that another has been asked to do.
+    /// A stream waits for all work submitted to another stream.
     pub(crate) fn wait(&mut self, stream: u32, on: u32) -> Result<(), String> {
         let tick = self.tick()?;
         self.pool.trace.waits.push(Wait { tick, stream, on });
         Ok(())
     }
 
-    /// A phase begins, and the one before it ends; without a name none does.
+    /// A phase begins, and the previous one ends; without a name no phase begins.
     pub(crate) fn phase(&mut self, name: Option<String>) {
         let now = self.clock;
         if self.phase != 0 {
@@ -183,7 +183,7 @@ impl<K: std::hash::Hash + Eq> Recorder<K> {
         };
     }
 
-    /// A module begins within those that run.
+    /// A module begins within the current modules.
     pub(crate) fn enter(&mut self, name: String) -> Result<(), String> {
         if MOST_NESTED <= self.modules.len() {
             return Err(format!(
@@ -200,7 +200,7 @@ impl<K: std::hash::Hash + Eq> Recorder<K> {
         Ok(())
     }
 
-    /// The innermost running module of that name ends. False if none runs.
+    /// The innermost running module with this name ends. False if there is none.
     pub(crate) fn leave(&mut self, name: &str) -> bool {
         let modules = &mut self.pool.trace.modules;
         match self
@@ -224,9 +224,9 @@ impl<K: std::hash::Hash + Eq> Recorder<K> {
             .map(|&module| &*self.pool.trace.modules[module as usize].name)
     }
 
-    /// The pool; what still lives does so to the end.
+    /// The pool; live blocks live to the end.
     pub(crate) fn finish(mut self) -> Pool {
-        // Nothing happens at the last tick there is.
+        // No event has the last tick.
         let end = if self.timed {
             self.clock.saturating_add(1)
         } else {

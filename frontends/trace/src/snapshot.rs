@@ -1,15 +1,16 @@
-//! Memory snapshots of PyTorch: what `torch.cuda.memory._dump_snapshot` writes after
+//! Memory snapshots of PyTorch: the files of `torch.cuda.memory._dump_snapshot` after
 //! `_record_memory_history`.
 //!
-//! A snapshot has, for each device, the allocator's events (`device_traces`) and the segments it
-//! holds at the end. Each device is a pool. A block lives from `alloc` to `free_completed`, with
-//! the bytes that were asked for. Blocks that are freed and were never asked for, and those in
-//! segments of which no event speaks, were there before the recording.
+//! A snapshot has, for each device, the allocator's events (`device_traces`) and its segments at
+//! the end. Each device is a pool. A block lives from `alloc` to `free_completed`, with the
+//! requested bytes. Blocks that are freed but were never requested, and blocks in segments without
+//! an event, existed before the recording.
 //!
-//! Phases are read off the Python frames of requests: a frame in `torch/optim` is the optimizer;
-//! one called `backward`, one of autograd's engine, or no frame at all where others have some
-//! (autograd's threads run no Python), is a backward; one called `forward` is a forward. Requests
-//! that tell nothing belong to the phase before. Each run of equal phases is one.
+//! Phases are derived from the Python frames of requests. A frame in `torch/optim` means the
+//! optimizer. A frame called `backward`, a frame of autograd's engine, or no frame at all if other
+//! requests have frames (autograd's threads run no Python) means a backward. A frame called
+//! `forward` means a forward. Other requests belong to the previous phase. Consecutive requests of
+//! the same phase form one phase.
 
 use crate::pickle::{self, Id, Pickle, Value, kind};
 use crate::recorder::{Asked, Recorder};
@@ -89,8 +90,8 @@ fn segments<'a>(
     Ok(segments)
 }
 
-/// What a pickle shares could be visited more often than it has bytes. A snapshot shares no events
-/// and no blocks, so `n` of them need at least that many bytes.
+/// Shared values of a pickle could be visited more often than it has bytes. A snapshot shares no
+/// events and no blocks, so `n` of them need at least `n` bytes.
 fn not_repeated(n: usize, pickle: &Pickle<'_>) -> Result<(), Error> {
     if n <= pickle.len() {
         return Ok(());
@@ -106,7 +107,7 @@ struct Reader<'a> {
     pickle: &'a Pickle<'a>,
 }
 
-/// A value, and what it is called in messages.
+/// A value, and its name in messages.
 #[derive(Clone)]
 struct Item<'a> {
     reader: &'a Reader<'a>,
@@ -114,7 +115,7 @@ struct Item<'a> {
     place: String,
 }
 
-/// What an event says.
+/// The kind of an event.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Action {
     Alloc,
@@ -213,7 +214,7 @@ impl<'a> Item<'a> {
         let action = match self.text("action")? {
             "alloc" => Action::Alloc,
             "free_requested" => Action::FreeRequested,
-            // Before 2.0 there was one event for both.
+            // Before PyTorch 2.0, one event meant both.
             "free_completed" | "free" => Action::FreeCompleted,
             "segment_alloc" => Action::SegmentAlloc,
             "segment_free" => Action::SegmentFree,
@@ -260,11 +261,11 @@ impl Part {
     }
 }
 
-/// Tells parts of a step from frames. Snapshots share them, so each is looked at once.
+/// Finds the part of a step from frames. Snapshots share frames, so each is read only once.
 struct Parts<'a> {
     pickle: &'a Pickle<'a>,
     known: HashMap<Id, Option<Part>>,
-    /// Some request has frames.
+    /// True if any request has frames.
     some: bool,
 }
 
@@ -351,30 +352,30 @@ fn device_pool(
 
 /// Blocks that lived before the first event.
 struct Before {
-    /// Where blocks are at the end that events asked for.
+    /// Addresses of blocks at the end that events requested.
     came: BTreeSet<u64>,
-    /// Where blocks were freed that no event had asked for.
+    /// Addresses of freed blocks that no event requested.
     gone: BTreeSet<u64>,
     /// All blocks that lived before the first event, by address.
     blocks: BTreeMap<u64, Asked>,
 }
 
-/// A device whose events are read.
+/// A device while its events are read.
 struct Device<'a> {
     reader: &'a Reader<'a>,
     recorder: Recorder<u64>,
     /// Numbers of streams by handle.
     streams: HashMap<u64, u32>,
     history: History,
-    /// True unless something was used that our simulator of the allocator does not have.
+    /// False if a feature was used that our simulator of the allocator does not have.
     is_plain: bool,
     /// Bytes of all segments.
     reserved: u64,
     parts: Parts<'a>,
-    /// The part of the step that runs, and how many times each part has begun.
+    /// The current part of the step, and how many times each part has begun.
     part: Option<Part>,
     runs: [u64; 3],
-    /// Blocks that were asked to go and are not known to have gone.
+    /// Blocks whose free was requested but not completed so far.
     leaving: BTreeSet<u64>,
     n_ids: u64,
 }
@@ -414,7 +415,7 @@ impl<'a> Device<'a> {
         (self.n_ids - 1).to_string()
     }
 
-    /// Blocks that are freed and were never asked for lived before the first event.
+    /// Finds blocks that lived before the first event: they are freed but were never requested.
     fn before_events(&mut self, events: &[Entry]) -> Before {
         let mut came: BTreeSet<u64> = BTreeSet::new();
         let mut blocks: BTreeMap<u64, Asked> = BTreeMap::new();
@@ -438,8 +439,8 @@ impl<'a> Device<'a> {
         Before { came, gone, blocks }
     }
 
-    /// A segment that the allocator holds at the end. Its blocks in use that no event asked for
-    /// lived before the first event too.
+    /// A segment of the allocator at the end. Its used blocks that no event requested also lived
+    /// before the first event.
     fn segment(&mut self, item: &Item<'_>, before: &mut Before) -> Result<(), Error> {
         let pickle = self.reader.pickle;
         let (address, bytes) = (item.number("address")?, item.number("total_size")?);
@@ -479,13 +480,13 @@ impl<'a> Device<'a> {
         Ok(())
     }
 
-    /// What an event does to blocks.
+    /// Applies an event to the blocks.
     fn blocks(&mut self, entry: &Entry) -> Result<(), String> {
         let address = entry.address;
         match entry.action {
             Action::Alloc => {
                 self.begin_part(entry);
-                // Its end was not recorded, but it was asked to go.
+                // The end of its free was not recorded, but the request was.
                 if self.leaving.remove(&address) {
                     self.recorder.free(&address)?;
                 }
@@ -511,7 +512,7 @@ impl<'a> Device<'a> {
         Ok(())
     }
 
-    /// Begins a phase if a request comes from another part of the step than the one before.
+    /// Begins a phase if a request comes from another part of the step than the previous request.
     fn begin_part(&mut self, entry: &Entry) {
         let Some(now) = self.parts.part(entry.frames) else {
             return;
@@ -524,7 +525,7 @@ impl<'a> Device<'a> {
         }
     }
 
-    /// What an event is in the allocator's history.
+    /// Adds an event to the allocator's history.
     fn history(&mut self, entry: &Entry) {
         let stream = self.stream(entry.stream);
         let (address, bytes) = (entry.address, entry.bytes);

@@ -1,5 +1,5 @@
 //! The log of STAlloc's profiler (github.com/infinigence/STAlloc, `Allocator/trace.cpp` and
-//! `utils/`): what it writes in mode `Trace`, a file for each device.
+//! `utils/`): the output of mode `Trace`, a file for each device.
 //!
 //! ```text
 //! Iteration Index : 0              a step begins; `end` ends the last
@@ -10,8 +10,8 @@
 //! 0 0x7f1e41329c00 2048 0          frees
 //! ```
 //!
-//! What is asked for within a module called `mlp`, and not within its router or shared experts, is
-//! dynamic, as STAlloc's own reader has it. Phases are called `ITERATION.KIND.MICROBATCH`.
+//! Requests within a module called `mlp`, but not within its router or shared experts, are dynamic,
+//! as in STAlloc's own reader. Phases are called `ITERATION.KIND.MICROBATCH`.
 
 use crate::recorder::{Asked, Recorder};
 use crate::{Error, POOL, Pool};
@@ -41,7 +41,7 @@ pub(crate) fn read(text: &str) -> Result<Vec<Pool>, Error> {
 
 struct Log {
     recorder: Recorder<u64>,
-    /// Streams by their handles, in the order in which they are met.
+    /// Streams by their handles, in the order of their first use.
     streams: HashMap<String, u32>,
     iteration: String,
     /// The next micro-batch of F, B and W.
@@ -86,7 +86,7 @@ impl Log {
         let (kind, edge) = what
             .split_once('-')
             .ok_or("a layer's line ends with F-start, F-end or such")?;
-        // A backward of a module is another run than its forward.
+        // The backward of a module is a separate run.
         let name = if kind == "F" {
             module.to_string()
         } else {
@@ -100,7 +100,7 @@ impl Log {
         }
     }
 
-    /// A request for a block, or the end of one.
+    /// A request for a block, or the free of a block.
     fn request(&mut self, text: &str) -> Result<(), String> {
         let fields: Vec<&str> = text.split_ascii_whitespace().collect();
         let [status, address, bytes, stream] = fields[..] else {
@@ -118,7 +118,7 @@ impl Log {
             .map_err(|_| format!("the size is {bytes:?}: not a whole number"))?;
         match status {
             "1" => {
-                // Two names are the first stream's.
+                // Two handles mean the first stream.
                 let next = self.streams.len() as u32 - 1;
                 let asked = Asked {
                     bytes,

@@ -1,20 +1,20 @@
 //! Blocks as rows: minimalloc's tables, plain lines, and plans.
 //!
 //! A table has a header that names its columns, in any order: `id`, `lower`, `upper`, `size`, and
-//! perhaps `alignment`, `offset` (the block has to be there), `gaps` (`3-5 8-9`: nobody needs the
-//! block then), `hint` (not used), `pool`, and `in` (the id of a block in whose bytes it is).
-//! minimalloc's other names are known: `begin` and `start` for `lower`, `buffer` and `buffer_id`
-//! for `id`, `end` for `upper`, with ends that belong to the life. A gap in which a part of the
-//! block is needed (`3-5@0:16`) is no gap here: a plan that keeps all of it is right too.
+//! optionally `alignment`, `offset` (a fixed address), `gaps` (`3-5 8-9`: the block is not needed
+//! then), `hint` (not used), `pool`, and `in` (the id of the block that contains it). minimalloc's
+//! other names are accepted: `begin` and `start` for `lower`, `buffer` and `buffer_id` for `id`,
+//! `end` for `upper`, with inclusive ends. A gap in which a part of the block is needed
+//! (`3-5@0:16`) is ignored: a plan that keeps the whole block is right too.
 //!
-//! A plan is such a table with all offsets.
+//! A plan is a table with all offsets.
 
 use crate::{Error, Gate, POOL, Pool, empty, shared};
 use placement::trace::Block;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// A column that is known.
+/// A known column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Column {
     Id,
@@ -60,11 +60,11 @@ pub(crate) fn is_header(line: &str) -> bool {
     line.contains(',') && line.split(',').any(|name| column(name).is_some())
 }
 
-/// A row as it stands in the file.
+/// A row of the file.
 struct Row<'a> {
     line: usize,
     pool: &'a str,
-    /// The id of the block in whose bytes it is; empty if it has its own.
+    /// The id of the block that contains it; empty if there is none.
     within: &'a str,
     block: Block,
 }
@@ -82,7 +82,7 @@ fn rows(text: &str) -> Result<Vec<Row<'_>>, Error> {
         return Err(Error::new("", "there is no header"));
     };
     let mut columns: Vec<Column> = vec![];
-    // Ends in a column of that name belong to the life: minimalloc's older tables.
+    // Ends in a column of this name are inclusive, as in minimalloc's older tables.
     let mut last = 0;
     for name in header.split(',') {
         let known = COLUMNS.map(|(name, _)| name).join(", ");
@@ -197,7 +197,8 @@ fn gaps(field: &str, last: u64) -> Result<Vec<(u64, u64)>, String> {
     Ok(gaps)
 }
 
-/// Sees that a block lives, and that its gaps are within its life, ascending and apart.
+/// Checks that a block's life is not empty, and that its gaps are within its life, ascending and
+/// separate.
 pub(crate) fn within(block: &Block) -> Result<(), String> {
     let Block { start, end, .. } = *block;
     if end <= start {
@@ -258,7 +259,7 @@ pub fn read(text: &str) -> Result<Vec<Pool>, Error> {
         }
         pool.trace.blocks.push(block);
     }
-    // The other one may stand below.
+    // The containing block may come later in the file.
     for (line, at, block, within) in shares {
         let (pool, gate) = &mut pools[at];
         pool.trace.blocks[block].within = Some(
@@ -363,8 +364,8 @@ pub fn write_plan(pools: &[Pool], offsets: &[Vec<u64>]) -> String {
     out
 }
 
-/// Reads a plan of these pools: a list of offsets for each. The table's other columns must say what
-/// the trace says.
+/// Reads a plan of these pools: a list of offsets for each. The table's other columns must agree
+/// with the trace.
 pub fn read_plan(text: &str, pools: &[Pool]) -> Result<Vec<Vec<u64>>, Error> {
     let mut blocks: BTreeMap<(&str, &str), (usize, usize)> = BTreeMap::new();
     for (p, pool) in pools.iter().enumerate() {
@@ -424,7 +425,7 @@ pub fn read_plan(text: &str, pools: &[Pool]) -> Result<Vec<Vec<u64>>, Error> {
         .collect()
 }
 
-/// The offsets of a pool's blocks. An error if one has none.
+/// The offsets of a pool's blocks. An error if an offset is missing.
 fn all_placed(pool: &Pool, offsets: Vec<Option<u64>>) -> Result<Vec<u64>, Error> {
     let blocks = pool.trace.blocks.iter().zip(&offsets);
     let mut missing = blocks.filter(|(_, offset)| offset.is_none());

@@ -1,5 +1,5 @@
-//! Damaged and hostile files give errors that say where and what: no panic, no hang, no memory that
-//! the file does not warrant.
+//! Damaged and hostile files give errors with the place and the reason: no panic, no hang, no
+//! memory out of proportion to the file.
 
 use crate::common::{Py, event, pickle, segment, snapshot, text};
 use addresses::caching;
@@ -278,7 +278,7 @@ fn a_pickle_cannot_lie_about_lengths() {
 
 #[test]
 fn depth_and_cycles_are_no_matter() {
-    // A million lists, each in the one before.
+    // A million nested lists.
     let deep = [
         &b"\x80\x04"[..],
         &b"]".repeat(1_000_000),
@@ -289,11 +289,11 @@ fn depth_and_cycles_are_no_matter() {
     refused(&deep, &["should be a dict"]);
     let marks = [&b"\x80\x04"[..], &b"(".repeat(1_000_000), b"."].concat();
     refused(&marks, &["stack is empty"]);
-    // A list that contains itself, as everything.
+    // A list that contains itself, used for everything.
     let own = Py::Raw(b"]\x94h\0a".to_vec());
     let value = Py::Dict(vec![("segments", own.clone()), ("device_traces", own)]);
     refused(&pickle(&value), &["should be"]);
-    // Lists of two of the list before: 2^60 lists, if they were not shared.
+    // Each list contains the previous one twice: 2^60 lists if they were not shared.
     let mut shared = b"\x80\x04]".to_vec();
     (0..60).for_each(|_| shared.extend(b"2\x86"));
     shared.push(b'.');
@@ -358,7 +358,7 @@ fn snapshots_say_what_is_wrong() {
 #[test]
 fn what_is_shared_is_not_visited_without_end() {
     // 2^16 times the same list of 2^16 times the same event: half a gigabyte of events in a file of
-    // some hundred kilobytes.
+    // a few hundred kilobytes.
     let many = |times: usize| [&b"("[..], &b"h\0".repeat(times), b"e"].concat();
     let list = |times: usize| Py::Raw([&b"]"[..], &many(times)].concat());
     let memo =
@@ -436,7 +436,7 @@ fn files() -> Vec<Vec<u8>> {
     ]
 }
 
-/// What is read can be used; what is not is refused with words.
+/// An accepted file can be used; a refused one has a message.
 fn survives(bytes: &[u8], format: Option<Format>) {
     match read_bytes(bytes, format) {
         Ok(pools) => {
@@ -469,7 +469,7 @@ fn survives(bytes: &[u8], format: Option<Format>) {
     }
 }
 
-/// A plan of what was read is right, if there is one.
+/// If the trace has a plan, the plan is right.
 fn placed(trace: &Trace) {
     const ALIGN: u64 = 512;
     let options = Options {
@@ -504,7 +504,7 @@ fn valid_files_are_read() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
-    /// Bytes changed, lost, doubled; numbers made large.
+    /// Bytes are changed, lost or doubled; numbers become large.
     #[test]
     fn mutated_files_do_no_harm(
         which in 0usize..6,
@@ -531,7 +531,7 @@ proptest! {
         }
     }
 
-    /// Bytes that nobody wrote.
+    /// Random bytes.
     #[test]
     fn random_bytes_do_no_harm(mut bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         survives(&bytes, None);

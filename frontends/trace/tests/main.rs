@@ -1,4 +1,4 @@
-//! Traces of every format: those that are read, and those that are refused.
+//! Traces of every format: accepted and refused ones.
 
 mod common;
 mod hostile;

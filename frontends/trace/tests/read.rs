@@ -34,7 +34,7 @@ fn tables_have_columns_in_any_order() {
         lives("# made by hand\r\nsize, upper ,lower,hint,id\r\n4,3,0,-1,b1\r\n"),
         [(0, 3, 4)]
     );
-    // Ends in a column of that name belong to the life.
+    // Ends in a column of this name are inclusive.
     assert_eq!(lives("buffer_id,begin,end,size\n0,0,2,4\n"), [(0, 3, 4)]);
     let pools = read(
         "id,lower,upper,size,alignment,offset,gaps\nb,0,9,4,8,16,2-3 \
@@ -129,7 +129,7 @@ fn blocks_may_share_bytes_and_streams_wait() {
     );
     assert_eq!(lives(text), [(0, 2, 8), (1, 4, 8), (5, 6, 9)]);
     assert_eq!(events::write(&pools), text);
-    // In a table the other one may stand below; a plan says it, too.
+    // In a table the containing block may come later; a plan has the column, too.
     let pools = read("id,lower,upper,size,in\nb,2,9,4,a\na,0,2,8,\n");
     assert_eq!(pools[0].trace.blocks[0].within, Some(1));
     let plan = table::write_plan(&pools, &[vec![0, 0]]);
@@ -184,7 +184,7 @@ fn snapshots_say_what_was_there() {
         event("alloc", 500, 24),
         event("free_requested", 1000, 80),
     ];
-    // At 2000 is a block of which no event speaks.
+    // The block at 2000 has no event.
     let segments = vec![
         segment(0, 0, 4096, &[(500, 512), (1000, 512), (2000, 512)]),
         segment(2, 0, 4096, &[(0, 64)]),
@@ -227,7 +227,7 @@ fn a_real_allocator_follows_the_rules() {
         (1950, 13923997700, true)
     );
     let reserved = pools[0].reserved_bytes.unwrap();
-    // It had trained before: its segments are not those of a fresh start.
+    // It had trained before, so its segments differ from those of a fresh start.
     let fresh = caching::simulate(&pools[0].trace, Segments::Fixed).reserved_bytes;
     assert!(
         stats.live_peak_bytes <= fresh && fresh <= reserved,
@@ -244,8 +244,8 @@ fn one_false_address_is_found() {
         .position(|segment| segment.used.is_empty() && !segment.small)
         .unwrap();
     let there = history.segments[at].address;
-    // A request of a size that no free block but large ones holds, where no rule puts it: behind
-    // the start of one.
+    // A request that fits only in large free blocks, at an address that no rule gives: after the
+    // start of one.
     let (address, bytes) = (there + (4 << 20), 5 << 20);
     history.events.push(caching::Event::Alloc {
         address,
@@ -294,7 +294,7 @@ fn plans_are_written_and_read() {
     assert_eq!(check(&pools[0].trace, &offsets[0], 1, None), Ok(40));
     let plan = table::write_plan(&pools, &offsets);
     assert_eq!(table::read_plan(&plan, &pools).unwrap(), offsets);
-    // A plan is a table, and so a trace whose addresses are given.
+    // A plan is a table, so it is also a trace with fixed addresses.
     let given = read(&plan);
     assert_eq!(
         given[0]
@@ -336,7 +336,7 @@ fn plans_are_written_and_read() {
     }
 }
 
-/// Text of our own format: a walk over what may happen.
+/// Text of our own format: a random sequence of events.
 fn any_events() -> impl Strategy<Value = String> {
     let line = (0u8..11, 0usize..6, 1u64..100);
     (prop::collection::vec(line, 1..60), any::<bool>()).prop_map(|(lines, timed)| {
@@ -350,7 +350,7 @@ fn any_events() -> impl Strategy<Value = String> {
             match what {
                 0..=3 => {
                     let more = ["", " dyn", " stream=3", " align=64 at=128", " phase=0", ""][pick];
-                    // A block that is as large and as plain may be the place of another.
+                    // A block that is large enough and has no own options may contain another.
                     let plain = |&&(.., size): &&(i32, u64, u64)| bytes <= size;
                     let shared = live.iter().find(plain).filter(|_| pick == 5);
                     let shared = shared.map_or(String::new(), |(other, ..)| format!(" in={other}"));
@@ -389,7 +389,7 @@ fn any_events() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// What is read is written so that it reads the same.
+    /// Written again and read again, the result is the same.
     #[test]
     fn events_go_round(text in any_events()) {
         let pools = read(&text);

@@ -1,4 +1,4 @@
-//! What the tests of the command share: running it, its files, a folder of their own.
+//! Shared code of the command's tests: running it, its files, a temporary folder.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -14,7 +14,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// The run, if it ended with `code`.
+    /// Checks that the run ended with `code`.
     #[track_caller]
     pub(crate) fn expect(self, code: i32) -> Run {
         assert_eq!(
@@ -33,7 +33,7 @@ impl Run {
             .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}")))
             .collect()
     }
-    /// Sees that standard error has all of these.
+    /// Checks that standard error has all of these words.
     #[track_caller]
     pub(crate) fn says(self, words: &[&str]) -> Run {
         for word in words {
@@ -93,11 +93,11 @@ pub(crate) fn mlp() -> String {
         .to_string()
 }
 
-/// A folder that goes when the test ends.
+/// A folder that is removed when the test ends.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    /// A new, empty one; `name` is the test's.
+    /// A new, empty folder; `name` is the test's.
     pub(crate) fn new(name: &str) -> Folder {
         let path = std::env::temp_dir().join(format!("lighterage-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path);
@@ -140,7 +140,7 @@ pub(crate) fn floats(path: &str, name: &str) -> Vec<f32> {
         .collect()
 }
 
-/// A safetensors file of f32s, by name: their shape and values.
+/// A safetensors file of f32s: shape and values by name.
 pub(crate) fn tensors(
     tensors: std::collections::BTreeMap<&str, (Vec<usize>, Vec<f32>)>,
 ) -> Vec<u8> {

@@ -1,5 +1,5 @@
-//! Attention. Each of torch's kernels has operators of its own; their results differ in what only
-//! their own derivatives read.
+//! Attention. Each of torch's kernels has its own operators. Their results differ only in tensors
+//! for their own derivatives.
 
 use super::Family;
 use ir::op::OpKind;
@@ -28,14 +28,14 @@ pub(super) const OPS: Family = &[
     }),
 ];
 
-/// How one of torch's kernels for attention differs from others.
+/// The properties of one of torch's kernels for attention.
 #[derive(Clone, Copy)]
 struct Variant {
-    /// The argument that has the mask.
+    /// The argument with the mask.
     mask: &'static str,
     /// The kernel rounds the rows of its logsumexp up, or leaves them out.
     pads_rows: bool,
-    /// The derivative of the mask is a result too, and the results wanted are an argument.
+    /// The mask's derivative is a result too, and an argument selects the results.
     has_output_mask: bool,
 }
 
@@ -59,7 +59,7 @@ fn attrs(c: &mut Call<'_>, q: Ref) -> Result<[(&'static str, Attr); 2]> {
         return Err("the queries have another rank".into());
     };
     ensure(width > 0, "the queries are empty")?;
-    // Our logsumexp is f32, which would lose half of the digits.
+    // Our logsumexp is f32, and would lose half of the digits.
     ensure(c.dtype(q) != DType::F64, "attention in f64")?;
     let causal = c.bool_or("is_causal", false)?;
     let scale = c.float_or("scale", 1.0 / (width as f64).sqrt())?;
@@ -112,7 +112,7 @@ fn backward(c: &mut Call<'_>, variant: Variant) -> Result<Results> {
     let (out, mut logsumexp) = (c.tensor("out")?, c.tensor("logsumexp")?);
     let attrs = attrs(c, q)?;
     let mask = mask(c, variant, q)?;
-    // What only torch's kernel needs: lengths of sequences, and the state of its dropout.
+    // Only torch's kernel needs these: lengths of sequences, and the state of its dropout.
     c.ignore(&["cum_seq_q", "cum_seq_k", "max_q", "max_k"]);
     c.ignore(&["philox_seed", "philox_offset", "rng_state", "unused"]);
     let mut wanted = vec![true; 3];

@@ -1,4 +1,4 @@
-//! Functions of two operands and more, element by element, with promotion.
+//! Functions of two or more operands, element by element, with promotion.
 
 use super::Family;
 use ir::op::OpKind;
@@ -32,7 +32,7 @@ pub(super) const OPS: Family = &[
     ("__xor__", |c| bitwise(c, OpKind::BitwiseXor)),
     ("logical_and", |c| logical(c, OpKind::LogicalAnd)),
     ("logical_or", |c| logical(c, OpKind::LogicalOr)),
-    // Booleans differ where one of them alone is true.
+    // Booleans differ if exactly one of them is true.
     ("logical_xor", |c| logical(c, OpKind::Ne)),
     ("where", select),
     ("masked_fill", masked_fill),

@@ -82,7 +82,7 @@ fn max_pool(c: &mut Call<'_>) -> Result<Results> {
 fn max_pool_backward(c: &mut Call<'_>) -> Result<Results> {
     let (dy, x) = (c.tensor("grad_output")?, c.tensor("self")?);
     let index = c.tensor("indices")?;
-    // The indices say which element of the window it was.
+    // The indices give the position of the maximum.
     pooling(c)?;
     let shape = c.shape_of(x);
     let (dy, index) = (c.images(dy)?, c.images(index)?);

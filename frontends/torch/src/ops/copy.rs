@@ -1,4 +1,4 @@
-//! The same elements: other names of a tensor, other element types.
+//! The same elements under another name or in another element type.
 
 use super::Family;
 use lower::{Call, Result, Results, one};

@@ -30,7 +30,7 @@ fn dim_attr(dim: usize) -> (&'static str, Attr) {
 
 fn embedding(c: &mut Call<'_>) -> Result<Results> {
     let (w, index) = (c.tensor("weight")?, c.tensor("indices")?);
-    // These concern the gradient, which is an operator of its own.
+    // These concern the gradient, which is a separate operator.
     c.ignore(&["padding_idx", "scale_grad_by_freq", "sparse"]);
     one(c.step(OpKind::Embedding, &[], &[w, index])?)
 }
@@ -57,7 +57,7 @@ fn gather(c: &mut Call<'_>, index: &str) -> Result<Results> {
     one(c.step(OpKind::Gather, &[dim_attr(dim)], &[x, index])?)
 }
 
-/// What an operator makes of an element that is written to.
+/// How an operator changes an element.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scatter {
     Replace,
@@ -108,7 +108,7 @@ fn index_put(c: &mut Call<'_>) -> Result<Results> {
     let values = c.tensor("values")?;
     let accumulate = c.bool_or("accumulate", false)?;
     c.ignore(&["unsafe"]);
-    // One value where a mask is true needs no sizes that depend on the data.
+    // Writing one value where a mask is true needs no sizes that depend on the data.
     if let [Some(mask)] = indices[..]
         && c.dtype(mask) == DType::Bool
         && c.ty(values).numel() == 1

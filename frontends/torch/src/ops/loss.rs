@@ -14,7 +14,7 @@ pub(super) const OPS: Family = &[
     ("mse_loss_backward", mse_loss_backward),
 ];
 
-/// torch's numbers for reductions; sums have any other.
+/// torch's numbers for reductions; any other number means a sum.
 const NO_REDUCTION: i64 = 0;
 const MEAN: i64 = 1;
 

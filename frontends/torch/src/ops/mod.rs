@@ -1,9 +1,9 @@
-//! What torch's operators are in terms of the op table: tables by family, keyed by the operator's
-//! name, and functions that read the arguments by torch's names for them. What is composed of
-//! several ops is in [`lighterage_lower`], for every door.
+//! torch's operators in terms of the op table: tables by family, keyed by the operator's name, and
+//! functions that read the arguments by torch's names. Compositions of several ops are in
+//! [`lighterage_lower`], for every front end.
 //!
-//! A call may become no node (another name of its operand), one, or several. What the op table
-//! cannot express is an error with the reason; the importer makes an `extern` node of such a call.
+//! A call may become no node (another name of its operand), one, or several. A call that the op
+//! table cannot express gives an error with the reason; the importer makes an `extern` node of it.
 
 mod attention;
 mod binary;
@@ -27,8 +27,8 @@ use std::sync::LazyLock;
 /// Reads the arguments of a call and plans its nodes.
 type Lowering = fn(&mut Call<'_>) -> Result<Results>;
 
-/// Operators with their lowerings. A key is the name in the namespace `aten`, with the overload
-/// (`max.dim`) where overloads differ, without it (`neg`) where one lowering is for all of them.
+/// Operators with their lowerings. A key is the name in the namespace `aten`: with the overload
+/// (`max.dim`) if overloads differ, without it (`neg`) if one lowering is for all overloads.
 type Family = &'static [(&'static str, Lowering)];
 
 const FAMILIES: [Family; 14] = [
@@ -51,7 +51,7 @@ const FAMILIES: [Family; 14] = [
 static TABLE: LazyLock<BTreeMap<&'static str, Lowering>> =
     LazyLock::new(|| FAMILIES.into_iter().flatten().copied().collect());
 
-/// The entry of an operator: that of its overload, or that of all its overloads.
+/// The entry of an operator: for its overload, or for all its overloads.
 fn find(target: &str) -> Option<(&'static str, Lowering)> {
     let key = bare(target);
     let for_all = || TABLE.get_key_value(key.rsplit_once('.')?.0);
@@ -66,7 +66,7 @@ pub(crate) fn lower(target: &str, mut call: Call<'_>) -> Result<Plan> {
     call.finish(results)
 }
 
-/// An operator's name, without the namespaces in which nearly all are.
+/// An operator's name without the most common namespaces.
 fn bare(target: &str) -> &str {
     let name = target.strip_prefix("torch.ops.").unwrap_or(target);
     name.strip_prefix("aten.").unwrap_or(name)
@@ -80,8 +80,7 @@ pub(crate) fn is_assertion(target: &str) -> bool {
         || target.starts_with("_operator.")
 }
 
-/// True for operators that move, sum or convert elements: what autograd adds around the op that
-/// matters.
+/// True for operators that move, sum or convert elements: autograd adds them around the main op.
 pub(crate) fn is_shape(target: &str) -> bool {
     let name = target
         .strip_prefix("torch.ops.aten.")

@@ -67,7 +67,7 @@ fn rms_norm_backward(c: &mut Call<'_>) -> Result<Results> {
     c.rms_norm_backward(operands, n_dims, rstd, weight, &mask)
 }
 
-/// The number of groups. The sizes beside it follow from the operand.
+/// The number of groups. The other sizes follow from the operand.
 fn groups(c: &mut Call<'_>) -> Result<u64> {
     c.ignore(&["N", "C", "HxW"]);
     let negative = |_| Error::from("the number of groups is negative");
@@ -105,7 +105,7 @@ fn batch_norm(c: &mut Call<'_>) -> Result<Results> {
     c.batch_norm(x, weights, running, momentum, eps)
 }
 
-/// This overload has a result more, in front of the running statistics.
+/// This overload has one more result, before the running statistics.
 fn batch_norm_with_update(c: &mut Call<'_>) -> Result<Results> {
     let mut results = batch_norm(c)?;
     results.insert(3, c.placeholder(3)?);

@@ -35,7 +35,7 @@ fn add_product(c: &mut Call<'_>, a: Ref, b: Ref) -> Result<Results> {
     let beta = c.scalar_or("beta", Scalar::Int(1))?;
     let alpha = c.scalar_or("alpha", Scalar::Int(1))?;
     let dtype = c.result()?.dtype();
-    // torch does not even read the summand if it is multiplied by zero.
+    // torch does not read the summand if it is multiplied by zero.
     let x = if beta.float() == 0.0 {
         None
     } else {

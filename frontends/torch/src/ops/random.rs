@@ -29,7 +29,7 @@ pub(super) const OPS: Family = &[
     ("native_dropout_backward", dropout_backward),
 ];
 
-/// The type of the result; what else says it is only checked.
+/// The type of the result; other arguments that give it are only checked.
 fn result(c: &mut Call<'_>) -> Result<(DType, Vec<u64>)> {
     c.opt_dtype("dtype")?;
     c.ignore(&["self", "size"]);
@@ -66,7 +66,7 @@ fn integers(c: &mut Call<'_>) -> Result<Results> {
     one(c.random_integers(dtype, &shape, low, high)?)
 }
 
-/// True with the probability `p`, or with those that the operand holds.
+/// True with the probability `p`, or with the operand's probabilities.
 fn bernoulli(c: &mut Call<'_>, p: Option<Operand>) -> Result<Results> {
     let x = c.tensor("self")?;
     let dtype = c.result()?.dtype();

@@ -30,7 +30,7 @@ pub(super) const OPS: Family = &[
     ("norm", |c| norm(c, "p")),
 ];
 
-/// The operand, the dimensions over which it is reduced, and whether these stay, with size 1.
+/// The operand, the reduced dimensions, and whether these stay, with size 1.
 fn operand(c: &mut Call<'_>) -> Result<(Ref, Vec<usize>, bool)> {
     let x = c.tensor("self")?;
     let dims = c.dims("dim", c.rank(x))?;
@@ -97,7 +97,7 @@ fn topk(c: &mut Call<'_>) -> Result<Results> {
     let (x, k) = (c.tensor("self")?, c.int("k")?);
     let dim = c.dim("dim", Some(-1), c.rank(x))?;
     let largest = c.bool_or("largest", true)?;
-    // Sorted results are right where any order would be.
+    // Sorted results are also right if any order is allowed.
     c.bool_or("sorted", true)?;
     all(c.topk(x, dim, k, largest)?)
 }

@@ -71,8 +71,7 @@ fn other_bits(_: &mut Call<'_>) -> Result<Results> {
     Err("reads the bits as another type".into())
 }
 
-/// The file's type of the result is the shape; the table of ops checks that it has as many
-/// elements.
+/// The shape is the result's shape in the file; the table of ops checks the number of elements.
 fn as_declared(c: &mut Call<'_>) -> Result<Results> {
     let x = c.tensor("self")?;
     c.ignore(&["start_dim", "end_dim", "dim", "sizes", "other"]);
@@ -252,7 +251,7 @@ fn cat(c: &mut Call<'_>) -> Result<Results> {
     let parts = c.tensors("tensors")?;
     let (dtype, rank) = (c.result()?.dtype(), c.result()?.rank());
     let dim = c.dim("dim", Some(0), rank)?;
-    // An empty vector is a part of any concatenation, of whatever rank.
+    // An empty vector may be part of a concatenation of any rank.
     let counts = |&x: &Ref| c.rank(x) == rank && (rank != 1 || c.ty(x).numel() != 0);
     let parts: Vec<Ref> = parts.into_iter().filter(counts).collect();
     let parts: Result<Vec<Ref>> = parts.into_iter().map(|x| c.cast(x, dtype)).collect();
@@ -272,7 +271,7 @@ fn roll(c: &mut Call<'_>) -> Result<Results> {
     let shifts = c.ints("shifts")?;
     let dims = c.opt_ints("dims")?.unwrap_or_default();
     if dims.is_empty() {
-        // Without dimensions, the elements move as those of one vector.
+        // Without dimensions, the elements move like one vector.
         let &[shift] = &shifts[..] else {
             return Err(MISFIT.into());
         };

@@ -15,7 +15,8 @@ pub(super) const OPS: Family = &[
     ("zeros_like", |c| like(c, ZERO)),
     ("ones_like", |c| like(c, ONE)),
     ("zero", |c| like(c, ZERO)),
-    // No result depends on what an empty tensor holds, but it should be the same every time.
+    // No result depends on the contents of an empty tensor, but they should be the same in every
+    // run.
     ("empty", |c| sized(c, ZERO)),
     ("empty_permuted", |c| sized(c, ZERO)),
     ("empty_strided", |c| sized(c, ZERO)),

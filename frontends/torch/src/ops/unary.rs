@@ -55,7 +55,7 @@ pub(super) const OPS: Family = &[
     ("hardtanh_backward", hardtanh_backward),
 ];
 
-/// A function that the table of ops has.
+/// A function in the table of ops.
 fn function(c: &mut Call<'_>, op: OpKind) -> Result<Results> {
     let x = c.tensor("self")?;
     let x = c.cast(x, c.result()?.dtype())?;
@@ -163,7 +163,7 @@ fn relu6(c: &mut Call<'_>) -> Result<Results> {
     between(c, Some(Scalar::Int(0)), Some(Scalar::Int(6)))
 }
 
-/// Each bound that an overload has is a tensor. Only that of both may lack one.
+/// Each bound of an overload is a tensor. Only the overload with both may lack one.
 fn clamp_by_tensors(c: &mut Call<'_>, below: bool, above: bool) -> Result<Results> {
     let mut x = c.tensor("self")?;
     let (min, max) = match (below, above) {
@@ -182,7 +182,7 @@ fn clamp_by_tensors(c: &mut Call<'_>, below: bool, above: bool) -> Result<Result
 
 // --- derivatives ---
 
-/// A derivative that is computed from the function's result.
+/// A derivative computed from the function's result.
 fn by_result(c: &mut Call<'_>, op: OpKind) -> Result<Results> {
     let (dy, y) = (c.tensor("grad_output")?, c.tensor("output")?);
     one(c.step(op, &[], &[dy, y])?)
@@ -208,7 +208,7 @@ fn threshold_backward(c: &mut Call<'_>) -> Result<Results> {
 fn leaky_relu_backward(c: &mut Call<'_>) -> Result<Results> {
     let (dy, x) = (c.tensor("grad_output")?, c.tensor("self")?);
     let slope = c.scalar("negative_slope")?;
-    // The sign of the result is that of the operand, unless the slope is negative.
+    // The result has the operand's sign, unless the slope is negative.
     let of_result = c.bool_or("self_is_result", false)?;
     ensure(
         !of_result || slope.float() >= 0.0,

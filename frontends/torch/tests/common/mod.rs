@@ -1,6 +1,6 @@
-//! What the tests share: fixtures, archives taken apart and put together again.
+//! Shared code of the tests: fixtures, and archives that are split into entries and rebuilt.
 
-// Each test binary uses a part of it.
+// Each test binary uses only a part of it.
 
 use flate2::Compression;
 use flate2::write::DeflateEncoder;
@@ -25,7 +25,7 @@ pub(crate) fn fixed() -> BTreeMap<String, u64> {
     BTreeMap::new()
 }
 
-/// The entries of an archive as torch writes it, without their root folder.
+/// The entries of an archive of torch, without their root folder.
 pub(crate) fn entries(bytes: &[u8]) -> BTreeMap<String, Vec<u8>> {
     let number = |at: usize, n: usize| {
         (0..n)
@@ -102,7 +102,7 @@ pub(crate) fn archive(entries: &BTreeMap<String, Vec<u8>>, deflated: bool) -> Ve
     bytes
 }
 
-/// An archive whose model is `edit` of the model in `bytes`.
+/// The archive in `bytes` after `edit` of its model.
 pub(crate) fn edited(bytes: &[u8], edit: impl FnOnce(&mut serde_json::Value)) -> Vec<u8> {
     let mut entries = entries(bytes);
     let mut model = serde_json::from_slice(&entries[MODEL]).unwrap();

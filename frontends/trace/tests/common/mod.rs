@@ -1,4 +1,4 @@
-//! What the tests of the readers share: pickles, made by hand.
+//! Shared code of the readers' tests: pickles, made by hand.
 
 /// A value to pickle.
 #[derive(Clone)]
@@ -13,7 +13,7 @@ pub(crate) enum Py {
     List(Vec<Py>),
     /// A dict.
     Dict(Vec<(&'static str, Py)>),
-    /// Opcodes as they are.
+    /// Raw opcodes.
     Raw(Vec<u8>),
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn event(action: &str, address: i64, bytes: i64) -> Py {
     ])
 }
 
-/// A segment of a snapshot: where, how large, its blocks in use.
+/// A segment of a snapshot: address, size, and its used blocks.
 pub(crate) fn segment(device: i64, address: i64, bytes: i64, used: &[(i64, i64)]) -> Py {
     let block = |&(at, size): &(i64, i64)| {
         Py::Dict(vec![
