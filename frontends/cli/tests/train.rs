@@ -400,7 +400,12 @@ fn ctrl_c_ends_after_the_step_that_runs_and_saves() {
     let folder = Folder::new("interrupt");
     let saved = folder.file("o.safetensors");
     let args = train_kept(&format!("--steps 100000000 --json --save {saved}"));
-    let mut child = crate::common::command(&args)
+    let command = crate::common::command(&args);
+    // The command leaves a signal alone that its parent ignores, as jobs in the background do.
+    let mut child = std::process::Command::new("env")
+        .arg("--default-signal=INT")
+        .arg(command.get_program())
+        .args(command.get_args())
         .stdout(std::process::Stdio::piped())
         .spawn()
         .unwrap();
