@@ -4,6 +4,7 @@ mod alloc;
 mod common;
 mod devices;
 mod estimate;
+mod gpu;
 mod offload;
 mod plan;
 mod profile;

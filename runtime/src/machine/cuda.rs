@@ -252,10 +252,13 @@ impl Cuda {
         let (free, all) = self.device.memory().map_err(|e| broken(&e))?;
         let too_large = || {
             // What is free now is free without the context, which is there already.
-            let budget = free >> 20;
+            let budget = match free >> 20 {
+                0 => free.to_string(),
+                mib => format!("{mib}MiB"),
+            };
             Error::Resources(format!(
                 "the plan needs {} of device memory, free are {} of {}; compile it with --budget \
-                 {budget}MiB",
+                 {budget}",
                 Size(pool.bytes),
                 Size(free),
                 Size(all)

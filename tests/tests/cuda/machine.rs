@@ -484,7 +484,7 @@ fn what_is_missing_is_one_line() {
         text,
         format!(
             "the plan needs {needed} bytes of device memory, free are 1024 bytes of 1024 bytes; \
-             compile it with --budget 0MiB"
+             compile it with --budget 1024"
         )
     );
     let open = |library: &str| {
