@@ -1,6 +1,6 @@
-//! A compiler that plans the memory of a training step. A traced step and a memory budget go in. A
-//! program comes out with every operation, copy and address fixed, whose peak is known and within
-//! the budget, and whose results are the same bits at every budget.
+//! A compiler that plans the memory of a training step. Input: a traced step and a memory budget.
+//! Output: a program with every operation, copy and address fixed. Its peak is known and within the
+//! budget, and its results are the same bits at every budget.
 //!
 //! ```
 //! use lighterage::{Budget, Options, Optimizer, compile, device, graph};
@@ -60,7 +60,7 @@ pub fn compile(graph: &Graph, device: &Device, options: &Options) -> Result<Comp
     passes::pipeline::compile(graph.clone(), options, device, &cost, &mut |_| ())
 }
 
-/// The machine that comes with Lighterage under this name, such as `cpu` or `a100-80g`.
+/// The built-in machine with this name, such as `cpu` or `a100-80g`.
 ///
 /// # Errors
 /// There is no such machine; the error lists the names.
@@ -68,7 +68,7 @@ pub fn device(name: &str) -> Result<Device, devices::NamedError> {
     devices::named(name)
 }
 
-/// The graph that a text describes; `docs/ir.md` has the language.
+/// Parses the text of a graph; `docs/ir.md` describes the language.
 ///
 /// # Errors
 /// The text is not a graph; the error says where.

@@ -1,9 +1,9 @@
 //! Compile time against graph size, as a table in Markdown:
 //! `cargo bench -p lighterage-tests --bench compile_time [-- FILE.pt2 …]`.
 //!
-//! Without files: residual networks of 0.3k to 12k nodes. First for one budget, as `compile` does
-//! it, divided by n log n as well, which should not grow; then with the plans of all budgets, as
-//! `plan` does it.
+//! Without files: residual networks of 0.3k to 12k nodes. First for one budget, as in `compile`,
+//! also divided by n log n, which should not grow; then with the plans of all budgets, as in
+//! `plan`.
 
 use ir::Graph;
 use passes::cost::Roofline;
@@ -44,7 +44,7 @@ fn main() {
     }
 }
 
-/// Compiles with AdamW for 60 % of what `keep` needs.
+/// Compiles with AdamW at 60 % of the memory of `keep`.
 fn row(graph: Graph) -> String {
     let name = graph.name.clone();
     let measured = compile(graph.clone(), Extent::Plan)

@@ -1,6 +1,6 @@
-//! Generated kernels against plain ones and against copying memory, taking turns, the fastest of
-//! several. All on as many threads as the machine has cores, or as are given, and all kernels, or
-//! those named: `cargo bench -p lighterage-tests --bench kernels -- 1 softmax`.
+//! Generated kernels compared with plain ones and with copying memory, in turn, the fastest of
+//! several runs. The arguments are the number of threads (default: the number of cores) and names
+//! of kernels (default: all): `cargo bench -p lighterage-tests --bench kernels -- 1 softmax`.
 #![allow(clippy::print_stdout, reason = "a benchmark prints")]
 
 use codegen::kernels::{self, Generator, Stage, Target};
@@ -193,7 +193,7 @@ fn speeds(target: &Target, threads: usize, names: &[&str]) {
     }
 }
 
-/// A case of an op that has none above.
+/// A case for an op without one above.
 fn case_of(name: &str) -> (Op, Vec<TensorType>) {
     let kind = OpKind::from_name(name).unwrap_or_else(|| panic!("there is no op {name}"));
     assert!(

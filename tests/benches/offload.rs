@@ -1,8 +1,8 @@
-//! Weight offloading against the paper's table and figure, and its time:
-//! `cargo bench -p lighterage-tests --bench offload`.
+//! Weight offloading compared with the paper's table and figure, and its time: `cargo bench -p
+//! lighterage-tests --bench offload`.
 //!
 //! Table 1 at two memories, Figure 4's bandwidths, and how long greedy+ takes on long chains. All
-//! schedules are checked. Times are of the processor, for one thread, the least of several runs.
+//! schedules are checked. Times are processor times of one thread, the smallest of several runs.
 
 use papers::offload::paper::{MIB_PER_MS, TABLE_1};
 use papers::offload::{Algorithm, Instance, Solution, solve, validate::validate};
@@ -125,7 +125,7 @@ fn checked(instance: &Instance, algorithm: Algorithm) -> Option<Solution> {
     Some(solution)
 }
 
-/// What the work takes of the processor, ms: the least of five means over 40 ms and more.
+/// The processor time of the work, ms: the smallest of five means over 40 ms and more.
 fn least_millis(work: impl Fn()) -> f64 {
     let mean = || {
         let (start, mut runs) = (processor_millis(), 0.0);
@@ -141,7 +141,7 @@ fn least_millis(work: impl Fn()) -> f64 {
     (0..5).map(|_| mean()).fold(f64::INFINITY, f64::min)
 }
 
-/// This thread's time on the processor, where the system tells; else the clock's.
+/// This thread's processor time, if the system gives it; else the clock.
 fn processor_millis() -> f64 {
     let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
     let nanos = told.and_then(|text| {

@@ -1,11 +1,12 @@
-//! Predicted steps of the planners against each other, as tables in Markdown:
-//! `cargo bench -p lighterage-tests --bench planners [-- headline | grid | ablation] [FILE.pt2 …]`.
+//! Compares the planners' predicted steps, as tables in Markdown: `cargo bench -p lighterage-tests
+//! --bench planners [-- headline | grid | ablation] [FILE.pt2 …]`.
 //!
-//! `headline`: ProTrain's models at the device's memory, where the time goes, and how far `auto` is
-//! ahead. `grid`: models, devices and budgets; `auto` must not be slower than any other planner
-//! anywhere. Files, weightless traces, are planned in the grid on one device. `ablation`: what each
-//! heuristic that drops candidates costs in steps and saves in time; only on request. All steps are
-//! the simulator's. GPT-2 is generated: see `lighterage_tests::gpt2`.
+//! `headline`: ProTrain's models at the device's memory, how the time is spent, and how much faster
+//! `auto` is. `grid`: models, devices and budgets; `auto` must not be slower than any other planner
+//! anywhere. Files, weightless traces, are planned in the grid on one device. `ablation`: for each
+//! heuristic that drops candidates, its cost in the step's time and its saving in planning time;
+//! only on request. All step times come from the simulator. GPT-2 is generated: see
+//! `lighterage_tests::gpt2`.
 
 use ir::{Device, Graph, Stream};
 use lighterage_tests::gpt2::gpt2;
@@ -26,7 +27,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-/// A ladder this much finer than the planner's own says what its coarseness costs.
+/// A ladder this much finer than the planner's own shows the cost of its coarseness.
 const FINER: usize = 4;
 const BUDGETS: [f64; 5] = [0.10, 0.25, 0.40, 0.60, 0.90];
 const DEVICES: [&str; 4] = ["rtx3090", "a100-80g", "h200", "gh200"];
@@ -161,7 +162,7 @@ fn gib(bytes: u64) -> String {
     format!("{:.2}", bytes as f64 / (1u64 << 30) as f64)
 }
 
-/// Where the time goes, and the step in seconds.
+/// How the time is spent, and the step in seconds.
 fn figures(problem: &Problem<'_>, decided: &Decided) -> (String, f64) {
     let graph = problem.graph;
     let mut schedule =
@@ -227,7 +228,7 @@ fn grid(files: &[String]) {
     assert!(1.0 <= least, "auto is slower than another planner");
 }
 
-/// Prints a model's rows on a device; returns the least ratio.
+/// Prints a model's rows on a device; returns the smallest ratio.
 fn row(name: &str, graph: &Graph, device: &Device) -> f64 {
     with_problem(graph, device, |problem| {
         let mut keep_peak = 0;
@@ -270,7 +271,7 @@ fn row(name: &str, graph: &Graph, device: &Device) -> f64 {
                         least = least.min(step / auto);
                         format!("{:.3}", step / auto)
                     }
-                    // What another planner fits, auto should fit.
+                    // If another planner finds a plan, auto should find one.
                     (Some(_), None) => {
                         least = 0.0;
                         "auto does not fit".into()
@@ -290,7 +291,7 @@ fn row(name: &str, graph: &Graph, device: &Device) -> f64 {
     })
 }
 
-/// Each heuristic, and all but it.
+/// Each heuristic's name, and all other heuristics.
 fn heuristics() -> [(&'static str, Heuristics); 6] {
     let all = Heuristics::ALL;
     [
@@ -333,7 +334,7 @@ fn heuristics() -> [(&'static str, Heuristics); 6] {
     ]
 }
 
-/// Plans at three budgets without each heuristic, against those with all of them.
+/// Plans at three budgets without each heuristic, compared with plans with all of them.
 fn ablation() {
     say(
         "| model | device | without | step at 80 % | 50 % | 30 % | planning time \
@@ -351,7 +352,7 @@ fn ablation() {
         let (graph, device) = (prepared(graph), device(on));
         let roofline = Roofline::new(&device);
         let cost = Tabled::new(&roofline, &graph);
-        // Microseconds of the steps, and the seconds that planning them took.
+        // Microseconds of the steps, and the seconds of planning.
         let plans = |heuristics: Heuristics| -> (Vec<Option<f64>>, f64) {
             let problem = Problem::new(&graph, &device, &cost)
                 .with_host_limit(device.host_bytes)

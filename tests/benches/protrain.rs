@@ -1,6 +1,5 @@
-//! Time of the four-number search, and of the one with parts of blocks:
-//! `cargo bench -p lighterage-tests --bench protrain [-- FILE.pt2 …]`.
-//! Files are planned with AdamW on an RTX 3090.
+//! Time of the four-number search, and of the search with parts of blocks: `cargo bench -p
+//! lighterage-tests --bench protrain [-- FILE.pt2 …]`. Files are planned with AdamW on an RTX 3090.
 
 use ir::Graph;
 use lighterage_tests::paper_models::{self, A100, GPT2_1B, GPT2_10B, RTX3090};

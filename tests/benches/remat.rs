@@ -1,12 +1,12 @@
-//! Recompute alone on the graphs of `tests/data/remat`, as a table in Markdown: `cargo bench -p
+//! Recompute only, on the graphs of `tests/data/remat`, as a table in Markdown: `cargo bench -p
 //! tests --bench remat [-- STEPS]`.
 //!
-//! Overheads are reruns' time over the step's, in percent, at a peak that is the given share of
-//! what keeping everything needs. "bound" is what no set of reruns can beat. Shares are exact here;
-//! the published figures' are rounded to two digits, which is why one of them is below the bound.
-//! "published" is the best of Checkmate's integer program (HiGHS), Moccasin's constraint program
-//! (OR-tools), PyTorch 2.11's memory budget with its integer program, and a randomised greedy
-//! search with pruning, on the same graphs.
+//! Overhead is the time of the reruns divided by the step's, in percent. The peak is the given
+//! share of the memory for keeping everything. "bound" is a lower bound for all sets of reruns.
+//! Shares are exact here; the published shares are rounded to two digits, so one published figure
+//! is below the bound. "published" is the best of Checkmate's integer program (HiGHS), Moccasin's
+//! constraint program (OR-tools), PyTorch 2.11's memory budget with its integer program, and a
+//! randomised greedy search with pruning, on the same graphs.
 
 use papers::remat::{Effort, Problem, curve, lower_bound, solve};
 use std::io::Write;
@@ -23,7 +23,7 @@ const ROWS: [(&str, f64, f64); 9] = [
     ("gpt12", 0.68, 9.39),
     ("gpt12", 0.60, 12.55),
 ];
-/// Layers with which gpt12 has 10 054 nodes.
+/// With this many layers, gpt12 has 10 054 nodes.
 const DEEP: u32 = 228;
 
 fn main() {
@@ -107,8 +107,8 @@ fn row(name: &str, problem: &Problem, share: f64, published: &str, effort: Effor
     )
 }
 
-/// CPU seconds of this process so far, so that what else the machine does is not counted. In
-/// hundredths: Linux counts so.
+/// CPU seconds of this process so far, so that other work on the machine does not count. Linux
+/// counts hundredths.
 fn clock() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("this bench should run on Linux");
     let fields: Vec<&str> = stat[stat.rfind(')').map_or(0, |at| at + 1)..]

@@ -1,12 +1,12 @@
 //! Allocators on traces of training steps, as tables in Markdown:
 //! `cargo bench -p lighterage-tests --bench traces [-- figure8 | figure9 | figure10 | table2]`.
 //!
-//! The efficiency of each: the most bytes alive over the bytes that it holds (STAlloc, section 2.2,
-//! Eq 1). The traces are generated (`lighterage_tests::megatron`), the figures' and tables' numbers
-//! are the paper's. `caching` and `expandable` are PyTorch's allocators as simulators, `gmlake`
-//! that of GMLake with its default limit of 512 MiB and with 64; `stalloc` is the paper's planner;
-//! `fast` and `normal` are ours at these efforts. The sizes of dynamic requests are known to all of
-//! them here.
+//! Each allocator's efficiency: the largest number of live bytes divided by its reserved bytes
+//! (STAlloc, section 2.2, Eq 1). The traces are generated (`lighterage_tests::megatron`); figures
+//! and tables have the paper's numbers. `caching` and `expandable` simulate PyTorch's allocators,
+//! `gmlake` simulates GMLake's with its default limit of 512 MiB and with 64; `stalloc` is the
+//! paper's planner; `fast` and `normal` are ours with these efforts. Here, all of them know the
+//! sizes of dynamic requests.
 
 use addresses::caching::{self, Segments};
 use lighterage_tests::megatron::Setup;
@@ -17,7 +17,7 @@ use placement::{Effort, Options, lower_bound, place};
 use std::io::Write;
 use std::time::Instant;
 
-/// Of sizes and addresses, as PyTorch asks for memory.
+/// Alignment of sizes and addresses, as in PyTorch's requests.
 const ALIGN: u64 = 512;
 
 fn say(text: &str) {
@@ -177,7 +177,7 @@ fn main() {
     }
 }
 
-/// A setup with the optimizations that letters stand for.
+/// A setup with the optimizations that the letters mean.
 fn with(setup: &Setup, letters: &str) -> Setup {
     let has = |letter| letters.contains(letter);
     Setup {
@@ -195,7 +195,7 @@ fn timed(what: impl FnOnce()) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// Bytes that our plan holds.
+/// The bytes of our plan.
 fn ours(trace: &Trace, effort: Effort) -> u64 {
     let options = Options {
         effort,
@@ -214,7 +214,7 @@ fn theirs_of(trace: &Trace) -> Vec<u64> {
         .offsets
 }
 
-/// The peak of a plan that is proved to be one.
+/// The peak of a plan, after its proof.
 fn checked(trace: &Trace, offsets: &[u64]) -> u64 {
     check::check(trace, offsets, ALIGN, None)
         .unwrap_or_else(|faults| panic!("{} faults", faults.len()))

@@ -1,5 +1,5 @@
-//! Writes kernels for a GPU, their operands and what they should make of them, for a machine that
-//! has one: see `lighterage_tests::gpu`.
+//! Writes kernels for a GPU, their operands and the expected results, for a machine with a GPU: see
+//! `lighterage_tests::gpu`.
 //!
 //! Here `cargo run -p lighterage-tests --example gpu_kernels -- sm_90 target/gpu`, there
 //! `python3 benches/gpu_kernels.py target/gpu`.

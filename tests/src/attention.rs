@@ -1,16 +1,16 @@
-//! Attention by its definition: what kernels for GPUs are compared with.
+//! Attention by its definition: the reference for the GPU kernels.
 
 use codegen::attention::Sizes;
 use codegen::kernels::Target;
 
-/// What is computed: the sizes, of heads too.
+/// A case of attention.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     /// Heads, queries, keys, the scale.
     pub sizes: Sizes,
     /// Numbers of a head.
     pub head_size: u32,
-    /// Whether a query looks at the keys up to its own place alone.
+    /// Whether a query uses only the keys up to its own position.
     pub causal: bool,
     /// The GPU.
     pub target: &'static Target,
@@ -59,7 +59,7 @@ fn numbers(n: usize, seed: u32) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
-/// Operands of the backward; those of the forward among them.
+/// Operands of the backward, including those of the forward.
 pub struct Tensors {
     /// Queries.
     pub q: Vec<f32>,
@@ -72,7 +72,7 @@ pub struct Tensors {
 }
 
 impl Tensors {
-    /// Numbers of bf16, the same ones each time.
+    /// Numbers of bf16, the same in every run.
     pub fn new(case: &Case) -> Tensors {
         let ([heads, queries, keys], d) = (case.rows(), case.d());
         let (n_q, n_k) = (
@@ -88,8 +88,8 @@ impl Tensors {
     }
 }
 
-/// Results, and how far a kernel's may be off: what rounding probabilities, gradients of scores and
-/// results to bf16 makes, by the sum of the absolute values of what is added up.
+/// Results, and the allowed error of each number: the error of rounding probabilities, gradients of
+/// scores and results to bf16, relative to the sum of the summands' absolute values.
 pub struct Expected {
     /// The result.
     pub out: Vec<(f64, f64)>,
@@ -103,14 +103,14 @@ pub struct Expected {
     pub dk: Vec<(f64, f64)>,
     /// Gradients of values.
     pub dv: Vec<(f64, f64)>,
-    /// The result as the backward takes it, rounded to bf16.
+    /// The result rounded to bf16, the backward's operand.
     pub rounded: Vec<f32>,
 }
 
-/// Two roundings to bf16's 8 bits, each off by 2⁻⁸ at most, and what f32 and approximate
-/// exponentials lose beside.
+/// Two roundings to bf16's 8 bits, each with an error of at most 2⁻⁸, plus the errors of f32 and of
+/// approximate exponentials.
 const UNIT: f64 = 1.03 * 2.0 / 256.0;
-/// What sums in f32 lose.
+/// The error of sums in f32.
 const SUM: f64 = 1e-5;
 
 impl Expected {

@@ -1,4 +1,4 @@
-//! A residual network of any depth, with its gradients: for what depends on a graph's size.
+//! A residual network of any depth, with its gradients, for tests that depend on a graph's size.
 
 use ir::graph::Output;
 use ir::op::{Attr, Op};
@@ -7,7 +7,7 @@ use ir::{DType, Graph, Phase, State, StateKind, TensorType, Value};
 const BATCH: u64 = 64;
 const WIDTH: u64 = 64;
 
-/// A graph as it grows.
+/// A graph under construction.
 pub(crate) struct Builder {
     pub(crate) graph: Graph,
     pub(crate) phase: Phase,

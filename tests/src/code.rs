@@ -1,4 +1,4 @@
-//! Generated kernels on tensors of one's own.
+//! Runs generated kernels on tensors.
 #![allow(unsafe_code, reason = "generated kernels are foreign functions")]
 
 use codegen::kernels::{Cache, Generated, Generator, Stage, Target, compile_kernels};
@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// A kernel in memory.
 pub struct Kernel {
-    /// What it was made from.
+    /// Its source.
     pub generated: Generated,
     loaded: Loaded,
 }
@@ -32,7 +32,7 @@ pub fn compile(generated: Generated, target: &Target) -> Kernel {
     }
 }
 
-/// Compiles many kernels, by as many generators as there are cores.
+/// Compiles many kernels, with one generator for each core.
 pub fn compile_all(generated: Vec<Generated>, target: &Target) -> Vec<Kernel> {
     let objects = compile_kernels(&generated.iter().collect::<Vec<_>>(), target, &Cache::off());
     let objects = objects.expect("kernels should compile");
@@ -44,8 +44,7 @@ pub fn compile_all(generated: Vec<Generated>, target: &Target) -> Vec<Kernel> {
 }
 
 impl Kernel {
-    /// The kernel with its operands and results, to be run any number of times, on `threads`
-    /// threads.
+    /// The kernel with its operands and results; it can be run many times on `threads` threads.
     pub fn bind<'a>(
         &'a self,
         ins: &'a [OwnedTensor],
@@ -75,15 +74,16 @@ impl Kernel {
                     .function(&phase.symbol)
                     .expect("a kernel should have its functions");
                 share(threads, phase.parts, |first, end| {
-                    // SAFETY: the pointers are those of distinct tensors of the kernel's types, the
-                    // parts the phase's.
+                    // SAFETY: the pointers belong to distinct tensors of the kernel's types, the
+                    // parts to the phase.
                     unsafe { function(pointers.all().as_ptr(), first, end) };
                 });
             }
         }
     }
-    /// Runs the kernel on operands, into results of the given types that hold rubbish before, or
-    /// lie on operands. `cuts` are where the calls of a phase are cut, in 2^16ths of its parts.
+    /// Runs the kernel on operands, into results of the given types. Results have arbitrary bytes
+    /// before, or lie on operands. `cuts` are the cuts between a phase's calls, in 2^-16 of its
+    /// parts.
     pub fn run(
         &self,
         ins: &[OwnedTensor],
@@ -132,10 +132,10 @@ impl Kernel {
                 .collect();
             at.extend([0, phase.parts]);
             at.sort_unstable();
-            // Backwards: parts do not wait for each other.
+            // Backwards, because parts do not wait for each other.
             for pair in at.windows(2).rev() {
-                // SAFETY: the pointers are those of tensors of the kernel's types, distinct but for
-                // in-place pairs that the kernel allows, and the parts are the phase's.
+                // SAFETY: the pointers belong to tensors of the kernel's types, which are distinct
+                // except for allowed in-place pairs; the parts belong to the phase.
                 unsafe { function(pointers.as_ptr(), pair[0], pair[1]) };
             }
         }
@@ -173,7 +173,7 @@ impl Pointers<'_> {
     }
 }
 
-// SAFETY: addresses are data; whoever calls a kernel with them answers for what is behind them.
+// SAFETY: addresses are data; the caller of a kernel is responsible for accesses through them.
 unsafe impl Sync for Pointers<'_> {}
 
 /// An op's attributes in the artifact's types.
@@ -201,7 +201,7 @@ pub fn bind_plain<'a>(
         .collect();
     Run::new(op.name(), attrs, ins, &types, 1 << 20, &[])
 }
-/// What an op's plain kernel makes of tensors.
+/// The results of an op's plain kernel.
 pub fn plain(
     op: &Op,
     ins: &[&OwnedTensor],

@@ -1,5 +1,5 @@
-//! What a graph means, computed the plainest way: each node once, in the order of the graph, on
-//! tensors of its own. No schedule, no plan, no streams; only the kernels are those of the runtime.
+//! The meaning of a graph, computed in the simplest way: each node once, in the order of the graph,
+//! on separate tensors. No schedule, no plan, no streams; only the kernels come from the runtime.
 
 use codegen::{attr, dtype};
 use ir::{Graph, Op, Table, TensorType, Value};
@@ -9,9 +9,8 @@ use std::collections::BTreeMap;
 /// Bytes of tensors by name: an input's or output's name, a state's path.
 pub type Tensors = BTreeMap<String, Vec<u8>>;
 
-/// Computes one step: `states` by path become what the step leaves; the outputs are returned by
-/// name. An error says which node's kernel refused what. Panics if an input or a state has no
-/// bytes.
+/// Computes one step: changes `states`, which are given by path, and returns the outputs by name.
+/// An error names the node and the kernel's reason. Panics if an input or a state has no bytes.
 pub fn step(graph: &Graph, states: &mut Tensors, inputs: &Tensors) -> Result<Tensors, String> {
     let mut tensors: Table<Value, Option<OwnedTensor>> = Table::filled(graph.values.len(), None);
     for &input in &graph.inputs {
@@ -41,7 +40,7 @@ pub fn step(graph: &Graph, states: &mut Tensors, inputs: &Tensors) -> Result<Ten
         .collect())
 }
 
-/// One op, on tensors of these types; a fused one's ops in turn.
+/// Runs one op on tensors of these types; for a fused op, its ops in turn.
 pub fn run(
     op: &Op,
     types: &[&TensorType],

@@ -1,5 +1,5 @@
-//! Operands and attributes for any op, from its declaration and what its shape rule says: tests
-//! that run every op need no list of them.
+//! Operands and attributes for any op, from its declaration and its shape rule, so that tests of
+//! every op need no list of them.
 
 use ir::op::{Access, Attr, Elements, Kind, Misfit, Op, OpKind, attributes};
 use ir::{DType, TensorType};
@@ -10,7 +10,7 @@ pub fn ops_that(holds: impl Fn(OpKind) -> bool) -> Vec<OpKind> {
     all.filter(|&op| holds(op)).collect()
 }
 
-/// True if a generated kernel computes the op by itself. Reshapes and the like are no kernels.
+/// True if a generated kernel computes the op by itself. Reshapes and similar ops have no kernel.
 pub fn is_generated(op: OpKind) -> bool {
     op.facts().may_be_generated() && op.facts().has_kernel
 }
@@ -43,8 +43,8 @@ fn has_keys(op: OpKind, keys: &[&str]) -> bool {
     found.eq(keys.iter().copied())
 }
 
-/// An op with attributes and operands around `x`: as many as it needs, and not more. `None` if no
-/// such operands are found, or if its attributes are text or a body.
+/// An op with attributes and only the required operands, based on `x`. `None` if no such operands
+/// are found, or if its attributes are text or a body.
 pub fn example(kind: OpKind, x: &TensorType) -> Option<(Op, Vec<TensorType>)> {
     let attrs = attributes(kind).iter();
     let attrs = attrs.map(|&(key, kind)| Some((key.to_string(), attr(key, kind, x)?)));
@@ -71,9 +71,10 @@ fn attr(key: &str, kind: Kind, x: &TensorType) -> Option<Attr> {
     })
 }
 
-/// The operands, changed as the op's shape rule says until they fit. `None` if it does not say how.
+/// The operands, changed by the messages of the op's shape rule until they fit. `None` if a message
+/// does not say how.
 pub fn fitting(op: &Op, mut types: Vec<TensorType>) -> Option<Vec<TensorType>> {
-    // A rule says one thing at a time, and at most three of each operand.
+    // A rule reports one misfit at a time, and at most three for each operand.
     for _ in 0..=3 * types.len() {
         match op.infer(&types.iter().collect::<Vec<_>>()) {
             Ok(_) => return Some(types),
@@ -84,8 +85,7 @@ pub fn fitting(op: &Op, mut types: Vec<TensorType>) -> Option<Vec<TensorType>> {
     None
 }
 
-/// Makes operands what a shape rule says that they should be. False if it says only that they do
-/// not fit.
+/// Changes operands as a shape rule requires. False if the rule says only that they do not fit.
 pub fn repair(types: &mut [TensorType], misfit: &Misfit) -> bool {
     match misfit {
         &Misfit::ElementType { operand, wanted } => retype(&mut types[operand], wanted),

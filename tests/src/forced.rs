@@ -1,4 +1,4 @@
-//! Programs from decisions that no planner made.
+//! Programs from decisions that do not come from a planner.
 
 use ir::{Device, Graph, Phase, Program};
 use passes::alloc;

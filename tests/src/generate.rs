@@ -1,6 +1,5 @@
 //! Random typed graphs, random data for them, and random decisions. Values are small integers in
-//! floats and every op is exact on them, so that two ways of computing a step must agree bit for
-//! bit.
+//! floats, and every op is exact on them, so two computations of a step must agree bit for bit.
 
 use crate::evaluate::Tensors;
 use ir::graph::Output;
@@ -11,8 +10,8 @@ use passes::graph::optimizer::HYPER;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-/// `cases` cases, the same ones in every run. `PROPTEST_RNG_SEED` gives others, `PROPTEST_CASES`
-/// another number.
+/// A configuration with `cases` cases, the same in every run. `PROPTEST_RNG_SEED` gives other
+/// cases, `PROPTEST_CASES` another number.
 pub fn config(cases: u32) -> ProptestConfig {
     let given = ProptestConfig::default();
     let cases = if std::env::var_os("PROPTEST_CASES").is_some() {
@@ -33,17 +32,17 @@ pub fn config(cases: u32) -> ProptestConfig {
     }
 }
 
-/// One choice of the generator: which op, which operands, which way.
+/// One choice of the generator: the op, two operands, a variant.
 pub type Choice = (u8, u16, u16, u8);
 
 /// A graph's choices: its nodes, and its number of states and inputs.
 #[derive(Clone, Debug)]
 pub struct Recipe {
-    /// One a node.
+    /// One for each node.
     pub nodes: Vec<Choice>,
-    /// How many states.
+    /// The number of states.
     pub n_states: usize,
-    /// How many inputs.
+    /// The number of inputs.
     pub n_inputs: usize,
 }
 
@@ -61,7 +60,7 @@ pub fn recipes(most: usize) -> impl Strategy<Value = Recipe> {
         })
 }
 
-/// A graph as it grows. Invariant: f32 values have four columns.
+/// A graph under construction. Invariant: f32 values have four columns.
 struct Builder {
     graph: Graph,
     /// Each f32 value with a bound on its magnitude.
@@ -72,13 +71,13 @@ struct Builder {
 
 /// Magnitudes stay below this, far from where f32 stops being exact on integers.
 const BOUND: f64 = 65536.0;
-/// What a clamp leaves.
+/// The bound after a clamp.
 const SMALL: f64 = 8.0;
-/// States start from at most 4; with a momentum of one and gradients of one they grow by at most 5,
-/// 6, 7 in three steps.
+/// States are at most 4 at the start; with a momentum of one and gradients of one they grow by at
+/// most 5, 6, 7 in three steps.
 const STATE: f64 = 22.0;
 const N: u64 = 4;
-/// Most rows of a value.
+/// The largest number of rows of a value.
 const TALL: u64 = 16 * N;
 
 /// The graph of a recipe.
@@ -136,7 +135,7 @@ pub fn graph(recipe: &Recipe) -> Graph {
             value,
         });
     }
-    // What nothing computes, or what is fetched twice, can be an output as well.
+    // An input, a state's value, or a value that is an output already can be an output as well.
     let seed = recipe.nodes.len();
     let odd = match seed % 4 {
         0 => b.graph.inputs[0],
@@ -188,7 +187,7 @@ impl Builder {
         self.values.push((value, bound));
     }
 
-    /// The value cut to small magnitudes.
+    /// The value clamped to small magnitudes.
     fn small(&mut self, value: Value) -> Value {
         self.clamp(value, SMALL)
     }
@@ -201,7 +200,7 @@ impl Builder {
         )
     }
 
-    /// Two values whose product, and a sum of four such, is exact.
+    /// Two values whose product is exact, and also a sum of four such products.
     fn factors(&mut self, x: (Value, f64), y: (Value, f64)) -> ((Value, f64), (Value, f64)) {
         if 4.0 * x.1 * y.1 <= BOUND {
             (x, y)
@@ -214,7 +213,7 @@ impl Builder {
         self.graph.values[value].ty.shape()[0]
     }
 
-    /// The value with `rows` rows: by broadcast, from its start, or repeated.
+    /// The value with `rows` rows: broadcast, cut, or repeated.
     fn with_rows(&mut self, value: Value, rows: u64) -> Value {
         let has = self.rows(value);
         if has == rows {
@@ -251,7 +250,7 @@ impl Builder {
         self.node("cast", &[("dtype", Attr::Type(dtype))], &[value])
     }
 
-    /// An op of two operands that broadcasts.
+    /// An op of two operands with broadcast.
     fn binary(&mut self, op: &str, x: Value, y: Value) -> Value {
         let (rows_x, rows_y) = (self.rows(x), self.rows(y));
         let y = if rows_x == 1 || rows_y == 1 {
@@ -263,7 +262,7 @@ impl Builder {
     }
 
     fn step(&mut self, (kind, a, b, way): Choice, index: usize) {
-        // Late values are likelier, so that graphs grow deep.
+        // Late values are more likely, so that graphs become deep.
         let pick = |k: u16, values: &[(Value, f64)]| {
             let n = values.len();
             let back = (k as usize % n).min((k as usize / n) % n);
@@ -359,7 +358,7 @@ impl Builder {
                 bx,
             ),
             14 | 15 => {
-                // Sizes differ, so that there is something to allocate.
+                // Sizes differ, so that allocation is not trivial.
                 let rows = (self.rows(x).max(N) * if way & 1 == 0 { 2 } else { 4 }).min(TALL);
                 (self.with_rows(x, rows), bx)
             }
@@ -397,8 +396,8 @@ impl Builder {
         self.push(value, bound);
     }
 
-    /// States move on from late values, in several ways: not at all, in place, by copy, to
-    /// another's old value.
+    /// States change to late values in several ways: no change, in place, by copy, or to another
+    /// state's old value.
     fn update(&mut self, i: usize, recipe: &Recipe, hyper: Value) {
         let state = State::new(i);
         let before = self.graph.states[state].before;
@@ -431,7 +430,7 @@ impl Builder {
                 self.node("reshape", &[("shape", ints(&[rows, N]))], &[flat])
             }
             _ => {
-                // Both results may be written over operands.
+                // Both results may lie on operands.
                 let ty = self.graph.values[before].ty.clone();
                 let moment_state = self.graph.states.next_id();
                 let moment = self.graph.add_state(
@@ -457,7 +456,7 @@ fn ints(list: &[u64]) -> Attr {
     Attr::Ints(list.iter().map(|&i| i as i64).collect())
 }
 
-/// What the states of a generated graph start from.
+/// The initial states of a generated graph.
 pub fn states(graph: &Graph, seed: u64) -> Tensors {
     graph
         .states
@@ -471,7 +470,7 @@ pub fn states(graph: &Graph, seed: u64) -> Tensors {
         .collect()
 }
 
-/// What step `step` of a generated graph is fed.
+/// The inputs of step `step` of a generated graph.
 pub fn feed(graph: &Graph, seed: u64, step: usize) -> Tensors {
     let bytes = |name: &str, ty| match name {
         // Rate and momentum of one, no decay: exact.
@@ -559,7 +558,7 @@ pub fn decisions(problem: &Problem<'_>, choices: &[u8]) -> Decisions {
             decisions.cuts.insert(Gap { value, gap }, (means, reason));
         }
     }
-    // Reruns at random, of nodes that stand before.
+    // Random reruns of earlier nodes.
     for position in 1..problem.lines.len() as u32 {
         if draw() % 6 == 0 {
             let node = problem.lines[draw() as usize % position as usize];

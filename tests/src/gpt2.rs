@@ -1,6 +1,6 @@
-//! GPT-2's training step at any size, as a coarse trace of PyTorch has it: f32, tied embeddings,
-//! attention as one op, the tanh of GeLU written out. Weightless: for planning models that no file
-//! could hold.
+//! GPT-2's training step at any size, as in a coarse trace of PyTorch: f32, tied embeddings,
+//! attention as one op, GeLU with tanh as single ops. Without weights, to plan models that are too
+//! large for files.
 
 use crate::chain::Builder;
 use ir::graph::Output;
@@ -10,7 +10,7 @@ use ir::{DType, Graph, Phase, State, StateKind, TensorType, Value};
 const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
 const CUBE: f64 = 0.044_715;
 
-/// Sizes that every part needs.
+/// Sizes for all parts.
 #[derive(Clone, Copy)]
 struct Sizes {
     width: u64,

@@ -1,17 +1,17 @@
-//! Kernels for GPUs with operands, and what they should make of them: for the interpreter of PTX
-//! here, and, in a folder, for `benches/gpu_kernels.py` on a machine that has a GPU and nothing of
-//! ours.
+//! Kernels for GPUs with operands and expected results: for the interpreter of PTX here, and, in a
+//! folder, for `benches/gpu_kernels.py` on a machine with a GPU and without Lighterage.
 //!
 //! A folder has two files. `kernels.bin` has the tensors' bytes; `kernels.json` the rest: `target`,
-//! `modules` of PTX, `cases` that are compared, and `timed` ones that are not. A case has its
-//! `module`, by its place in the list, and its `launches`, to be started in turn: `symbol`,
-//! `blocks`, `threads` of a block, `shared_bytes` of dynamic shared memory. Each takes the
+//! `modules` of PTX, `cases` that are compared, and `timed` cases that are not. A case has its
+//! `module`, by its position in the list, and its `launches`, which run in turn: `symbol`,
+//! `blocks`, `threads` of a block, `shared_bytes` of dynamic shared memory. Each launch takes the
 //! addresses of the `operands`, of the `results` and, unless `scratch_bytes` is 0, of the scratch,
 //! then the `scalars`: `["u32", 3]`, `["f32", 0.5]`. Addresses are multiples of 64. Tensors have a
-//! `dtype` and a `shape`; where their bytes are in `kernels.bin`, `at`; and results, where how far
-//! each number may be off is, as f32, `bounds`; without, not at all. An operand of a timed case
-//! that has no `at` may hold any numbers. `inplace` are pairs of an operand and a result that may
-//! have one address. If `any_blocks`, any number of blocks will do.
+//! `dtype`, a `shape`, and `at`, the position of their bytes in `kernels.bin`. Results may have
+//! `bounds`, the position of the allowed errors of all numbers as f32; without `bounds`, results
+//! must be exact. An operand of a timed case without `at` may have any numbers. `inplace` has pairs
+//! of an operand and a result that may share an address. If `any_blocks` is true, the number of
+//! blocks may be changed.
 
 use crate::attention::{self, Expected as Attention, Tensors};
 use crate::code::compile_all;
@@ -48,7 +48,7 @@ pub struct Launch {
 pub struct Operand {
     /// Its type.
     pub ty: TensorType,
-    /// Its bytes; none if any numbers will do.
+    /// Its bytes; none if any numbers may be used.
     pub bytes: Option<Vec<u8>>,
 }
 
@@ -57,27 +57,27 @@ pub struct Operand {
 pub struct Outcome {
     /// Its type.
     pub ty: TensorType,
-    /// What is expected, if it is compared.
+    /// The expected numbers, if it is compared.
     pub expected: Option<Expected>,
 }
 
-/// What a result should be.
+/// The expected numbers of a result.
 #[derive(Clone, Debug)]
 pub struct Expected {
     /// Its bytes.
     pub bytes: Vec<u8>,
-    /// How far each number may be off.
+    /// The allowed error of each number.
     pub bounds: Vec<f64>,
 }
 
-/// A kernel and what it should compute.
+/// A kernel and its expected results.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// What it computes.
+    /// A description of the computation.
     pub name: String,
     /// A module with all of its functions.
     pub ptx: String,
-    /// They are started in turn.
+    /// The launches, in order.
     pub launches: Vec<Launch>,
     /// Operands, in order.
     pub operands: Vec<Operand>,
@@ -85,17 +85,17 @@ pub struct Case {
     pub results: Vec<Outcome>,
     /// Bytes of scratch.
     pub scratch_bytes: u64,
-    /// Arguments behind the addresses.
+    /// Arguments after the addresses.
     pub scalars: Vec<Argument>,
     /// (operand, result) pairs that may share their bytes.
     pub inplace: Vec<(usize, usize)>,
-    /// Whether any number of blocks computes the same.
+    /// Whether the results are the same for any number of blocks.
     pub any_blocks: bool,
     /// Floating-point operations of products.
     pub flops: f64,
 }
 
-/// The assembler for GPUs; none, and a line that says why, where it cannot be had.
+/// The assembler for GPUs; if it is not available, none, and a line that says why.
 pub fn ptxas() -> Option<PathBuf> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/ptxas.sh");
     let out = Command::new("sh")
@@ -111,7 +111,7 @@ pub fn ptxas() -> Option<PathBuf> {
 
 // --- cases ---
 
-/// An op on tensors, and how near the results are.
+/// An op on tensors, and the allowed error of its results.
 pub(crate) struct Wanted {
     pub(crate) op: Op,
     pub(crate) ins: Vec<(TensorType, OwnedTensor)>,
@@ -144,8 +144,8 @@ impl Wishes {
     }
 }
 
-/// Ops one by one: what each kind of instruction, loop and sum needs, at sizes that fill no vector,
-/// no warp or no block, and at such that do.
+/// Single ops for each kind of instruction, loop and sum: at sizes that do not fill a vector, a
+/// warp or a block, and at sizes that do.
 fn ops() -> Vec<Wanted> {
     use Numbers::{Plain, Small, Wild};
     let mut wishes = Wishes {
@@ -155,8 +155,8 @@ fn ops() -> Vec<Wanted> {
     let exact = Close::Ulps(0.0);
     let floats = [DType::F32, DType::BF16, DType::F16];
     let is_half = |dtype: DType| dtype.bytes() == 2;
-    // A GPU's exponential rounds the exponent's product, which a CPU's splits in two: 2^-24 of up
-    // to 127.
+    // A GPU's exponential rounds the product in the exponent, a CPU's splits it in two: an error of
+    // 2^-24 of up to 127.
     let near = |dtype| Close::Ulps(if is_half(dtype) { 2.0 } else { 64.0 });
     let of_largest = |dtype| Close::OfLargest(if is_half(dtype) { 2.0 } else { 64.0 });
     for dtype in floats {
@@ -342,7 +342,7 @@ fn ops() -> Vec<Wanted> {
     wishes.all
 }
 
-/// Every op that may be generated and has no case so far.
+/// Every op with a generated kernel that has no case so far.
 fn others(wishes: &mut Wishes) {
     let x = ty(DType::F32, &[7, 11, 13]);
     for kind in example::ops_that(example::is_generated) {
@@ -408,7 +408,7 @@ fn updates(wishes: &mut Wishes, dtype: DType) {
     }
 }
 
-/// Groups that `fuse` makes of traced models, each kernel once.
+/// Groups that `fuse` makes from traced models, each kernel once.
 fn groups(target: &Target) -> Vec<Wanted> {
     let mut wishes = Wishes {
         all: vec![],
@@ -451,7 +451,7 @@ fn groups(target: &Target) -> Vec<Wanted> {
             let kernel =
                 kernels::generate_op(&data.op, &types, target).expect("groups should have kernels");
             if seen.insert(kernel.name) {
-                // Sums in another order, of numbers that may cancel.
+                // Sums in another order; numbers may cancel.
                 wishes.push(
                     data.op.clone(),
                     &types,
@@ -464,7 +464,7 @@ fn groups(target: &Target) -> Vec<Wanted> {
     wishes.all
 }
 
-/// Cases of the ops whose kernels are written for GPUs.
+/// Cases for the ops with kernels written for GPUs.
 pub fn ops_for_gpus(target: &Target) -> Vec<Case> {
     gpu_ops::cases(target)
 }
@@ -532,7 +532,7 @@ pub(crate) fn ptx(kernels: &[Generated], target: &Target) -> Vec<String> {
         .map(text)
         .collect()
 }
-/// A case of an op, whose results should be as expected.
+/// A case of an op with its expected results.
 pub(crate) fn case(
     wanted: &Wanted,
     generated: &Generated,
@@ -629,7 +629,7 @@ fn attention_cases(of: &attention::Case, target: &Target, generator: &mut Genera
                     .flat_map(|x| (x.0 as f32).to_le_bytes())
                     .collect(),
             },
-            // What is expected is rounded itself.
+            // The expected number is rounded, too.
             bounds: numbers
                 .iter()
                 .map(|x| {
@@ -722,7 +722,7 @@ fn attention_case(
 
 // --- speed ---
 
-/// Kernels at sizes that no cache of a GPU holds: what moves through memory, and attention.
+/// Kernels at sizes that are larger than a GPU's caches: kernels limited by memory, and attention.
 pub fn timed(target: &Target) -> Vec<Case> {
     let mut wanted: Vec<(Op, Vec<TensorType>)> = vec![];
     let (scalar, rng) = (ty(DType::I64, &[]), ty(DType::I64, &[2]));
@@ -820,8 +820,7 @@ pub fn timed(target: &Target) -> Vec<Case> {
             ty(DType::F32, &[64, n]),
         );
         let backward = [vec![&x; 4], vec![&row; 2]].concat();
-        // A product of queries and keys, or of as many numbers: how many of them each kernel
-        // computes.
+        // The number of products of queries and keys, or of the same size, in each kernel.
         for (kind, ins, outs, n_products) in [
             (Kind::Forward, vec![&x; 3], vec![&x, &row], 2),
             (Kind::Keys, backward.clone(), vec![&x; 2], 4),
@@ -851,7 +850,7 @@ pub fn timed(target: &Target) -> Vec<Case> {
     cases
 }
 
-/// The bytes of what is no tensor but options: an optimizer's, a generator's, a count of steps.
+/// The bytes of options: an optimizer's, a generator's, a count of steps. None for other tensors.
 fn options(ty: &TensorType) -> Option<Vec<u8>> {
     let hyper = [1e-3, 0.9, 0.999, 1e-8, 0.01];
     match (ty.dtype(), ty.numel()) {
@@ -864,9 +863,9 @@ fn options(ty: &TensorType) -> Option<Vec<u8>> {
 // --- interpreter ---
 
 impl Case {
-    /// Runs the case by the interpreter: with as many blocks as there should be, or, of kernels
-    /// that take any number, with `blocks`; and with an operand and a result at one address. The
-    /// results' bytes.
+    /// Runs the case by the interpreter and returns the results' bytes. Kernels for any number of
+    /// blocks run with `blocks`, others with their own number. An operand and a result may share an
+    /// address.
     pub fn interpret(
         &self,
         blocks: Option<u64>,
@@ -920,7 +919,7 @@ impl Case {
             .collect())
     }
 
-    /// Compares results; the first number that is off, of each.
+    /// Compares results; returns the first wrong number of each.
     pub fn compare(&self, found: &[Vec<u8>]) -> Vec<String> {
         let mut wrong = vec![];
         for (j, (result, found)) in self.results.iter().zip(found).enumerate() {
@@ -969,7 +968,7 @@ struct Data {
 }
 
 impl Data {
-    /// Where the bytes are.
+    /// Adds bytes; returns their position.
     fn add(&mut self, bytes: &[u8]) -> usize {
         let at = self.bytes.len();
         self.bytes.extend_from_slice(bytes);

@@ -1,6 +1,6 @@
-//! Ops whose kernels are written for GPUs, with operands: odd sizes, tensors without elements, up
-//! to four dimensions, every width of an element. What they should make of them is what the
-//! runtime's plain kernels make.
+//! Ops with kernels written for GPUs, with operands: odd sizes, tensors without elements, up to
+//! four dimensions, every width of an element. The runtime's plain kernels give the expected
+//! results.
 
 use crate::gpu::{Case, Wanted, case, ints, op, ptx, results, ty, types};
 use crate::numbers::{Close, Numbers, Random, shape_of, tensor};
@@ -14,8 +14,7 @@ use DType::{BF16, Bool, F16, F32, F64, I32, I64, U8};
 /// Exactly the same.
 const SAME: Close = Close::Ulps(0.0);
 
-/// Exactly the same, of numbers whose sums are none of infinities: cases need a processor with
-/// fused multiply-adds.
+/// Exactly the same for finite sums. The cases need a processor with fused multiply-adds.
 const PRODUCT: Close = Close::OfLargest(0.0);
 
 /// Collects ops with their operands.
@@ -121,7 +120,7 @@ pub(crate) fn cases(target: &Target) -> Vec<Case> {
     cases
 }
 
-/// The scratch that a plan has for it.
+/// The scratch in a plan for it.
 fn scratch(wanted: &Wanted) -> u64 {
     let types = types(wanted);
     let outs = results(&wanted.op, &types);
@@ -436,7 +435,7 @@ fn lines(w: &mut Wishes) {
     w.on("topk", &attrs, &[ty(F32, &[2])], SAME);
 }
 
-/// Those that kernels made from instructions need scratch for, or cannot compute.
+/// Reductions that generated kernels cannot compute, or need scratch for.
 fn reductions(w: &mut Wishes) {
     let over = |dims: &[i64]| [("dims", ints(dims)), ("keepdim", Attr::Bool(false))];
     for dtype in [F32, BF16, F64, I32] {

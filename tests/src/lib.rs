@@ -1,5 +1,5 @@
-//! What the tests share: generators of graphs and decisions, a plain evaluator, and ways to run
-//! what was compiled.
+//! Shared code of the tests: generators of graphs and decisions, a plain evaluator, and functions
+//! that run compiled steps.
 
 pub mod attention;
 pub mod chain;

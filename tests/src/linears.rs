@@ -1,6 +1,6 @@
-//! A stack of linear layers with its gradients, as `torch.nn.Sequential` of `torch.nn.Linear` and
-//! the mean squared error would be traced: for what updates do to memory. Parameters and gradients
-//! stand in the order of the layers.
+//! A stack of linear layers with its gradients, like a trace of `torch.nn.Sequential` of
+//! `torch.nn.Linear` with the mean squared error. It tests the memory of updates. Parameters and
+//! gradients are in the order of the layers.
 
 use ir::graph::Output;
 use ir::op::{Attr, Op};

@@ -1,17 +1,17 @@
-//! Traces of what a rank of a Megatron-like pipeline allocates in a training step, for comparing
+//! Traces of a rank's allocations in a training step of a Megatron-like pipeline, to compare
 //! address planners: the configurations of STAlloc's section 9 (1F1B and virtual pipelines,
 //! recomputation, ZeRO, offloading, mixtures of experts).
 //!
 //! Sizes are those of a transformer's tensors in bf16 with main gradients and optimizer states in
-//! f32; attention keeps no scores (flash). Every request and release has a tick of its own, so that
-//! the trace's order is the program's.
+//! f32; attention keeps no scores (flash). Every request and free has its own tick, so the trace
+//! has the program's order.
 
 use placement::trace::{Block, Origin, Span, Trace};
 
 /// A rank's work.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Layers of the whole model, and their width.
+    /// Layers of the whole model.
     pub layers: usize,
     /// Width of the residual stream, elements.
     pub width: u64,
@@ -19,30 +19,30 @@ pub struct Setup {
     pub hidden: u64,
     /// Entries of the vocabulary.
     pub vocabulary: u64,
-    /// Tokens of a sequence, and sequences of a micro-batch.
+    /// Tokens of a sequence.
     pub sequence: u64,
     /// Sequences of a micro-batch.
     pub batch: u64,
     /// Micro-batches of a step.
     pub micro_batches: usize,
-    /// Pipeline stages, and which of them this rank is.
+    /// Pipeline stages.
     pub stages: usize,
-    /// From 0.
+    /// This rank's stage, from 0.
     pub rank: usize,
-    /// Parts of the model that each rank has: 1 is 1F1B.
+    /// The number of parts of the model on each rank: 1 is 1F1B.
     pub virtual_stages: usize,
     /// Layers keep their input and run again in the backward.
     pub recompute: bool,
     /// Ranks over which gradients' and optimizer's states are divided: 1 is none (ZeRO).
     pub zero: u64,
-    /// What a forward leaves goes to the host and comes back for its backward; the optimizer's
-    /// states stay there, and updates are done there (ZeRO-Offload).
+    /// Results of a forward go to the host and come back for the backward; the optimizer's states
+    /// stay on the host, and updates run there (ZeRO-Offload).
     pub offload: bool,
-    /// Experts of each feed-forward part; 0: none. A token goes to `top`.
+    /// Experts of each feed-forward part; 0: none. A token goes to `top` of them.
     pub experts: usize,
     /// Experts that a token goes to.
     pub top: u64,
-    /// Of the routing.
+    /// The seed of the routing.
     pub seed: u64,
 }
 
@@ -113,7 +113,7 @@ impl Setup {
     }
 }
 
-/// Bytes of an element of bf16, of f32.
+/// Bytes of an element of bf16 and of f32.
 const HALF: u64 = 2;
 const FULL: u64 = 4;
 
@@ -126,10 +126,11 @@ struct Writer<'a> {
     draws: u64,
 }
 
-/// A block that is alive.
+/// A live block.
 type Live = usize;
 
-/// What a layer's forward leaves for its backward: its input, and what it keeps, latest last.
+/// The blocks that a layer's forward leaves for its backward: its input, and kept blocks, the
+/// latest last.
 struct Saved {
     input: Tensor,
     kept: Vec<Tensor>,
@@ -222,7 +223,7 @@ impl Writer<'_> {
             ..
         } = *self.setup;
         let own = layers / stages;
-        // Weights in bf16, gradients in f32, and three f32 of the optimizer's, all there for the
+        // Weights in bf16, gradients in f32, and the optimizer's three f32; they exist for the
         // whole step.
         let mut sizes = vec![];
         for _ in 0..own {
@@ -263,11 +264,11 @@ impl Writer<'_> {
             }
         }
         self.begin_phase("optimizer".into());
-        // What is on its way to the host while the next one is got ready.
+        // The block that is being copied to the host while the next one is prepared.
         let mut leaving: Option<Live> = None;
         for &n in &sizes {
-            // The update's temporaries; on the host, the gradient that goes there and the weight
-            // that comes back.
+            // The update's temporaries; with updates on the host, the gradient that goes there and
+            // the weight that comes back.
             let (a, b) = match self.setup.offload {
                 false => (
                     self.get(n * FULL / zero, false),
@@ -303,7 +304,7 @@ impl Writer<'_> {
         self.begin_phase(format!("fwd.{number}"));
         let mut x = self.get(self.stream(), false);
         let mut saved = vec![];
-        // What goes to the host while the next layer runs.
+        // Blocks that go to the host while the next layer runs.
         let mut leaving: Vec<Live> = vec![];
         for layer in 0..layers {
             let (mut kept, y) = self.layer(layer);
@@ -325,7 +326,7 @@ impl Writer<'_> {
         (saved, x)
     }
 
-    /// What a forward leaves of a block.
+    /// A block that a forward leaves, on the device or on the host.
     fn left(&self, block: Live) -> Tensor {
         let dynamic = self.trace.blocks[block].origin.dynamic;
         if self.setup.offload {
@@ -338,7 +339,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Brings to the device what a layer's forward has left.
+    /// Copies the blocks of a layer's forward to the device.
     fn fetch(&mut self, Saved { input, kept }: Saved) -> (Live, Vec<Live>) {
         let mut here = |tensor| match tensor {
             Tensor::Here(block) => block,
@@ -354,7 +355,7 @@ impl Writer<'_> {
         let mut next = saved.pop().map(|last| self.fetch(last));
         while let Some((input, mut kept)) = next {
             let layer = saved.len();
-            // The layer below comes while this one runs.
+            // The blocks of the layer below are copied while this one runs.
             next = saved.pop().map(|below| self.fetch(below));
             if self.setup.recompute {
                 let (again, y) = self.layer(layer);
@@ -380,7 +381,7 @@ impl Writer<'_> {
         self.end_phase();
     }
 
-    /// A layer's forward: what it keeps, and its result.
+    /// A layer's forward: the kept blocks, and its result.
     fn layer(&mut self, layer: usize) -> (Vec<Live>, Live) {
         self.begin_module(format!("layers.{layer}"));
         let (stream, tokens) = (self.stream(), self.setup.sequence * self.setup.batch);
@@ -452,7 +453,7 @@ impl Writer<'_> {
         out
     }
 
-    /// Tokens that an expert gets: between half and one and a half of the mean.
+    /// The tokens of an expert: between half and one and a half times the mean.
     fn routed(&mut self, mean: u64) -> u64 {
         // SplitMix64.
         self.draws = self.draws.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -1,9 +1,9 @@
-//! Numbers for kernels, and how far their results may be apart.
+//! Numbers for kernels, and allowed errors of their results.
 
 use ir::{DType, TensorType};
 use runtime::kernels::owned::OwnedTensor;
 
-/// Numbers of a sequence that a seed decides, splitmix64's.
+/// Random numbers with a seed (splitmix64).
 pub struct Random(pub u64);
 
 impl Random {
@@ -22,14 +22,14 @@ impl Random {
     }
 }
 
-/// Which numbers a tensor has.
+/// The kind of numbers of a tensor.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Numbers {
-    /// Around zero, some farther away.
+    /// Around zero, some farther from zero.
     Plain,
     /// Within -3..3.
     Small,
-    /// Now and then NaN, an infinity, a zero, a subnormal or a very large number.
+    /// Sometimes NaN, an infinity, a zero, a subnormal or a very large number.
     Wild,
 }
 
@@ -38,7 +38,7 @@ pub fn shape_of(ty: &TensorType) -> Vec<usize> {
     ty.shape().iter().map(|&d| d as usize).collect()
 }
 
-/// A tensor of such numbers; integers are small, and bits even.
+/// A tensor of such numbers; integers are small, and booleans are equally likely.
 pub fn tensor(ty: &TensorType, numbers: Numbers, random: &mut Random) -> OwnedTensor {
     let wild = [
         f64::NAN,
@@ -73,20 +73,19 @@ pub fn tensor(ty: &TensorType, numbers: Numbers, random: &mut Random) -> OwnedTe
     OwnedTensor::from_f64s(dtype, &shape_of(ty), &floats.collect::<Vec<_>>())
 }
 
-/// How far results may be apart.
+/// The allowed error of results.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Close {
     /// In units in the last place of the expected number's type.
     Ulps(f64),
     /// In units in the last place of the largest finite number of the tensor.
     OfLargest(f64),
-    /// So much, whatever the numbers, and the rounding to the type.
+    /// This error for all numbers, plus the rounding to the type.
     Absolute(f64),
 }
 
 impl Close {
-    /// How far each number may be from an expected one; integers and bits not at all, and from an
-    /// infinity nothing.
+    /// The allowed error of each number; 0 for integers, booleans and infinities.
     pub fn bounds(self, expected: &OwnedTensor) -> Vec<f64> {
         let dtype = expected.dtype();
         let numbers = expected.to_f64s();
@@ -114,8 +113,8 @@ impl Close {
     }
 }
 
-/// True for equal numbers, for two that are none, and for what is at most `bound` apart. Rounding
-/// may be what makes the largest number an infinity.
+/// True for equal numbers, for two NaNs, and for numbers with a difference of at most `bound`.
+/// Rounding may make the largest number an infinity.
 pub fn near(found: f64, expected: f64, bound: f64) -> bool {
     let both_nan = found.is_nan() && expected.is_nan();
     let one_infinite =
@@ -124,7 +123,7 @@ pub fn near(found: f64, expected: f64, bound: f64) -> bool {
     found == expected || both_nan || overflowed || (found - expected).abs() <= bound
 }
 
-/// The distance from 1 to the next number; 0 of integers.
+/// The distance from 1 to the next number; 0 for integers.
 fn epsilon(dtype: artifact::DType) -> f64 {
     use artifact::DType;
     match dtype {

@@ -1,10 +1,10 @@
 //! The models and machines of ProTrain's evaluation (section 5.1, tables 1, 2 and 4) as instances
 //! for its search.
 //!
-//! The paper gives links and memories. The rates that it measures and does not print are assumed:
+//! The paper gives links and memories. It does not print its measured rates, so these are assumed:
 //! products at 32 % (RTX 3090, FP16 with FP32 accumulation at 142 TFLOP/s) and 48 % (A100, 312
 //! TFLOP/s) of the peak, PCIe at about 80 % of its nominal bandwidth, collectives over PCIe through
-//! the host at 5 GB/s, Adam on the host at the rate that memory bandwidth allows.
+//! the host at 5 GB/s, Adam on the host at the limit of the memory bandwidth.
 
 use papers::blocks_search::Choice;
 use papers::protrain::{BlockCost, ChunkCost, Instance};
@@ -50,7 +50,7 @@ impl Model {
     }
 }
 
-/// Some of the same devices in one machine.
+/// Several equal devices in one machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine {
     /// Operations per second of one device, in products.
@@ -65,7 +65,7 @@ pub struct Machine {
     pub device_bytes: u64,
     /// Bytes of the host's memory.
     pub host_bytes: u64,
-    /// Bytes per second between a device and its memory, as elementwise kernels reach it.
+    /// Bytes per second between a device and its memory, for elementwise kernels.
     pub memory_bandwidth: f64,
     /// Parameters that one device updates in a second.
     pub update_device: f64,
@@ -107,9 +107,9 @@ pub fn packing(model: &Model) -> Packing {
     chunks::grid_search(&sizes, chunks::RANGE).expect("a model should have parameters")
 }
 
-/// What a device does in a step of `batch` sequences on `world` devices. Mixed precision: 2 bytes
-/// of parameter, 2 of gradient, 12 of master copy and moments, these divided among the devices also
-/// for persistent chunks; the host holds the
+/// The work of a device in a step of `batch` sequences on `world` devices. Mixed precision: 2 bytes
+/// of parameter, 2 of gradient, 12 of master copy and moments, the latter divided among the devices
+/// also for persistent chunks; the host holds the
 /// 12. Activations are those of Korthikanti et al.: `sbh (34 + 5 as / h)` bytes a block; the logits
 ///     take 6 bytes each.
 pub fn instance(model: &Model, machine: &Machine, batch: u64, world: u64) -> Instance {
@@ -181,8 +181,9 @@ pub fn instance(model: &Model, machine: &Machine, batch: u64, world: u64) -> Ins
     }
 }
 
-/// Ways to keep each block of [`instance`]: all of it; without attention's scores, `34 sbh`;
-/// without GeLU's and the norms' results too, `22 sbh`, for their memory traffic; its input alone.
+/// Ways to keep each block of [`instance`]: all of it; without attention's scores, `34 sbh`; also
+/// without GeLU's and the norms' results, `22 sbh`, at the cost of their memory traffic; only its
+/// input.
 pub fn choices(model: &Model, machine: &Machine, batch: u64, world: u64) -> Vec<Vec<Choice>> {
     let tokens_width = (batch.div_ceil(world) * SEQUENCE * model.hidden) as f64;
     let scores = SEQUENCE as f64 / (6.0 * model.hidden as f64);

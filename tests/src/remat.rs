@@ -1,7 +1,7 @@
 //! Training graphs in JSON for recompute: the files of `tests/data/remat`.
 //!
 //! They are GPT-2-like joint graphs of 2, 4 and 12 layers with bytes and roofline times of an A100.
-//! A node has one result; `outs` are the results that a step leaves.
+//! A node has one result; `outs` are the results that remain after a step.
 
 use papers::remat::{Node, Problem, Value};
 use serde_json::Value as Json;
@@ -12,14 +12,14 @@ use std::path::PathBuf;
 pub struct Listed {
     /// Bytes, µs and operands of each node.
     pub nodes: Vec<(u64, f64, Vec<u32>)>,
-    /// The nodes whose results a step leaves.
+    /// The nodes whose results remain after a step.
     pub outs: Vec<u32>,
 }
 
 /// Reads `tests/data/remat/NAME.json`.
 ///
 /// # Errors
-/// If there is no such file, or it is not such a graph.
+/// The file does not exist, or is not such a graph.
 pub fn read(name: &str) -> Result<Listed, String> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("data/remat")
@@ -51,7 +51,7 @@ pub fn read(name: &str) -> Result<Listed, String> {
 }
 
 impl Listed {
-    /// As a problem. Any node may run again.
+    /// The graph as a problem. Any node may run again.
     ///
     /// # Errors
     /// If the graph is not in order.
@@ -80,8 +80,8 @@ impl Listed {
         Problem::new(nodes, values, vec![]).map_err(|e| e.to_string())
     }
 
-    /// The same model with more layers: layers between the first and the last are copies of one in
-    /// the middle.
+    /// The same model with more layers: layers between the first and the last are copies of a
+    /// middle layer.
     ///
     /// # Panics
     /// If the graph is not one of those in `tests/data/remat`.
@@ -106,8 +106,8 @@ impl Listed {
             let (bytes, micros, deps) = &self.nodes[from as usize];
             let moved = |dep: &u32| {
                 let (dep_part, dep_at) = old.place(*dep);
-                // A dependency on a layer is one on the same layer or on a neighbour; from outside,
-                // on the first or the last.
+                // A layer depends on itself or on a neighbour; other nodes depend on the first or
+                // the last layer.
                 let dep_layer = match (part.layer(), dep_part.layer()) {
                     (Some(_), Some(dep_layer)) => layer + dep_layer - like,
                     (None, Some(0)) => 0,
@@ -157,7 +157,7 @@ impl Part {
     }
 }
 
-/// Where the parts lie.
+/// The positions of the parts.
 struct Shape {
     n_layers: u32,
 }
@@ -179,7 +179,7 @@ impl Shape {
     fn index(&self, part: Part, at: u32) -> u32 {
         self.start(part) + at
     }
-    /// The part in which a node lies, and its number there.
+    /// A node's part, and its number in this part.
     fn place(&self, i: u32) -> (Part, u32) {
         let layers =
             (0..self.n_layers).flat_map(|layer| [Part::Forward(layer), Part::Backward(layer)]);

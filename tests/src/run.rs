@@ -1,11 +1,11 @@
-//! Runs of a step, plain or compiled, to be compared bit for bit.
+//! Runs a step, plain or compiled, to compare the results bit for bit.
 
 use crate::evaluate::{self, Tensors};
 use artifact::Artifact;
 use ir::Graph;
 use runtime::{Error, Machine, Options};
 
-/// What some steps leave.
+/// The results of some steps.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Outcome {
     /// The outputs of each step, by name.
@@ -49,8 +49,8 @@ pub fn compiled(
     ))
 }
 
-/// The same where the host goes on as soon as a step has read its inputs and written its outputs:
-/// the rest of it overlaps the next.
+/// The same, but the host continues as soon as a step has read its inputs and written its outputs:
+/// the rest of the step overlaps the next one.
 pub fn overlapped(
     artifact: &Artifact,
     options: Options,
@@ -72,7 +72,7 @@ pub fn overlapped(
 }
 
 /// The same with `n` steps on one feed that are launched together, so that they overlap; only the
-/// last one's outputs are there to be read.
+/// last step's outputs can be read.
 pub fn together(
     artifact: &Artifact,
     options: Options,
@@ -91,7 +91,7 @@ pub fn together(
     })
 }
 
-/// A machine that runs in a random permitted order and spoils dead bytes.
+/// A machine that runs in a random permitted order and overwrites dead bytes.
 pub fn shuffled(seed: u64) -> Options {
     Options {
         shuffle: Some(seed),

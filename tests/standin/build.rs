@@ -1,4 +1,4 @@
-//! Gives the library the name by which programs know the driver.
+//! Gives the library the driver's name.
 
 fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so");

@@ -1,4 +1,4 @@
-//! Products that start from what they are added to compute the same sums.
+//! Products that start from their summand compute the same sums.
 
 use ir::graph::Output;
 use ir::{Attr, DType, Graph, Op, Phase, TensorType, Value};
@@ -22,7 +22,7 @@ fn count(graph: &Graph, op: &str) -> usize {
         .count()
 }
 
-/// The most bytes that a graph's values take at a time, each from where it is computed to its last
+/// The largest number of bytes of a graph's live values. A value lives from its node to its last
 /// reader.
 fn peak(graph: &Graph) -> u64 {
     let mut last = ir::Table::filled(graph.values.len(), 0);
@@ -59,13 +59,13 @@ fn peak(graph: &Graph) -> u64 {
 }
 
 /// A graph of products and sums of 16 numbers each, as matrices or in three dimensions, from
-/// choices: what a step does, and to which of the values before it, counted from the last. Numbers
-/// stay small enough for sums to be exact.
+/// choices: the op of a step, and its operands, counted back from the last value. Numbers stay
+/// small enough for sums to be exact.
 fn sums(choices: &[(u8, u8, u8)]) -> Graph {
     let mut graph = Graph::new("sums");
     let shapes = [vec![4i64, 4], vec![2, 2, 4]];
     let ty = || TensorType::new(DType::F32, [4, 4]).unwrap();
-    // With a bound of the magnitude.
+    // Each with a bound of its magnitude.
     let mut values: Vec<(Value, f64)> = (0..3)
         .map(|i| (graph.add_input(format!("x{i}"), ty()), 4.0))
         .collect();

@@ -1,5 +1,5 @@
-//! Places: buffers that live together do not meet, the peak is between the bound and the sum, and
-//! for few buffers it is the best there is.
+//! Places: buffers that live at the same time do not overlap, the peak is between the bound and the
+//! sum, and for few buffers it is optimal.
 
 use ir::schedule::{BufferData, InstrData, InstrKind, MemorySpace, PoolData, Stream, Why};
 use ir::{Buffer, Id, Plan, Pool, Schedule, Table};
@@ -7,10 +7,10 @@ use lighterage_tests::generate;
 use passes::alloc::{Lifetime, allocate, live_peak};
 use proptest::prelude::*;
 
-/// Lines of a step; a lifetime is within.
+/// Lines of a step; lifetimes are within them.
 const LINES: u32 = 12;
 
-/// A schedule of buffers alone: the lines do nothing, but there are as many as the lifetimes say.
+/// A schedule with only buffers: its lines do nothing, and their number covers the lifetimes.
 fn schedule(sizes: &[u64]) -> Schedule {
     let mut schedule = Schedule::default();
     let pool = schedule.pools.push(PoolData {
@@ -62,9 +62,8 @@ fn together(a: Lifetime, b: Lifetime) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// The best peak there is, in cache lines. Some best plan is left-justified: every buffer at 0 or
-/// on top of another; it is found by first fit in the order of its offsets, so all orders are
-/// tried.
+/// The optimal peak, in cache lines. One optimal plan is left-justified: every buffer is at 0 or on
+/// top of another. First fit in the order of its offsets finds it, so all orders are tried.
 fn best(buffers: &[(u64, Lifetime)], placed: &mut Vec<(usize, u64)>, mut limit: u64) -> u64 {
     if placed.len() == buffers.len() {
         return placed
@@ -126,7 +125,7 @@ proptest! {
     }
 }
 
-/// Of up to seven buffers, the peak is the best there is.
+/// For up to seven buffers, the peak is optimal.
 #[test]
 fn small_sets_are_placed_as_well_as_can_be() {
     use proptest::strategy::ValueTree;

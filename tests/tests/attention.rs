@@ -1,5 +1,5 @@
 //! Attention's kernels for GPUs: run by an interpreter and compared with plain loops in f64;
-//! assembled by ptxas where it can be had.
+//! assembled by ptxas if it is available.
 
 use codegen::attention::{Argument, Kernel, Kind, kernel};
 use codegen::kernels::{Generator, Target, find};
@@ -119,11 +119,12 @@ fn backward(case: Case) -> [Stats; 3] {
 #[test]
 fn forward_of_one_tile() {
     let stats = forward(Case::new(1, 1, 64, 64, 64, false));
-    // Rows of q, k and v are read once, 16 bytes at a time, and so is the result written.
+    // Rows of q, k and v are read once, 16 bytes at a time, and the result is written in the same
+    // way.
     assert_eq!((stats.wide_loads, stats.narrow_loads), (3 * 64 * 8, 0));
     assert_eq!((stats.wide_stores, stats.narrow_stores), (64 * 8, 64));
     assert_eq!(stats.bank_conflicts, 0);
-    // 64 × 64 × 64 twice, of 16 × 8 × 16.
+    // Two products of 64 × 64 × 64, in units of 16 × 8 × 16.
     assert_eq!(stats.mmas, 2 * 64 * 64 * 64 / (16 * 8 * 16));
 }
 
@@ -175,7 +176,7 @@ fn without_keys_there_is_nothing() {
     forward(Case::new(2, 1, 0, 5, 64, true));
 }
 
-/// Hidden scores stay hidden when all that is seen is minus infinity; what is no number shows.
+/// Masked scores have no effect even if all other scores are minus infinity; NaNs have an effect.
 #[test]
 fn infinities_and_nan() {
     let mut memory = Memory::new();
@@ -235,8 +236,8 @@ fn backward_of_groups_and_unequal_lengths() {
     backward(Case::new(4, 4, 65, 1, 64, false));
 }
 
-/// Without any one of its barriers or waits a kernel is refused: none is there for nothing, and
-/// none is missing.
+/// Without any one of its barriers or waits a kernel is refused: each is needed, and none is
+/// missing.
 #[test]
 fn every_barrier_is_needed() {
     for kind in [Kind::Forward, Kind::Queries, Kind::Keys] {
@@ -252,7 +253,7 @@ fn every_barrier_is_needed() {
             {
                 continue;
             }
-            // The first is there for what has no keys.
+            // The first is for queries without keys.
             let first = line.contains("bar.warp.sync")
                 && !lines[..i].iter().any(|line| line.contains("bar.warp.sync"));
             let without_keys = Case::new(1, 1, 64, 0, 64, true);
@@ -293,7 +294,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 8, failure_persistence: None,
         ..ProptestConfig::default() })]
 
-    /// Whatever the sizes.
+    /// For any sizes.
     #[test]
     fn any_sizes(
         (groups, group) in (1..3u32, 1..4u32),
@@ -332,7 +333,7 @@ fn kernels() -> Vec<Kernel> {
     all
 }
 
-/// One text of MLIR for every GPU; LLVM makes of it what each has.
+/// One text of MLIR for every GPU; LLVM generates each GPU's instructions.
 #[test]
 fn on_every_gpu() {
     for target in [&Target::SM_90, &Target::SM_100] {
@@ -347,7 +348,7 @@ fn on_every_gpu() {
     }
 }
 
-/// Whatever a GPU would refuse, ptxas does. Prints registers for docs/attention.md.
+/// ptxas refuses everything that a GPU would refuse. Prints registers for docs/attention.md.
 #[test]
 fn ptxas_takes_every_kernel_without_spills() {
     let Some(ptxas) = ptxas() else { return };

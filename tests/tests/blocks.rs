@@ -22,7 +22,7 @@ fn fixture(name: &str) -> Graph {
     )
 }
 
-/// The graph as planners see it.
+/// The graph after the passes before planning.
 fn prepared(mut graph: Graph) -> Graph {
     canonical::run(&mut graph);
     optimizer::run(&mut graph, Optimizer::AdamW).unwrap();
@@ -98,7 +98,7 @@ fn agree(name: &str, graph: Graph, expected: usize) {
             "{name} {stage} by repetition: {sizes:?}"
         );
         assert_eq!(found, find(&bare), "{name}: the same twice");
-        // The work in backward is assigned alike, but for what stands at borders.
+        // The work in backward is assigned in the same way, except at borders.
         let of = |blocks: &[Block]| -> BTreeMap<ir::Node, usize> {
             let first = usize::from(!blocks[0].repeated);
             let each = blocks
@@ -142,8 +142,7 @@ fn paths_and_repetition_agree_on_chains() {
     }
 }
 
-/// Large traces are not in the repository; where there are some, `LIGHTERAGE_MODELS` names their
-/// folder.
+/// Large traces are not in the repository; `LIGHTERAGE_MODELS` may name a folder with some.
 #[test]
 fn paths_and_repetition_agree_on_large_models() {
     let Some(folder) = std::env::var_os("LIGHTERAGE_MODELS").map(PathBuf::from) else {
@@ -176,7 +175,7 @@ fn blocks_of_gpt2_are_what_they_are_called() {
         ]
     );
     let path = |&state: &ir::State| graph.states[state].path.as_str();
-    // The embedding is tied with the head: it is where it is used first.
+    // The embedding is tied to the head: it belongs to the block of its first use.
     assert_eq!(
         blocks[0].states.iter().map(path).collect::<Vec<_>>(),
         ["model.lm_head.weight", "model.transformer.wpe.weight"]
@@ -231,7 +230,7 @@ fn stages_are_refined_to_their_blocks() {
     assert_eq!(names.len(), 6);
 }
 
-/// One layer: what repeats is its experts.
+/// One layer: its experts repeat.
 #[test]
 fn experts_are_blocks_where_there_is_one_layer() {
     let graph = prepared(fixture("moe-tiny/joint_core.pt2"));

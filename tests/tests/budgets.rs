@@ -1,7 +1,7 @@
-//! The whole pipeline on random graphs at budgets from generous to infeasible: what is planned is
-//! at most the budget and is what the machine touches, a lower budget never plans more, the bits
-//! stay the same, and below the smallest budget the answer is no. The plan alone is the same as
-//! with all other budgets'.
+//! The whole pipeline on random graphs at budgets from generous to infeasible: the planned peak is
+//! at most the budget and equals the bytes that the machine touches; a lower budget never plans
+//! more; the bits stay the same; and below the smallest budget there is no plan. A plan for one
+//! budget alone is the same as with the plans of all budgets.
 
 use ir::Graph;
 use lighterage_tests::{generate, run};

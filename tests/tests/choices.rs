@@ -1,5 +1,5 @@
-//! What is chosen, and what is said of it: the link decides between swapping and recomputing
-//! (ProTrain, section 5.3.1), and no plan is faster than the certificate of its budget allows.
+//! Decisions and certificates: the link decides between swapping and recomputing (ProTrain, section
+//! 5.3.1), and no plan is faster than the certificate of its budget allows.
 
 use ir::schedule::{InstrKind, Why};
 use ir::{Device, Graph};
@@ -45,7 +45,8 @@ fn a_slow_link_recomputes_a_fast_one_swaps_and_spare_memory_does_neither() {
     let test = devices::named("test").unwrap();
     for name in ["gpt2-tiny", "llama-tiny"] {
         let graph = model(name);
-        // Thousandths of the memory that swap; lines that bring or send states, that run again.
+        // Thousandths of the memory that swap; numbers of lines that copy states in or out, and of
+        // reruns.
         let counts = |link_bandwidth: f64, share: f64| {
             let device = Device {
                 link_bandwidth,
@@ -69,7 +70,7 @@ fn a_slow_link_recomputes_a_fast_one_swaps_and_spare_memory_does_neither() {
                 InstrKind::Copy { bytes, .. } => bytes as f64,
                 InstrKind::Run { .. } => 0.0,
             });
-            // What is less than a thousandth of the memory is no matter of memory.
+            // Values below a thousandth of the memory do not count.
             let swapped =
                 (1000.0 * swapped.sum::<f64>() / compiled.decided.keep_peak as f64) as u64;
             let count = |whys: &[Why]| {
@@ -104,8 +105,9 @@ fn a_slow_link_recomputes_a_fast_one_swaps_and_spare_memory_does_neither() {
     }
 }
 
-/// At the budgets of a whole curve, with links and hosts slow and fast: no plan beats the bound,
-/// the bound falls as the budget grows, and it says more than that every node must run.
+/// At the budgets of a whole curve, with slow and fast links and hosts: no plan is faster than the
+/// bound, the bound falls as the budget grows, and it is higher than the time of running every node
+/// once.
 #[test]
 fn certificates_hold() {
     let test = Device {

@@ -60,7 +60,7 @@ fn two_threads_compile_the_same_bytes() {
     assert!(one == other);
 }
 
-/// Where a process that this test starts shall write its files.
+/// The folder in which a process of this test writes its files.
 const FOLDER: &str = "LIGHTERAGE_TEST_FOLDER";
 
 #[test]

@@ -1,6 +1,6 @@
-//! The samples in `docs/passes.md` are what the passes make of `docs/mlp.ir`. A sample names its
-//! pass, and its budget where the pass depends on one; its lines stand in the dump in this order,
-//! and `..` is what is left out.
+//! The samples in `docs/passes.md` must equal the results of the passes on `docs/mlp.ir`. A sample
+//! names its pass, and its budget if the pass depends on one. The dump must contain its lines in
+//! this order; `..` means omitted lines.
 
 use ir::Device;
 use passes::cost::Roofline;
@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 const DOC: &str = include_str!("../../docs/passes.md");
 const MODEL: &str = include_str!("../../docs/mlp.ir");
 
-/// What each pass makes of the model, by name; as `plan docs/mlp.ir --optimizer sgd --device
-/// docs/mlp.toml --kernels plain` dumps it.
+/// The result of each pass on the model, by name, as in the dumps of `plan docs/mlp.ir --optimizer
+/// sgd --device docs/mlp.toml --kernels plain`.
 fn dumps(percent: f64) -> BTreeMap<String, String> {
     let graph = ir::text::parse_graph(MODEL).unwrap();
     let device = Device::from_toml(include_str!("../../docs/mlp.toml")).unwrap();

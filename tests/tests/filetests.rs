@@ -1,19 +1,19 @@
-//! Each pass by text: `tests/filetests/PASS/CASE.ir` is a graph or a program; beside it lies what
-//! the pass makes of it.
+//! Tests each pass by text: `tests/filetests/PASS/CASE.ir` is a graph or a program; the result of
+//! the pass is next to it.
 //!
-//! The first line says what to run: `; test PASS device=NAME`, and what the user chose:
+//! The first line says which pass to run: `; test PASS device=NAME`, and the user's options:
 //! `budget=BYTES`, `host=BYTES`, `optimizer=NAME`, `master=split`, `clip_norm=NORM`,
-//! `micro_batches=N`, `loss_chunks=N`, `update=after`, `planner=NAME`, `variant=N`. The next says
-//! what is to be seen. A program goes through the one pass. A graph that is to be scheduled goes
-//! through all schedule passes up to the one, with the decisions that comments name: `; cut %h 0
-//! swap` cuts the gap after the access number 0 of `%h` (its definition, if a line computes it), `;
-//! cut %h 0 recompute` by computing it again, `; host %m` lets a state live on the host, `; chunk
-//! %a %b` lets hosted states lie and travel together, `; update %w'` lets the host compute a node.
+//! `micro_batches=N`, `loss_chunks=N`, `update=after`, `planner=NAME`, `variant=N`. The next line
+//! says what the case shows. A program goes through this one pass. For a schedule pass, a graph
+//! goes through all schedule passes up to this one, with decisions from comments: `; cut %h 0 swap`
+//! swaps in the gap after access 0 of `%h` (its definition, if a line computes it), `; cut %h 0
+//! recompute` recomputes it there, `; host %m` puts a state on the host, `; chunk %a %b` places and
+//! copies hosted states together, `; update %w'` computes a node on the host.
 //!
-//! `; test emit target=NAME` shows the MLIR of a graph's kernels in place of a pass.
+//! `; test emit target=NAME` shows the MLIR of a graph's kernels instead of a pass.
 //!
-//! `INSTA_UPDATE=always cargo test -p lighterage-tests filetests::` writes the results anew.
-//! Read the difference: it is the change.
+//! `INSTA_UPDATE=always cargo test -p lighterage-tests filetests::` writes the results again. Check
+//! the difference.
 
 use codegen::kernels::Target;
 use codegen::{Form, listing};
@@ -55,7 +55,7 @@ fn filetests() {
     });
 }
 
-/// What the first line of a file says.
+/// The first line of a file.
 struct Header<'a> {
     options: Options,
     device: ir::Device,
@@ -167,7 +167,7 @@ fn emit(input: &str) -> String {
     listing(&program, &target, Form::Mlir).unwrap().to_string()
 }
 
-/// What the passes make of a file.
+/// The result of the passes on a file.
 fn run(folder: &str, input: &str) -> String {
     let header = Header::read(input);
     assert_eq!(
@@ -262,7 +262,7 @@ fn run(folder: &str, input: &str) -> String {
     }
 }
 
-/// The decisions that a file's comments name.
+/// The decisions in a file's comments.
 fn decisions(graph: &Graph, input: &str) -> Decisions {
     let reason = Reason {
         bytes: 0,
@@ -314,7 +314,7 @@ fn decisions(graph: &Graph, input: &str) -> Decisions {
     decisions
 }
 
-/// The schedule's part of the text: the graph stands in the input.
+/// The schedule's part of the text; the graph is in the input.
 fn print(pass: &str, program: &Program, cost: &Roofline) -> String {
     assert_eq!(
         ir::verify::program(program),

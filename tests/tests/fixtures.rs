@@ -1,6 +1,6 @@
-//! Real models against PyTorch, and against themselves at every budget.
+//! Compares real models with PyTorch, and with themselves at every budget.
 //!
-//! `tests/data/models/*/ref.safetensors` holds what PyTorch eager computed: batches, the first loss
+//! `tests/data/models/*/ref.safetensors` has the results of PyTorch eager: batches, the first loss
 //! and gradients, the buffers after one step, 20 losses of AdamW, the parameters' norms after them.
 
 use artifact::Artifact;
@@ -16,10 +16,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 const STEPS: usize = 20;
-/// The smallest budget over what `keep` needs, at most.
+/// The largest allowed ratio of the smallest budget to the memory of `keep`.
 const SMALLEST: f64 = 0.65;
 
-/// A fixture at one level, computed by kernels of one kind.
+/// A fixture at one level, with one kind of kernels.
 struct Fixture {
     kernels: Kernels,
     model: torch::Model,
@@ -49,7 +49,7 @@ impl Fixture {
             "{name} {level}: {:?}",
             model.unsupported
         );
-        // Only the core file carries weights.
+        // Only the core file has weights.
         let mut tensors = read("core").tensors;
         tensors.extend(model.tensors.clone());
         let data = tensors
@@ -198,7 +198,7 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
     norm(&a.iter().zip(b).map(|(a, b)| a - b).collect::<Vec<_>>()) / norm(b)
 }
 
-/// Loss, gradients, buffers and 20 losses are PyTorch's.
+/// Loss, gradients, buffers and 20 losses are the same as PyTorch's.
 fn equals_pytorch(name: &str, level: &str, kernels: Kernels) {
     let fixture = Fixture::read(name, level, kernels);
     let noise = fixture.list("noise_parameters");
@@ -262,8 +262,8 @@ fn equals_pytorch(name: &str, level: &str, kernels: Kernels) {
     }
 }
 
-/// At every budget: measured = planned <= budget, next to nothing lost between tensors, and the
-/// same bits; a lower budget never plans a higher peak.
+/// At every budget: measured = planned <= budget, almost no gaps between tensors, and the same
+/// bits; a lower budget never plans a higher peak.
 fn same_at_every_budget(name: &str, level: &str, kernels: Kernels) {
     let fixture = Fixture::read(name, level, kernels);
     let (roomy, artifact) = fixture
@@ -364,8 +364,7 @@ fixtures! {
     moe_core: "moe-tiny" "core";
 }
 
-/// Dropout draws the same bits when its block runs again: losses do not depend on what is
-/// recomputed.
+/// Dropout draws the same bits when its block runs again: losses do not depend on recomputation.
 #[test]
 fn dropout_is_reproduced_by_recompute() {
     for level in ["core", "coarse"] {

@@ -1,5 +1,5 @@
-//! Groups of ops mean what the ops meant: the same bits, evaluated op by op, on random graphs and
-//! on real models.
+//! Groups of ops compute the same bits as their ops one by one, on random graphs and on real
+//! models.
 
 use codegen::Data;
 use codegen::kernels::{Target, generate_op};
@@ -15,7 +15,7 @@ use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The graph before and after the pass; both are right.
+/// Runs the pass and checks the graph before and after it.
 fn fused(graph: &Graph) -> Graph {
     let mut fused = graph.clone();
     fuse::run(&mut fused);
@@ -76,7 +76,7 @@ fn fused(graph: &Graph) -> Graph {
     fused
 }
 
-/// Times of kernels by what they compute; all else takes none.
+/// Times of kernels by their key; everything else takes no time.
 struct Measured<F>(F);
 
 impl<F: Fn(&str) -> Option<f64> + Sync> Cost for Measured<F> {
@@ -97,7 +97,7 @@ impl<F: Fn(&str) -> Option<f64> + Sync> Cost for Measured<F> {
     }
 }
 
-/// How many kernels a graph runs.
+/// The number of kernels of a graph.
 fn kernels(graph: &Graph) -> usize {
     graph
         .order
@@ -106,7 +106,7 @@ fn kernels(graph: &Graph) -> usize {
         .count()
 }
 
-/// Bytes of all that kernels compute.
+/// Bytes of all results of kernels.
 fn bytes(graph: &Graph) -> u64 {
     let results = graph
         .order
@@ -138,7 +138,7 @@ proptest! {
             graph,
             fused
         );
-        // Whatever is slower together.
+        // Any groups may be slower.
         let drawn = |key: &str| {
             key.bytes().fold(seed, |x, byte| {
                 (x ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -159,14 +159,14 @@ proptest! {
     }
 }
 
-/// Groups are made unless they and all of their ops were measured, and they are slower.
+/// A group is made, unless it and all its ops were measured and the group is slower.
 #[test]
 fn slow_groups_stay_apart() {
     let text = "graph g {\n  input  %x : f32[4,8]\n  fwd - %y = relu %x : f32[4,8]\n  fwd - %z = \
         neg %y : f32[4,8]\n  \
         fwd - %s = sum %z dims=[0] keepdim=false : f32[8]\n  output s = %s\n}\n";
     let n_kernels = |times: &dyn Fn(&str) -> Option<f64>| {
-        // A measured time is of any thread.
+        // Other threads may read the times, so they are in a table.
         let table: BTreeMap<&str, Option<f64>> = ["relu", "neg", "sum", "fused"]
             .map(|op| (op, times(op)))
             .into();

@@ -1,7 +1,7 @@
-//! Files that a hostile or unlucky hand has changed: each is refused with words, or it means the
-//! same however it is run. None panics, hangs, or reads bytes that nobody wrote.
+//! Files with hostile or accidental changes: each is refused with a message, or gives the same
+//! results in every kind of run. None causes a panic, a hang, or a read of unwritten bytes.
 //!
-//! A run takes seconds. `PROPTEST_CASES=20000 PROPTEST_RNG_SEED=7` makes one of hours.
+//! A run takes seconds; with `PROPTEST_CASES=20000 PROPTEST_RNG_SEED=7` it takes hours.
 
 use artifact::{Artifact, Attr, Command, CommandKind, DType, Initial, Operand, Range};
 use codegen::Data;
@@ -21,7 +21,7 @@ use std::sync::OnceLock;
 /// Pools larger than this are not run.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// Choices that a seed decides.
+/// Random choices with a seed.
 struct Dice(Random);
 
 impl Dice {
@@ -116,7 +116,7 @@ fn change_launch(artifact: &mut Artifact, at: usize, dice: &mut Dice) {
     let which = dice.below(operands.len());
     match dice.below(8) {
         0 => {
-            // One size, wherever it is.
+            // One size, in all places.
             let sizes: Vec<u64> = operands.iter().flat_map(|x| x.shape.clone()).collect();
             if sizes.is_empty() {
                 return;
@@ -231,14 +231,14 @@ fn change(artifact: &mut Artifact, dice: &mut Dice) {
     }
 }
 
-/// What a machine is asked to do with an artifact.
+/// A way to run an artifact.
 #[derive(Clone, Copy)]
 struct Way {
     options: runtime::Options,
     overlap: bool,
 }
 
-/// The outputs of three steps and the states after them, or what the machine says.
+/// The outputs of three steps and the states after them, or the machine's error.
 fn run(artifact: &Artifact, way: Way) -> Result<Vec<Vec<u8>>, runtime::Error> {
     let mut machine = Machine::new(artifact.clone(), way.options)?;
     machine.initialise(&StateInit {
@@ -338,7 +338,7 @@ proptest! {
         for _ in 0..1 + dice.below(3) {
             change(&mut artifact, &mut dice);
         }
-        // As a file has it.
+        // As read from a file.
         let artifact = artifact::read(&artifact::write(&artifact)).unwrap();
         if validate(&artifact).is_ok() {
             agrees(&artifact)?;

@@ -1,6 +1,6 @@
-//! What `benches/gpu_kernels.py` runs on a GPU, run by the interpreter of PTX: generated kernels
-//! make of their operands what those for the processor make, with any number of blocks and in
-//! place; the script reads what is written for it.
+//! Runs the cases of `benches/gpu_kernels.py` by the interpreter of PTX: generated GPU kernels give
+//! the same results as the kernels for the processor, with any number of blocks and in place. The
+//! script can read the folder.
 
 use codegen::kernels::Target;
 use ir::op::Attr;
@@ -18,7 +18,7 @@ fn all() -> &'static [Case] {
     ALL.get_or_init(|| cases(&Target::SM_90))
 }
 
-/// What a case does wrong.
+/// The errors of a case.
 fn wrong(case: &Case) -> Vec<String> {
     let found = match case.interpret(None, None) {
         Ok(found) => found,
@@ -122,7 +122,7 @@ fn a_kernel_has_no_more_arguments_than_a_gpu_takes() {
     assert!(few.is_ok() && many.unwrap_err().to_string().contains("256 operands"));
 }
 
-/// Another instruction, a bit of an operand, a block that is not started: each is seen.
+/// A changed instruction, a changed bit of an operand, a missing block: each is detected.
 #[test]
 fn what_is_wrong_is_found() {
     let gelu = all()
@@ -143,7 +143,7 @@ fn what_is_wrong_is_found() {
     assert!(!mutant(&|case| case.launches.clear()).is_empty());
 }
 
-/// Runs the script; none, and a line that says why, where there is no Python.
+/// Runs the script; without Python, none, and a line that says why.
 fn script(args: &[&str]) -> Option<(Option<i32>, String)> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/gpu_kernels.py");
     let out = Command::new("python3").arg(script).args(args).output();
@@ -181,7 +181,7 @@ fn the_script_reads_what_is_written_for_it() {
             )),
             "{said}"
         );
-        // Where there is a GPU, all is right on it; where there is none, that is said.
+        // With a GPU, everything must be right on it; without one, the script says so.
         let (code, said) = script(&[path]).unwrap();
         assert!(
             code == Some(0) || (code == Some(2) && said.starts_with("gpu_kernels: ")),

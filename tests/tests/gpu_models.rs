@@ -1,5 +1,5 @@
-//! Steps of models for a GPU: every launch on the device has code in one module of PTX, every other
-//! one code for this processor or the runtime's own kernel.
+//! Steps of models for a GPU: every launch on the device has code in one module of PTX; every other
+//! launch has code for this processor or the runtime's own kernel.
 
 use artifact::{Artifact, CommandKind, MemorySpace, Sm, Target as Machine};
 use codegen::kernels::Target;

@@ -1,6 +1,6 @@
-//! Generated kernels against the plain ones: the same numbers, within the units in the last place
-//! that a test says, on shapes and numbers of every kind; the same bits wherever parts are cut, and
-//! in place.
+//! Compares generated kernels with plain ones: the same numbers, within the units in the last place
+//! that a test allows, on shapes and numbers of every kind; the same bits for any cuts into parts,
+//! and in place.
 
 use codegen::kernels::{self, Cache, Generator, Stage, Target, compile_kernels};
 use ir::op::body::{Body, Step};
@@ -104,7 +104,7 @@ fn sizes() -> impl Strategy<Value = Vec<u64>> {
     prop_oneof![4 => prop::collection::vec(size, 1..4), 1 => (1u64..40_000).prop_map(|n| vec![n])]
 }
 
-/// A shape that broadcasts to another: some dimensions are 1, some of the first are left out.
+/// A shape that broadcasts to another: some dimensions are 1, some leading ones are left out.
 fn narrowed(shape: &[u64], bits: u64) -> Vec<u64> {
     let skip = (bits % 4) as usize;
     let skip = if skip <= shape.len() && bits & 4 != 0 {
@@ -188,8 +188,8 @@ fn groups_of_models_have_kernels() {
     }
 }
 
-/// Groups of ops, whose numbers are small integers and whose ops are exact on them, so that a group
-/// and its ops one by one agree bit for bit. `choices` are an op and two operands each.
+/// Groups of ops on small integers. All ops are exact on them, so a group and its single ops agree
+/// bit for bit. Each of the `choices` has an op and two operands.
 fn check_body(lead: &[u64], columns: u64, choices: &[(u8, u16, u16)], seed: u64) {
     let full = [lead, &[columns]].concat();
     let dtype = DType::F32;
@@ -210,7 +210,7 @@ fn check_body(lead: &[u64], columns: u64, choices: &[(u8, u16, u16)], seed: u64)
     ];
     let mut types = operands.to_vec();
     let mut steps: Vec<Step> = vec![];
-    // Values that later steps may read, and those that may leave the kernel.
+    // Values that later steps may read, and values that may become results.
     let mut open: Vec<usize> = (0..types.len()).collect();
     let mut results = vec![];
     let mut push = |types: &mut Vec<TensorType>, op: Op, inputs: Vec<usize>| {
@@ -242,8 +242,8 @@ fn check_body(lead: &[u64], columns: u64, choices: &[(u8, u16, u16)], seed: u64)
                 ],
             )
         };
-        // A row's number and a column's would make another whole value: that is a kernel's space,
-        // if there is a whole value.
+        // A number for each row and a number for each column would together make a whole value;
+        // this is allowed only if a whole value exists, which defines the kernel's space.
         let fits = whole || types[b].shape() == full || types[a].shape() == types[b].shape();
         let value = match which % 10 {
             0 if fits => push(&mut types, op("add", &[]), vec![a, b]),
@@ -289,7 +289,7 @@ fn check_body(lead: &[u64], columns: u64, choices: &[(u8, u16, u16)], seed: u64)
             results.push(value);
         }
     }
-    // All of them leave, or the last three.
+    // All of them become results, or the last three.
     let keep = if seed & 2 == 0 { results.len() } else { 3 };
     let results: Vec<usize> = results.into_iter().rev().take(keep).collect();
     if !results.iter().any(|&v| types[v].shape() == full) || 1 == columns {
@@ -366,7 +366,7 @@ fn compiled_kernels_are_kept() {
         files
     };
     assert_eq!(files().len(), 9);
-    // Broken, cut off, empty: each is compiled and kept again.
+    // Broken, cut off, empty: each is compiled and stored again.
     let whole: Vec<Vec<u8>> = files()
         .iter()
         .map(|file| std::fs::read(file).unwrap())
@@ -384,10 +384,10 @@ fn compiled_kernels_are_kept() {
             .collect::<Vec<_>>(),
         whole
     );
-    // What is there is taken as it is: a kernel under another's name comes out.
+    // Stored files are used unchecked: a kernel under another's name is returned.
     std::fs::write(&files()[0], &whole[1]).unwrap();
     assert_ne!(compile_kernels(&kernels, &host(), &cache).unwrap(), fresh);
-    // With too much, what was used last stays.
+    // If there is too much, the last used files stay.
     let size = |file: &std::path::PathBuf| std::fs::metadata(file).unwrap().len();
     let bytes: u64 = files().iter().map(size).sum();
     compile_kernels(&kernels, &host(), &cache).unwrap();
@@ -404,7 +404,7 @@ fn compiled_kernels_are_kept() {
         "the kernel that was used last should be there still"
     );
     std::fs::remove_dir_all(&folder).unwrap();
-    // No folder can be made where a file is: that is no error.
+    // No folder can be made in the place of a file: this is not an error.
     std::fs::write(&folder, "").unwrap();
     assert_eq!(compile_kernels(&kernels, &host(), &cache).unwrap(), fresh);
     std::fs::remove_file(&folder).unwrap();
@@ -434,7 +434,7 @@ fn errors_of_the_generator_are_errors() {
             .run(&kernel.name, &kernel.mlir, &host(), Stage::Object)
             .is_ok()
     );
-    // LLVM has no instruction for this on a GPU, and ends the process.
+    // LLVM has no GPU instruction for this, and ends the process.
     let fatal = "module { llvm.func @f(%p: !llvm.ptr<1>) attributes {nvvm.kernel} {
         %x = llvm.load %p : !llvm.ptr<1> -> f32
         %y = math.tanh %x : f32
@@ -460,7 +460,7 @@ fn errors_of_the_generator_are_errors() {
     );
 }
 
-/// Every kind of kernel and element type compiles for processors that this machine need not be.
+/// Every kind of kernel and element type compiles also for other processors than this machine's.
 #[test]
 fn kernels_compile_for_other_processors() {
     for target in [Target::AVX512, Target::NEON] {
@@ -495,7 +495,7 @@ fn kernels_compile_for_other_processors() {
                 ty(DType::F64, &[5]),
             ];
             cases.push((op("adamw", &[]), moments.to_vec()));
-            // Not every op is for every type.
+            // Not every op supports every type.
             kernels.extend(
                 cases
                     .iter()
@@ -546,8 +546,8 @@ proptest! {
     #[test]
     fn gelus_of_any_shape(shape in sizes(), tanh in any::<bool>(), dtype in 0usize..3,
         seed in any::<u64>()) {
-        // 1 + tanh loses digits where tanh is near -1: errors are of the size of x there, and gelu
-        // is small. So there are enough numbers that some are positive.
+        // 1 + tanh loses digits if tanh is near -1: errors have the size of x there, and gelu is
+        // small. So there are enough numbers that some are positive.
         let shape = [&[16], &shape[..]].concat();
         let close = Close::OfLargest(if dtype == 0 { 4.0 } else { 1.0 });
         let gelu = op("gelu", &[("tanh", Attr::Bool(tanh))]);
@@ -571,7 +571,7 @@ proptest! {
     ) {
         let (a, b) = (ty(ANY[dtype], &shape), ty(ANY[dtype], &narrowed(&shape, bits)));
         let types = if bits >> 60 & 1 == 1 { [b, a] } else { [a, b] };
-        // Not every op is for every type.
+        // Not every op supports every type.
         if plain_op(kind).infer(&[&types[0], &types[1]]).is_ok() {
             check(&plain_op(kind), &types, Numbers::Wild, Close::Ulps(0.0), seed);
         }
@@ -581,7 +581,7 @@ proptest! {
     fn an_operand_and_a_number(shape in sizes(), kind in select(example::takes_a_number),
         dtype in 0usize..4, seed in any::<u64>()) {
         let types = [ty(FLOATS[dtype], &shape)];
-        // There is code for some powers only.
+        // Only some powers have code.
         let value = [-2.0, 0.5, 2.0, 3.0, -1.0][(seed % 5) as usize];
         let op = op(kind.name(), &[("value", Attr::Float(value))]);
         check(&op, &types, Numbers::Wild, Close::Ulps(0.0), seed);
@@ -628,7 +628,7 @@ proptest! {
             0 => check(&op("tanh_bwd", &[]), &types, Numbers::Wild, Close::Ulps(0.0), seed),
             1 => check(&op("sigmoid_bwd", &[]), &types, Numbers::Wild, Close::Ulps(0.0), seed),
             2 => check(&op("silu_bwd", &[]), &types, Numbers::Plain, close, seed),
-            // What is left of 1 - tanh^2 is multiplied by squares of x.
+            // The error of 1 - tanh^2 is multiplied by squares of x.
             n => check(&op("gelu_bwd", &[("tanh", Attr::Bool(n == 3))]), &types, Numbers::Small,
                 close, seed),
         }
@@ -707,8 +707,8 @@ proptest! {
         }
     }
 
-    /// Rows that are gone through in blocks, whose largest elements differ: some rise, and a part,
-    /// or all, is masked out.
+    /// Rows are processed in blocks with different largest elements: some rise, and a part, or
+    /// everything, is masked out.
     #[test]
     fn softmaxes_of_long_rows(
         rows in 1u64..4,
@@ -800,7 +800,7 @@ proptest! {
     }
 }
 
-/// An update of parameters of the type of `p`, or of the types that it has.
+/// An update of parameters of the type of `p`, or of the op's own types.
 fn check_update(kind: OpKind, p: &TensorType, scaled: bool, step: i64, seed: u64) {
     let (op, facts, random) = (plain_op(kind), kind.facts(), &mut Random(seed));
     let operands = facts.inputs.0 + usize::from(scaled);
@@ -837,8 +837,8 @@ fn check_update(kind: OpKind, p: &TensorType, scaled: bool, step: i64, seed: u64
         ins[options - 1] =
             OwnedTensor::from_f64s(codegen::dtype(v.dtype()), &shape_of(v), &squares);
     }
-    // A power's last bit may differ, and so a coefficient's; halves of a number do not show how
-    // near they are.
+    // The last bit of a power may differ, and so the last bit of a coefficient. For numbers in
+    // halves, the difference of the halves is not the difference of the numbers.
     let is_exact = types[0].dtype() != DType::F64;
     let close = if is_exact {
         Close::Ulps(0.0)
@@ -848,7 +848,7 @@ fn check_update(kind: OpKind, p: &TensorType, scaled: bool, step: i64, seed: u64
     check_with(&op, &types, &ins, close, &[9000, 40000]);
 }
 
-/// Every op that may be generated, also one that no other test of this file draws.
+/// Every op with a generated kernel, including ops that no other test of this file draws.
 #[test]
 fn every_generated_op_equals_its_plain_kernel() {
     let x = ty(DType::F32, &[7, 11, 13]);

@@ -1,5 +1,5 @@
-//! The loss in chunks of rows: no bit of it, of its gradients or of what is trained with them
-//! depends on how many there are.
+//! The loss in chunks of rows: no bit of the loss, its gradients or the trained parameters depends
+//! on the number of chunks.
 
 use artifact::PRODUCT_DEPTH;
 use codegen::Data;
@@ -23,7 +23,7 @@ use std::path::Path;
 const DEPTH: u64 = PRODUCT_DEPTH as u64;
 const IGNORED: i64 = -100;
 
-/// A head and its loss, and what may differ from one model to the next.
+/// A head and its loss, with properties that differ between models.
 #[derive(Clone, Debug)]
 struct Head {
     rows: u64,
@@ -31,13 +31,13 @@ struct Head {
     vocabulary: u64,
     dtype: DType,
     mean: bool,
-    /// Which targets are not to count: every so many-th; 1 for all.
+    /// Every `ignored`-th target does not count; 1: no target counts.
     ignored: usize,
-    /// A constant that every logit gets, as an operand of the product.
+    /// A constant added to every logit, as an operand of the product.
     bias: bool,
     /// A factor of the logits.
     scale: Option<f64>,
-    /// The weight lies transposed, and its gradient too.
+    /// The weight is transposed, and its gradient too.
     transposed: bool,
     seed: u64,
 }
@@ -246,7 +246,8 @@ proptest! {
             let logits = shapes.filter(|shape| shape.get(1) == Some(&head.vocabulary));
             logits.map(|shape| shape[0]).max()
         };
-        // The gradient of a transposed weight has as many columns; it may be wider than a chunk.
+        // The gradient of a transposed weight has a column for each word; it may be wider than a
+        // chunk.
         let chunk = head.rows.div_ceil(n).next_multiple_of(DEPTH);
         prop_assert!(widest(&cut) <= Some(chunk.max(head.width).max(head.vocabulary)), "logits \
             are whole");
@@ -268,7 +269,7 @@ fn head() -> Head {
     }
 }
 
-/// What would come out with other bits stays whole, and the error says what it is.
+/// A loss whose bits would change is not cut, and the error names the reason.
 #[test]
 fn what_cannot_be_cut_is_named() {
     let why = |graph: &Graph| loss::run(&mut graph.clone(), 2).unwrap_err().to_string();
@@ -300,7 +301,7 @@ fn what_cannot_be_cut_is_named() {
             .find(|&&node| graph.nodes[node].op.name() == op);
         graph.nodes[*found.unwrap()].outputs[0]
     };
-    // A bias's gradient is a sum over rows, which kernels cut as they like.
+    // A bias's gradient is a sum over rows, which kernels may cut anywhere.
     let mut bias = Head {
         bias: true,
         ..head()
@@ -321,7 +322,7 @@ fn what_cannot_be_cut_is_named() {
         "{}",
         why(&bias)
     );
-    // Somebody wants the logits.
+    // The logits are an output.
     let mut whole = head().graph();
     let value = named(&whole, "matmul");
     whole.outputs.push(Output {
@@ -333,7 +334,7 @@ fn what_cannot_be_cut_is_named() {
         "{}",
         why(&whole)
     );
-    // The gradient's factor is not known before the loss is.
+    // The gradient's factor depends on the loss.
     let mut late = head().graph();
     let (loss, dlogp) = (named(&late, "nll_loss"), named(&late, "nll_loss_bwd"));
     let at = late.def_node(dlogp).unwrap();
@@ -412,7 +413,7 @@ fn train(compiled: &Compiled, vocabulary: u64, options: runtime::Options) -> (Tr
     (Trained { outputs, states }, machine.measured_peak_bytes())
 }
 
-/// A real model: gradients, losses and what is trained, with plain and generated kernels, on one
+/// A real model: gradients, losses and trained parameters, with plain and generated kernels, on one
 /// thread and two.
 #[test]
 fn a_model_trains_alike_in_any_number_of_chunks() {
@@ -452,8 +453,8 @@ fn a_model_trains_alike_in_any_number_of_chunks() {
     }
 }
 
-/// Where logits are what is most, a lower budget has the loss in chunks; peaks stay below, the
-/// smallest budget is met, and every bit is the same.
+/// If logits take most of the memory, a lower budget computes the loss in chunks; peaks stay below
+/// the budget, the smallest budget has a plan, and every bit is the same.
 #[test]
 fn budgets_choose_chunks() {
     let vocabulary = 1024;

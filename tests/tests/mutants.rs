@@ -1,6 +1,6 @@
-//! The checker against mutants of real programs: drop a wait, move a buffer, swap two lines. Either
-//! `check` or the machine's own validation refuses the mutant, or it is harmless, which shuffled
-//! runs show: they still compute what the graph means.
+//! Tests the checker with mutants of real programs: drop a wait, move a buffer, swap two lines.
+//! Either `check` or the machine's own validation refuses the mutant, or it is harmless: shuffled
+//! runs still compute the graph's results.
 
 use ir::schedule::{Dep, InstrKind};
 use ir::{Buffer, Id, Instr, Plan, Program};
@@ -18,7 +18,7 @@ use proptest::test_runner::TestRunner;
 use runtime::Error;
 use std::collections::BTreeMap;
 
-/// A real program and what it computes.
+/// A real program and its results.
 struct Original {
     compiled: Compiled,
     start: Tensors,
@@ -26,7 +26,7 @@ struct Original {
     expected: Outcome,
 }
 
-/// Steps of a run: each overlaps the one before, and the third meets what both left.
+/// Steps of a run: each overlaps the previous one, and the third uses the states of both.
 const STEPS: usize = 3;
 
 fn original(recipe: &generate::Recipe, choices: &[u8], seed: u64) -> Original {
@@ -69,7 +69,7 @@ fn without_a_wait(program: &Program) -> Vec<Program> {
     waits.map(drop).collect()
 }
 
-/// Every program in which one buffer lies where another does, or a line higher or lower.
+/// Every program with one buffer at the place of another, or a cache line higher or lower.
 fn with_a_buffer_moved(program: &Program) -> Vec<Program> {
     let plan = program.plan.as_ref().unwrap();
     let mut mutants = vec![];
@@ -99,7 +99,7 @@ fn with_a_buffer_moved(program: &Program) -> Vec<Program> {
     mutants
 }
 
-/// Every program with two neighbouring lines swapped; waits follow the lines they name.
+/// Every program with two neighbouring lines swapped; waits keep naming the same lines.
 fn with_lines_swapped(program: &Program) -> Vec<Program> {
     let n = program.schedule.instrs.len();
     let swap = |first: usize| {
@@ -133,7 +133,7 @@ enum Fate {
     Harmless,
 }
 
-/// What becomes of a mutant. Panics if it is accepted and computes something else.
+/// The fate of a mutant. Panics if it is accepted and computes other results.
 fn fate(original: &Original, mutant: Program, seed: u64) -> Fate {
     if ir::check::check(&mutant).is_err() {
         return Fate::Refused;
@@ -145,8 +145,8 @@ fn fate(original: &Original, mutant: Program, seed: u64) -> Fate {
         ..original.compiled.clone()
     };
     let artifact = codegen::emit(&compiled, &original.start, codegen::Target::host()).unwrap();
-    // `check` knows that the host waits between two steps; the machine also launches steps without
-    // that, and validates it.
+    // `check` assumes that the host waits between two steps; the machine also launches steps
+    // without waiting, and validates this.
     if runtime::validate(&artifact).is_err() {
         return Fate::Refused;
     }
@@ -159,8 +159,8 @@ fn fate(original: &Original, mutant: Program, seed: u64) -> Fate {
                 outcome
             });
         let together = match run::together(&artifact, run::shuffled(seed), &original.feed, STEPS) {
-            // An input that nothing reads any more may be overwritten; then steps cannot be
-            // launched together.
+            // An input without later readers may be overwritten; then steps cannot be launched
+            // together.
             Err(Error::Host(_)) => None,
             other => Some(other),
         };
@@ -216,7 +216,7 @@ fn mutants_are_refused_or_harmless() {
     }
 }
 
-/// What the mutations do, on a program where each is plain to see.
+/// The mutations on a simple program.
 #[test]
 fn mutations_change_what_they_say() {
     let recipe = generate::Recipe {

@@ -1,5 +1,5 @@
-//! Every operator that the importer knows, through the whole pipeline, against what PyTorch
-//! computed: `tests/data/ops/gen_ops.py` writes the graph and the answers.
+//! Runs every operator of the importer through the whole pipeline and compares the results with
+//! PyTorch's: `tests/data/ops/gen_ops.py` writes the graph and the results.
 
 use codegen::Data;
 use ir::op::OpKind;
@@ -11,7 +11,7 @@ use safetensors::{SafeTensors, tensor::Metadata};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Elements as f64; NaN where a bit pattern says so.
+/// Elements as f64; NaN for a bit pattern of a NaN.
 fn numbers(tensor: &TensorView<'_>, bytes: &[u8]) -> Vec<f64> {
     let chunks = |n| bytes.chunks_exact(n);
     match tensor.dtype() {
@@ -38,7 +38,7 @@ fn numbers(tensor: &TensorView<'_>, bytes: &[u8]) -> Vec<f64> {
     }
 }
 
-/// Ops that no operator of PyTorch becomes: only passes build them.
+/// Ops without an operator of PyTorch: only passes build them.
 const ONLY_PASSES: &[OpKind] = &[
     OpKind::NllSum,
     OpKind::SumSquares,

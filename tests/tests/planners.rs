@@ -1,4 +1,4 @@
-//! Planners against each other, and ProTrain's layouts as plans: proved, run, and the same bits.
+//! Compares planners, and tests ProTrain's layouts as plans: proved, run, and with the same bits.
 
 use ir::schedule::{InstrKind, Why};
 use ir::{Graph, Phase, Schedule};
@@ -49,12 +49,12 @@ fn with_problem<T>(graph: &Graph, device: &str, f: impl FnOnce(&Problem<'_>) -> 
     f(&Problem::new(graph, &device, &cost))
 }
 
-/// A small GPT-2: three chunks' worth of blocks once chunks are as small as can be.
+/// A small GPT-2, with three chunks of blocks at the smallest chunk size.
 fn small() -> Graph {
     prepared(gpt2(6, 64, 4, 2, 32, 257))
 }
 
-/// At every budget that another planner fits, `auto` fits, and is not slower.
+/// At every budget at which another planner finds a plan, `auto` finds one that is not slower.
 #[test]
 fn auto_is_never_worse() {
     let graphs = [
@@ -97,7 +97,7 @@ fn auto_is_never_worse() {
     }
 }
 
-/// For one budget, ladders of a large graph end early, with the plan that they come to in full.
+/// For one budget, ladders of a large graph end early, with the same plan as the full ladders.
 #[test]
 fn ladders_end_early() {
     let graph = prepared(chain::chain(140));
@@ -131,8 +131,8 @@ fn ladders_end_early() {
     });
 }
 
-/// What is found first among drafts is the best of all their records, for whatever is asked and on
-/// any number of threads, though few of them are placed.
+/// The first result among drafts is the best of all their records, for any request and any number
+/// of threads, although only a few drafts are placed.
 #[test]
 fn the_first_is_the_best_of_all() {
     let graphs = [
@@ -213,8 +213,8 @@ fn the_first_is_the_best_of_all() {
     }
 }
 
-/// Every plan of the ladder is proved, and so are those that compute parts of blocks again;
-/// together they use all that a layout can say.
+/// Every plan of the ladder is proved, and so are plans that recompute parts of blocks; together
+/// they use every feature of a layout.
 #[test]
 fn layouts_are_legal_plans() {
     let mut means = [0, 0];
@@ -300,9 +300,9 @@ fn lines_of(activation: Option<Activation>, n_cached: usize) -> (Schedule, usize
     (schedule, n, graph)
 }
 
-/// A block's chunk comes once for the forward and once for the backward, unless it is cached;
-/// running blocks again fetches none anew. The table of tokens comes for the start and for the
-/// head; the last norm, whose backward follows, once.
+/// A block's chunk is copied in once for the forward and once for the backward, unless it is
+/// cached; reruns of blocks need no further copies. The table of tokens is copied in for the start
+/// and for the head; the last norm, whose backward follows at once, only once.
 #[test]
 fn each_chunk_comes_once_in_a_pass() {
     let counts = |activation, cached| {
@@ -372,12 +372,12 @@ fn blocks_swap_and_run_again() {
         .keys()
         .filter(|&&node| graph.nodes[node].op.name() == "addmm")
         .count();
-    // Three of a block's four; the last product's result is read by no backward.
+    // Three of a block's four products; no backward reads the last product's result.
     assert_eq!(products, 3 * 6);
 }
 
-/// The generator's blocks are those of the trace, op by op; only the trace computes a part of its
-/// mask in its first block.
+/// The generator's blocks equal the trace's, op by op; but the trace computes a part of its mask in
+/// its first block.
 #[test]
 fn generated_blocks_are_those_of_a_trace() {
     let mix = |mut graph: Graph| {

@@ -38,7 +38,7 @@ fn row_a_keeps_everything() {
     );
 }
 
-/// Row B, batch 64: the paper has 24 recomputed, 2 swapped, 2 persistent, 3 buffers.
+/// Row B, batch 64: the paper gives 24 recomputed, 2 swapped, 2 persistent, 3 buffers.
 #[test]
 fn row_b_recomputes_most_swaps_a_few_and_has_three_buffers() {
     let (_, config) = chosen(&GPT2_1B, &RTX3090, 64);
@@ -48,8 +48,8 @@ fn row_b_recomputes_most_swaps_a_few_and_has_three_buffers() {
     assert_eq!(config.n_buffer, 3);
 }
 
-/// Rows C and E on A100s: activations stay, three buffers do; the paper has 15 persistent chunks of
-/// 49 in row E.
+/// Rows C and E on A100s: activations stay, three buffers are enough; the paper gives 15 persistent
+/// chunks of 49 in row E.
 #[test]
 fn rows_c_and_e_keep_activations_and_have_three_buffers() {
     let (_, config) = chosen(&GPT2_1B, &A100, 64);
@@ -73,7 +73,7 @@ fn rows_c_and_e_keep_activations_and_have_three_buffers() {
     assert!((few - many).abs() < 1e-6 * few);
 }
 
-/// Row D: no NVLink, so every block is recomputed to make room for buffers. The paper has 3
+/// Row D: no NVLink, so every block is recomputed to make room for buffers. The paper gives 3
 /// persistent, 46 buffers.
 #[test]
 fn row_d_recomputes_all_for_the_most_buffers() {
@@ -173,7 +173,7 @@ fn fixture(name: &str) -> Graph {
     torch::read(&path, &BTreeMap::new()).unwrap().graph
 }
 
-/// Times are all of the graph's; memory is what keeping everything really takes, and never less.
+/// Times add up to the graph's; memory is never below the real memory for keeping everything.
 #[test]
 fn instances_of_graphs_say_what_the_graph_says() {
     let device = devices::named("a100-80g").unwrap();
@@ -215,10 +215,10 @@ fn instances_of_graphs_say_what_the_graph_says() {
             .map(|record| record.peak)
             .min()
             .unwrap();
-        // Model states are reckoned as there from the start, gradients too; a plan has those only
-        // from the backward on. What is above that are results that take over an operand's bytes:
-        // they are not foreseen. The paper's own estimates are at most 10 % above what it measures
-        // (appendix C.2).
+        // The estimate counts model states and gradients from the start; a plan has gradients only
+        // from the backward on. The rest of the difference are results that lie on an operand's
+        // bytes, which the estimate does not know. The paper's own estimates are at most 10 % above
+        // its measurements (appendix C.2).
         let gradients: u64 = sizes(&graph, &blocks).iter().flatten().sum();
         let share = (predicted - gradients) as f64 / real as f64;
         assert!(
@@ -228,7 +228,7 @@ fn instances_of_graphs_say_what_the_graph_says() {
     }
 }
 
-/// What a plan means, on a device that does not hold the chain.
+/// A configuration and its layout agree, on a device whose memory is too small for the chain.
 #[test]
 fn a_small_device_recomputes_or_swaps_and_streams() {
     let device = devices::named("a100-80g").unwrap();
@@ -288,8 +288,8 @@ fn gain(model: &Model, machine: &Machine, batch: u64) -> (f64, f64) {
     )
 }
 
-/// Parts of blocks instead of whole ones: a tenth and more off ProTrain's step where memory is
-/// short and links are not.
+/// Parts of blocks instead of whole blocks: at least a tenth less than ProTrain's step if memory is
+/// short and links are fast.
 #[test]
 fn recomputing_parts_of_blocks_beats_recomputing_blocks() {
     for (name, model, machine, batch, least) in [

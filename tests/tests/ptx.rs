@@ -1,6 +1,6 @@
-//! Generated kernels for GPUs, as far as a machine without one can tell: NVIDIA's assembler takes
-//! every kernel of every model, for every GPU, none of them calls anything or spills registers, and
-//! those that only move numbers move 16 bytes at a time.
+//! Checks generated GPU kernels without a GPU: NVIDIA's assembler accepts every kernel of every
+//! model, for every GPU. No kernel has calls or spills registers, and kernels that only move
+//! numbers move 16 bytes at a time.
 
 use codegen::kernels::{self, Generated, Generator, Stage, Target};
 use ir::op::{Attr, Op};
@@ -34,7 +34,7 @@ fn ptx(kernels: &[Generated], target: &Target) -> String {
     String::from_utf8(ptx).expect("PTX should be text")
 }
 
-/// Assembles PTX; registers of each kernel. Panics at spills.
+/// Assembles PTX; returns the registers of each kernel. Panics if a kernel spills registers.
 fn assemble(ptxas: &Path, of: &str, ptx: &str, target: &Target) -> Vec<u32> {
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!(
         "{of}.{}.{}.ptx",
@@ -79,7 +79,7 @@ fn assemble(ptxas: &Path, of: &str, ptx: &str, target: &Target) -> Vec<u32> {
 #[test]
 fn kernels_of_models_assemble() {
     let Some(ptxas) = ptxas() else { return };
-    // The assembler takes its time.
+    // The assembler is slow.
     std::thread::scope(|scope| {
         for target in GPUS {
             let ptxas = &ptxas;
@@ -218,7 +218,7 @@ fn memory_is_accessed_by_16_bytes() {
                     let wider = line.contains(".v8.") || line.contains(".v4.b64");
                     !wide && !wider
                 };
-                // What is left are numbers of a row, options, and what a single thread writes.
+                // The rest are numbers of a row, options, and writes of a single thread.
                 let accesses: Vec<&str> = text
                     .lines()
                     .filter(|line| line.contains("ld.global") || line.contains("st.global"))

@@ -1,6 +1,6 @@
-//! Planners cannot break meaning, whatever they answer: random graphs with random legal decisions
-//! become programs that `check` proves, and that compute on the machine, threaded and shuffled,
-//! what the graph means, bit for bit.
+//! No decision of a planner can change results: random graphs with random legal decisions become
+//! programs that `check` proves, and that compute the graph's results on the machine, threaded and
+//! shuffled, bit for bit.
 
 use codegen::Data;
 use ir::schedule::{InstrKind, Why};
@@ -63,7 +63,7 @@ proptest! {
                 );
                 prop_assert!(measured <= compiled.planned_peak, "{}", text());
                 prop_assert!(!exact || measured == compiled.planned_peak, "{}", text());
-                // Inputs are written and outputs read while the step before still runs.
+                // Inputs are written and outputs read while the previous step still runs.
                 let outcome = run::overlapped(&artifact, options, &feeds).unwrap();
                 prop_assert!(
                     outcome == expected,
@@ -71,7 +71,7 @@ proptest! {
                     {options:?}:\n{}",
                     text()
                 );
-                // Launched together, steps overlap.
+                // Steps that are launched together overlap.
                 let outcome = run::together(&artifact, options, &feeds[0], 3).unwrap();
                 prop_assert_eq!(outcome.outputs.last(), still.outputs.last(), "{}", text());
                 prop_assert!(
@@ -125,8 +125,8 @@ proptest! {
     }
 }
 
-/// The properties above test something: most random programs have waits, reruns, swaps, scratch,
-/// hosted states, results in place; and they are refused without waits.
+/// The tests above are not trivial: most random programs have waits, reruns, swaps, scratch, hosted
+/// states, results in place; and they are refused without waits.
 #[test]
 fn random_programs_are_not_trivial() {
     use proptest::strategy::ValueTree;

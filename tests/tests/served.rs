@@ -1,4 +1,4 @@
-//! From a recorded trace to requests served: a mixture of experts whose routing differs in every
+//! From a recorded trace to served requests: a mixture of experts whose routing differs in every
 //! step.
 
 #[path = "../../runtime/allocator/tests/arena/mod.rs"]
@@ -12,7 +12,7 @@ use placement::{Options, place};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// What a program does, in its order.
+/// The events of a program, in order.
 #[derive(Clone, Debug)]
 enum Event {
     Alloc {
@@ -26,14 +26,15 @@ enum Event {
     Leave,
 }
 
-/// A model of some layers, each with experts. Sizes in units of 512 bytes, so that none of an
-/// expert is another's.
+/// A model of some layers, each with experts. Sizes in units of 512 bytes, so that an expert's size
+/// never equals another one.
 #[derive(Clone, Debug)]
 struct Model {
-    /// Of each layer: what it keeps for the backward, what it needs for itself, and the bytes of
-    /// its experts as recorded.
+    /// For each layer: the units kept for the backward, the temporary units, and the recorded bytes
+    /// of its experts.
     layers: Vec<(u64, u64, Vec<u64>)>,
-    /// True if a layer's experts are freed in the layer, as with recomputing; else in its backward.
+    /// True if a layer's experts are freed in the layer (as with recomputation); else in its
+    /// backward.
     recomputed: bool,
     /// Blocks that the first half of the next step frees.
     carried: Vec<u64>,
@@ -63,7 +64,7 @@ impl Model {
             for (i, (keeps, needs, experts)) in self.layers.iter().enumerate() {
                 events.push(Event::Enter);
                 let output = alloc(&mut events, keeps * 512, 0, false);
-                // Every other layer gathers on a stream of its own.
+                // Every second layer gathers on another stream.
                 let input = alloc(&mut events, needs * 512, i as u32 % 2, false);
                 let bytes: Vec<u64> = experts
                     .iter()
@@ -209,13 +210,13 @@ fn models() -> impl Strategy<Value = Model> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
-    /// Every planned request gets its planned place, whatever the experts get, in every step; and
-    /// no two blocks meet.
+    /// In every step, every planned request gets its planned place, for any requests of the
+    /// experts; and no two blocks overlap.
     #[test]
     fn a_dynamic_block_never_meets_a_planned_one(model in models(), seed in any::<u64>()) {
         let recorded = model.run(3, |_, bytes| bytes | 1);
         let plan = plan(&trace(&recorded));
-        // All three steps are alike, but for what the first has no predecessor for.
+        // All three steps are equal, except that the first has no predecessor.
         prop_assert!(0 < plan.step() && plan.requests().len() < recorded.len());
         let arena = Arena::new(1 << 26);
         let mut allocator = Allocator::planned(arena.pool(), plan).unwrap();
@@ -227,8 +228,8 @@ proptest! {
             state % n
         };
         let mut missing = 0;
-        // As many tokens as before in the mean, never a multiple of 512 bytes; none for an expert
-        // in eight.
+        // The same mean number of tokens as before, never a multiple of 512 bytes; one expert in
+        // eight gets none.
         let events = model.run(8, |_, bytes| match random(8) {
             0 => {
                 missing += 1;
@@ -278,13 +279,13 @@ proptest! {
             "{}",
             stats
         );
-        // What is skipped at the very end has not been passed yet.
+        // Requests that are skipped at the very end have not been counted so far.
         prop_assert!(strays.dynamic_missing <= missing, "{}", stats);
     }
 }
 
-/// A plan in which streams keep apart needs no waits; one in which they share bytes is smaller, and
-/// they wait.
+/// A plan in which streams share no bytes needs no waits; a plan in which they share bytes is
+/// smaller, and streams wait.
 #[test]
 fn streams_that_keep_apart_do_not_wait() {
     let layers = (0..6).map(|i| (2 + i % 3, 24 + i, vec![])).collect();
@@ -339,8 +340,8 @@ fn streams_that_keep_apart_do_not_wait() {
 /// paper).
 #[test]
 fn idle_bytes_are_used() {
-    // Weights of a layer's backward are larger than what its forward keeps: bytes lie idle while
-    // experts run.
+    // Weights of a layer's backward are larger than the kept blocks of its forward: bytes are idle
+    // while experts run.
     let model = Model {
         layers: (0..6)
             .map(|i| (2 + i % 3, 24, vec![3000, 2000 + 100 * i, 2500]))

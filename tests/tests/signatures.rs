@@ -1,10 +1,10 @@
-//! What the shape rules of the language accept, the kernels of the runtime accept, with the same
-//! results, and what the rules refuse, the kernels refuse. The two are written independently, and
-//! neither crate sees the other.
+//! The shape rules of the language and the kernels of the runtime accept the same signatures, with
+//! the same results, and refuse the same. Both are written independently, and neither crate depends
+//! on the other.
 //!
 //! Operands and attributes are drawn at random for each op of the declaration. Few draws fit an op
-//! of many operands, so a draw is repaired by what the rule says of it until it fits. Then it is
-//! changed in one place, and both sides are asked again.
+//! of many operands, so a draw is repaired by the rule's messages until it fits. Then it is changed
+//! in one place, and both sides check it again.
 
 use artifact::{Operand, Place};
 use ir::op::{Attr, Kind, Misfit, Op, OpKind, attributes};
@@ -17,14 +17,15 @@ use runtime::kernels::{Kernel, KernelError, Signature, find};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Signatures of each op that fit, and changes of each of them.
+/// The number of fitting signatures of each op, and of changes of each signature.
 const CASES: usize = 60;
 const CHANGES: usize = 20;
-/// Draws for a case, and repairs of a draw. A case of attention takes some hundred draws.
+/// The number of draws for a case, and of repairs of a draw. A case of attention takes a few
+/// hundred draws.
 const DRAWS: usize = 4000;
 const REPAIRS: usize = 24;
 
-/// The largest rank and size that are drawn.
+/// The largest drawn rank and size.
 const MOST: u64 = 5;
 
 /// Attributes and operands of an op.
@@ -53,12 +54,12 @@ impl Case {
 
 // --- draws ---
 
-/// Draws shapes and attributes that have something to do with each other.
+/// Draws related shapes and attributes.
 struct Draw {
     random: Random,
-    /// The shape that others are made from.
+    /// The shape from which others are made.
     shape: Vec<u64>,
-    /// The element type that most operands have.
+    /// The element type of most operands.
     dtype: DType,
 }
 
@@ -197,14 +198,14 @@ impl Draw {
             i => self.redraw_attr(case, keys[i - n_types].0),
         }
     }
-    /// Changes what does not fit: as the rule says, or by another draw.
+    /// Changes the misfit, as the rule says or by another draw.
     fn repair(&mut self, case: &mut Case, misfit: &Misfit) {
         if example::repair(&mut case.types, misfit) {
             return;
         }
         match misfit {
             Misfit::NoKernel { .. } => {
-                // The operands that should be of one type stay so.
+                // Operands that must have the same type get the same new type.
                 let to = self.any_dtype();
                 case.types.iter_mut().for_each(|ty| retype(ty, to));
             }
@@ -231,11 +232,11 @@ impl Draw {
         }
         None
     }
-    /// The case with a change in one place, and the results that it might have.
+    /// The case with a change in one place, and possible results.
     fn changed(&mut self, case: &Case, results: &[TensorType]) -> (Case, Vec<TensorType>) {
         let (mut case, mut results) = (case.clone(), results.to_vec());
         if self.one_in(3) {
-            // One element type for another everywhere: what is wrong then is the type itself.
+            // One element type is replaced everywhere: then only the type itself can be wrong.
             let all = case.types.iter().chain(&results).map(TensorType::dtype);
             let all: Vec<DType> = all.collect();
             let (from, to) = (self.pick(&all), self.any_dtype());
@@ -281,7 +282,7 @@ fn operands(types: &[TensorType]) -> Vec<Operand> {
     types.iter().map(operand).collect()
 }
 
-/// What the kernel says of a case with these results.
+/// The kernel's check of a case with these results.
 fn check(kernel: &Kernel, case: &Case, results: &[TensorType], scratch: u64) -> Said {
     let (op, ins, outs) = (case.op(), operands(&case.types), operands(results));
     let signature = Signature {
@@ -293,7 +294,7 @@ fn check(kernel: &Kernel, case: &Case, results: &[TensorType], scratch: u64) -> 
     catch_unwind(AssertUnwindSafe(|| kernel.check(&signature))).map_err(|_| "panics".into())
 }
 
-/// An answer, or that there is none.
+/// The kernel's result, or a panic's message.
 type Said = Result<Result<(), KernelError>, String>;
 
 /// Runs the kernel on zeros. It may refuse them.
@@ -313,7 +314,7 @@ fn run(case: &Case, results: &[TensorType], scratch: u64) -> Said {
 }
 
 /// True if both sides accept a case, false if both refuse it; an error if they disagree. `results`
-/// are those that a case might have which the shape rule refuses.
+/// are possible results of a case that the shape rule refuses.
 fn agree(kernel: &Kernel, case: &Case, results: &[TensorType]) -> Result<bool, String> {
     match case.infer() {
         Ok(results) => {
@@ -329,7 +330,7 @@ fn agree(kernel: &Kernel, case: &Case, results: &[TensorType]) -> Result<bool, S
     }
 }
 
-/// What the two sides of an op disagree about, with the operands.
+/// A disagreement of the two sides of an op, with the operands.
 fn disagreement(draw: &mut Draw, kernel: &Kernel, kind: OpKind) -> Result<(), String> {
     let shown = |case: &Case, results: &[TensorType]| {
         let text = |types: &[TensorType]| -> String {

@@ -1,5 +1,5 @@
-//! The pass `simplify`: each rule holds, and what a tracer took apart comes out as good as what it
-//! did not.
+//! The pass `simplify`: each rule is right, and a graph of decomposed ops becomes as good as a
+//! graph of whole ops.
 
 use ir::{DType, Graph, TensorType};
 use lighterage_tests::evaluate::{Tensors, step};
@@ -8,7 +8,7 @@ use passes::graph::{canonical, simplify};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Numbers that repeat for a seed: xorshift64*.
+/// Random numbers with a seed: xorshift64*.
 struct Random(u64);
 
 impl Random {
@@ -18,7 +18,7 @@ impl Random {
         self.0 ^= self.0 >> 27;
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33
     }
-    /// Bytes of a tensor; with `all` its floats take every kind of value.
+    /// Bytes of a tensor; with `all`, floats of every kind.
     fn tensor(&mut self, ty: &TensorType, all: bool) -> Vec<u8> {
         const ODD: [f64; 8] = [
             f64::NAN,
@@ -77,8 +77,8 @@ fn output(graph: &Graph, inputs: &Tensors) -> Vec<f64> {
     floats(&out["out"], graph.values[graph.outputs[0].value].ty.dtype())
 }
 
-/// Every rule, at every sample: the sides are as close as the rule says, and egg finds and applies
-/// it.
+/// Every rule, at every sample: the two sides are as close as the rule states, and egg finds and
+/// applies the rule.
 #[test]
 fn rules_hold_at_their_samples() {
     let mut failures = vec![];
@@ -130,7 +130,7 @@ fn fixture(name: &str, level: &str) -> Graph {
     graph
 }
 
-/// Nodes that become lines, by op.
+/// The number of nodes that become lines, by op.
 fn lines(graph: &Graph) -> BTreeMap<&'static str, usize> {
     let mut lines = BTreeMap::new();
     for op in graph
@@ -144,8 +144,8 @@ fn lines(graph: &Graph) -> BTreeMap<&'static str, usize> {
     lines
 }
 
-/// A graph traced at the level of core ATen has no more than 10 % more lines than one traced with
-/// attention, normalisations and losses in one piece, both simplified.
+/// After simplification, a graph at the level of core ATen has at most 10 % more lines than a graph
+/// with attention, normalisations and losses as single ops.
 #[test]
 fn core_graphs_become_as_good_as_coarse_ones() {
     for name in [
@@ -184,7 +184,7 @@ fn core_graphs_become_as_good_as_coarse_ones() {
             core.0,
             coarse.0
         );
-        // Nothing is left in pieces.
+        // No decomposed op is left.
         for op in [
             "sdpa",
             "sdpa_bwd",
@@ -200,7 +200,7 @@ fn core_graphs_become_as_good_as_coarse_ones() {
     }
 }
 
-/// Simplified again, a graph stays as it is.
+/// A second run of the pass changes nothing.
 #[test]
 fn simplify_ends() {
     for (name, level) in [
@@ -217,7 +217,7 @@ fn simplify_ends() {
     }
 }
 
-/// What the filetests show is equal: each graph, before and after, on random tensors.
+/// Each graph of the filetests computes the same before and after the pass, on random tensors.
 #[test]
 fn filetests_compute_the_same() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("filetests/simplify");

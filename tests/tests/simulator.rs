@@ -1,5 +1,5 @@
-//! The simulator against a plain one that knows no speeds: on a machine where lines do not slow
-//! each other, both give the same steady state.
+//! Compares the simulator with a simple one without interference: on a machine where lines do not
+//! slow each other, both give the same steady state.
 
 use ir::graph::Def;
 use ir::{Graph, Schedule};
@@ -13,7 +13,7 @@ use proptest::prelude::*;
 
 const STEPS: usize = 40;
 
-/// The ends of steps: lines in list order, each as early as it may be.
+/// The ends of steps: lines in list order, each as early as possible.
 fn ends(graph: &Graph, schedule: &Schedule, cost: &dyn Cost) -> Vec<f64> {
     let outputs: Vec<_> = schedule.exit[graph.states.len()..]
         .iter()

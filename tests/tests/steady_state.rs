@@ -1,5 +1,5 @@
-//! A real step in steady state allocates nothing, in any thread. Alone in its binary: the counter
-//! counts everybody.
+//! A real step in steady state allocates nothing, in any thread. The test is alone in its binary,
+//! because the counter counts every thread.
 
 #[path = "../../runtime/tests/counting/mod.rs"]
 mod counting;
@@ -14,8 +14,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-/// Training of GPT-2 with half of the memory that it would like, with swaps, reruns and hosted
-/// moments.
+/// Training of GPT-2 with half of the memory of `keep`, with swaps, reruns and hosted moments.
 #[test]
 fn a_real_step_allocates_nothing() {
     for level in ["core", "coarse"] {
@@ -58,7 +57,7 @@ fn a_real_step_allocates_nothing() {
                         .flat_map(|x| x.to_le_bytes())
                         .collect(),
                 ),
-                // Tokens and targets: zeros are some.
+                // Tokens and targets: zeros are valid.
                 name => (name, vec![0; input.operand.bytes().unwrap() as usize]),
             })
             .collect();
@@ -70,7 +69,7 @@ fn a_real_step_allocates_nothing() {
             machine.step().unwrap();
             machine.read_output_into("loss", &mut loss).unwrap();
         };
-        // The first step may: threads set up what they keep.
+        // The first step may allocate: threads set up what they keep.
         step();
         let before = ALLOCATIONS.load(Ordering::SeqCst);
         (0..3).for_each(|_| step());

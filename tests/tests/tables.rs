@@ -1,4 +1,4 @@
-//! The compiler's table of ops and the runtime's table of kernels say the same; neither crate sees
+//! The compiler's table of ops and the runtime's table of kernels agree; neither crate depends on
 //! the other.
 
 use ir::op::OpKind;

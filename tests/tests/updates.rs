@@ -1,5 +1,5 @@
-//! What updates do to memory, and that they do nothing else: in backward or after it, with
-//! gradients clipped to a norm over all of them, over micro-batches, on masters in halves.
+//! The memory of updates, and that their placement changes no results: in backward or after it,
+//! with gradients clipped to a norm over all of them, over micro-batches, on masters in halves.
 
 use codegen::Data;
 use ir::graph::{Output, StateData};
@@ -27,7 +27,7 @@ fn cpu() -> Device {
     devices::named("cpu").unwrap()
 }
 
-/// What keeping everything makes of a graph.
+/// Compiles a graph with the `keep` plan.
 fn compile(graph: &Graph, options: &Options) -> Compiled {
     let device = cpu();
     let options = Options {
@@ -92,7 +92,7 @@ fn feed(compiled: &Graph, step: u64, hyper: &[f64]) -> Tensors {
     compiled.inputs.iter().enumerate().map(input).collect()
 }
 
-/// Runs `steps` steps; the states that they leave, and the losses.
+/// Runs `steps` steps; returns the states after them, and the losses.
 fn train(compiled: &Compiled, start: &Data, hyper: &[f64], steps: u64) -> run::Outcome {
     let artifact = codegen::emit(compiled, start, codegen::Target::host()).unwrap();
     let feeds: Vec<_> = (0..steps)
@@ -134,8 +134,8 @@ fn compile_smallest(graph: &Graph, options: &Options) -> Compiled {
     }
 }
 
-/// Every optimizer changes every parameter, to finite numbers, and to the same bits wherever its
-/// updates stand and wherever states live.
+/// Every optimizer changes every parameter to finite numbers, and to the same bits for any position
+/// of its updates and any home of states.
 #[test]
 fn every_optimizer_updates_every_parameter() {
     let graph = linears(3, 16, 8);
@@ -164,8 +164,8 @@ fn every_optimizer_updates_every_parameter() {
     }
 }
 
-/// Each option changes each parameter's update, and so does a bound on the norm: nodes of an update
-/// may forget to read one.
+/// Each option changes each parameter's update, and so does a bound on the norm: no node of an
+/// update forgets to read one.
 #[test]
 fn every_option_of_every_optimizer_counts() {
     let graph = linears(3, 16, 8);
@@ -203,7 +203,7 @@ fn every_option_of_every_optimizer_counts() {
 // --- updates in backward ---
 
 /// The toy of "Faster PyTorch Training by Reducing Peak Memory" (Lightning, 2023): 20 linear
-/// layers. The article has 20 % less with AdamW, and over 40 % with SGD.
+/// layers. The article saves 20 % with AdamW, and over 40 % with SGD.
 #[test]
 fn updates_in_backward_need_less() {
     let graph = linears(20, 128, 4);
@@ -239,7 +239,7 @@ fn updates_in_backward_need_less() {
     }
 }
 
-/// Updates of small parameters are a few kernels, and the same bits wherever states live.
+/// Updates of small parameters are only a few kernels, with the same bits for any home of states.
 #[test]
 fn small_updates_are_grouped() {
     let layers = 12;
@@ -279,7 +279,7 @@ fn small_updates_are_grouped() {
                 .filter(|data| data.phase == Phase::Optimizer && !data.op.inplace().is_empty())
                 .count()
         };
-        // Weights are by themselves: a gradient of one is too much to keep.
+        // Weights are updated separately: their gradients are too large to keep.
         let (before, after) = (updates(&plain), updates(&grouped));
         assert!(
             after <= before - layers + 3,
@@ -388,8 +388,8 @@ fn clipping_is_pytorchs() {
     }
 }
 
-/// Clipping in two phases is nothing but decisions: gradients leave memory once their squares are
-/// summed, and are computed again for their updates.
+/// Clipping in two phases needs only decisions: gradients leave memory after their squares are
+/// summed, and are recomputed for their updates.
 #[test]
 fn gradients_may_be_computed_again_after_the_norm() {
     let (model, device, optimizer) = (linears(6, 64, 4), cpu(), Optimizer::Sgd);
@@ -457,7 +457,7 @@ fn gradients_may_be_computed_again_after_the_norm() {
                 (Phase::Optimizer, Phase::Optimizer) if names.contains(&data.name) => {
                     Means::Recompute
                 }
-                // Layers' inputs are on the host for when gradients are computed again.
+                // Layers' inputs are on the host, for the recomputation of gradients.
                 (Phase::Forward, Phase::Backward) => Means::Swap,
                 _ => continue,
             };
@@ -483,7 +483,7 @@ fn gradients_may_be_computed_again_after_the_norm() {
         .count();
     assert!(gradients.len() <= reruns, "{reruns} reruns");
     assert!(train(&again, &start, &hyper, 3) == expected, "the bits");
-    // Parameters and gradients against parameters and one gradient.
+    // Parameters and gradients, compared with parameters and one gradient.
     let share = again.planned_peak as f64 / plain.planned_peak as f64;
     assert!(
         share <= 0.70,
@@ -509,12 +509,12 @@ fn mean(all: &[Vec<u8>]) -> Vec<u8> {
     bytes(sum.into_iter().map(|sum| sum / all.len() as f32))
 }
 
-/// Steps over `n` micro-batches by hand: batch by batch through the graph, which gives gradients;
-/// their mean; AdamW.
+/// Steps over `n` micro-batches by hand: the graph computes the gradients of each batch; then their
+/// mean and AdamW.
 fn by_hand(model: &Graph, start: &Data, feeds: &[Tensors], n: usize) -> (Vec<Vec<u8>>, Tensors) {
     let mut one = model.clone();
     graph::canonical::run(&mut one);
-    // Other formulas round otherwise.
+    // Other formulas round differently.
     graph::simplify::run(&mut one);
     graph::accumulate::run(&mut one);
     graph::optimizer::run(&mut one, Optimizer::None).unwrap();
@@ -565,7 +565,7 @@ fn by_hand(model: &Graph, start: &Data, feeds: &[Tensors], n: usize) -> (Vec<Vec
     (losses, states)
 }
 
-/// Over real models, with a generator that goes on and statistics that run along.
+/// On real models, with an advancing generator and running statistics.
 #[test]
 fn micro_batches_are_batches_one_after_the_other() {
     for name in ["dropout-tiny", "resnet-tiny"] {
@@ -666,7 +666,7 @@ fn micro_batches_are_batches_one_after_the_other() {
     }
 }
 
-/// One micro-batch is the step as it is.
+/// One micro-batch gives the unchanged step.
 #[test]
 fn one_micro_batch_is_none() {
     let graph = linears(3, 8, 4);
@@ -681,7 +681,7 @@ fn one_micro_batch_is_none() {
     assert_eq!(compiled(Some(1)), compiled(None));
 }
 
-/// Memory does not grow with the number of micro-batches, beyond the gradients that are added up.
+/// Memory does not grow with the number of micro-batches, except for the sums of gradients.
 #[test]
 fn micro_batches_need_one_more_set_of_gradients() {
     let graph = linears(10, 64, 256);
@@ -723,7 +723,7 @@ fn nothing_to_accumulate_is_told() {
 
 // --- masters in halves ---
 
-/// A bf16 parameter with a gradient that does not vanish.
+/// A bf16 parameter with a nonzero gradient.
 fn half_precision() -> Graph {
     let mut graph = Graph::new("half");
     let ty = || TensorType::new(DType::BF16, [32]).unwrap();
@@ -750,7 +750,8 @@ fn half_precision() -> Graph {
     graph
 }
 
-/// Moments in f32 and 16 bits more: steps that are too small for bf16 add up; 12 bytes a parameter.
+/// Moments in f32 and 16 more bits of the parameter: steps that are too small for bf16 add up; 12
+/// bytes a parameter.
 #[test]
 fn masters_do_not_lose_small_steps() {
     let graph = half_precision();
@@ -799,7 +800,7 @@ fn masters_do_not_lose_small_steps() {
         let bytes = &outcome.states["fc.weight"];
         half::bf16::from_le_bytes([bytes[62], bytes[63]]).to_f32()
     };
-    // A bf16 next to 1 is 1/256 away: steps of 1e-4 are lost on it, and 200 of them are 0.02.
+    // The bf16 next to 1 is 1/256 away: steps of 1e-4 are lost, and 200 of them are 0.02.
     assert_eq!(value(&plain), 1.0);
     assert!(
         (0.975..=0.985).contains(&value(&split)),

@@ -1,10 +1,9 @@
-//! Circles: files of a crate that use each other's items in a loop.
+//! Circles: files of a crate that use each other's items, directly or indirectly.
 //!
-//! A file uses another if one of its `use` lines or paths names an item that is defined there. An
-//! item that a third file re-exports counts for the file that defines it, so a `mod.rs` that only
-//! hands names on ties nothing together. Neither does a module that calls its own submodules: the
-//! first file of a folder shares types with the others, and drives them. Only where it is in a
-//! circle for another reason do they count as tied to it.
+//! A file uses another if one of its `use` lines or paths names an item that is defined there. A
+//! re-exported item counts for the file that defines it, so a `mod.rs` that only re-exports names
+//! makes no circle. A module that calls its own submodules makes no circle either: it shares types
+//! with them and calls them. These uses count only if the module is in a circle for another reason.
 
 use crate::lex::{Kind, Token};
 use crate::source::{Module, closing};
@@ -16,14 +15,14 @@ type Modules = BTreeMap<Vec<String>, Module>;
 /// File to file: the names that the first takes from the second.
 type Uses = BTreeMap<(PathBuf, PathBuf), BTreeSet<String>>;
 
-/// Files in a circle, and what ties them.
+/// Files in a circle, and the uses between them.
 pub(crate) struct Circle {
-    /// How many they are.
+    /// The number of files.
     pub(crate) files: usize,
     pub(crate) uses: Uses,
 }
 
-/// One name that a `use` line brings in.
+/// One name that a `use` line imports.
 struct Import {
     /// The name here; `*` for all names of a module.
     name: String,
@@ -36,7 +35,7 @@ struct Names {
     imports: Vec<Import>,
 }
 
-/// What a path leads to.
+/// The target of a path.
 enum Target<'a> {
     Module(&'a [String]),
     /// An item of a module.
@@ -51,7 +50,7 @@ struct House<'a> {
 /// The circles of a crate with more than two files.
 pub(crate) fn circles(modules: &Modules) -> Vec<Circle> {
     let uses = uses(modules);
-    // Downwards: from a module to its own submodules.
+    // True from a module to its own submodules.
     let path_of: BTreeMap<&Path, &[String]> = modules
         .iter()
         .map(|(path, module)| (module.file.as_path(), path.as_slice()))
@@ -84,7 +83,7 @@ fn circle(uses: &Uses, files: &BTreeSet<&Path>) -> Circle {
     }
 }
 
-/// The files in groups that reach each other along the uses that count.
+/// Groups of files that reach each other by uses that count.
 fn tied_files(uses: &Uses, counts: impl Fn(&Path, &Path) -> bool) -> Vec<BTreeSet<&Path>> {
     let mut arrows: BTreeMap<&Path, BTreeSet<&Path>> = BTreeMap::new();
     for (from, to) in uses.keys().filter(|(from, to)| counts(from, to)) {
@@ -122,7 +121,7 @@ fn reachable<'a>(
     found
 }
 
-/// Which file uses what of which other.
+/// The names that each file uses of each other file.
 fn uses(modules: &Modules) -> Uses {
     let names = modules
         .iter()
@@ -151,16 +150,16 @@ impl<'a> House<'a> {
     fn used(&self, module: &'a Module, path: &[String]) -> Option<(&'a [String], String)> {
         let name = path.last()?.clone();
         match (self.resolve(&module.path, path, 0)?, name.as_str()) {
-            // All names of a module: where each is defined is not looked up.
+            // All names of a module: their definitions are not looked up.
             (Target::Module(of), "*") | (Target::Item(of), _) => Some((of, name)),
-            // What is used of it, other paths say.
+            // Other paths say which items are used.
             (Target::Module(_), _) => None,
         }
     }
 
-    /// Where a path of the module `here` leads; nowhere if it leads out of the crate.
+    /// Resolves a path in the module `here`; none if it leads out of the crate.
     fn resolve(&self, here: &'a [String], path: &[String], depth: usize) -> Option<Target<'a>> {
-        // Re-exports may go in a circle themselves.
+        // Re-exports may be circular.
         if depth > 20 {
             return None;
         }
@@ -181,7 +180,7 @@ impl<'a> House<'a> {
                     Target::Module(&at[..at.len().checked_sub(1)?])
                 }
                 Target::Module(at) if name != "*" && name != "self" => {
-                    // A name that no line declares comes from a macro of that file.
+                    // A name without a declaration comes from a macro of the file.
                     self.named(at, name, false, depth)
                         .unwrap_or(Target::Item(at))
                 }
@@ -191,8 +190,8 @@ impl<'a> House<'a> {
         Some(target)
     }
 
-    /// What a name is in a module: a child, a definition, or an import. `inside`: the name stands
-    /// in the module itself, where a glob of another module is not asked.
+    /// Finds a name in a module: a child, a definition, or an import. `inside`: the name is used in
+    /// the module itself; then globs of other modules are not searched.
     fn named(
         &self,
         at: &'a [String],
@@ -230,7 +229,8 @@ impl<'a> House<'a> {
     }
 }
 
-/// What a module defines at its top level, and what it imports, in its functions too.
+/// The names that a module defines at its top level, and the names that it imports, also in
+/// functions.
 fn names(module: &Module) -> Names {
     let code = &module.tokens;
     let mut names = Names {
@@ -306,7 +306,7 @@ fn imports(code: &[Token], mut at: usize, prefix: &[String], found: &mut Vec<Imp
     at
 }
 
-/// The paths of a file's code with more than one segment, `use` lines aside.
+/// The paths with more than one segment in a file's code, without `use` lines.
 fn paths(code: &[Token]) -> Vec<Vec<String>> {
     let separated = |at: usize| {
         code.get(at).is_some_and(|t| t.is(':')) && code.get(at + 1).is_some_and(|t| t.is(':'))
@@ -396,7 +396,7 @@ mod tests {
         assert!(circles(&modules).is_empty());
     }
 
-    /// `b` and `b::c` are tied to `a` together, and untied with it.
+    /// `b` and `b::c` are in a circle with `a` together, and leave it together.
     #[test]
     fn a_module_drives_its_submodules() {
         let free = [

@@ -1,4 +1,4 @@
-//! Functions: how long they are, and whether their signatures say `Result<_, String>`.
+//! Functions: their lengths, and whether their signatures have `Result<_, String>`.
 
 use crate::lex::{Kind, Token};
 use crate::source::closing;
@@ -13,7 +13,7 @@ pub(crate) struct Function {
     pub(crate) line: usize,
     /// Its lines of code, signature included: neither blank lines nor comments.
     pub(crate) lines: usize,
-    /// Other crates can call it, as far as its own `pub` goes.
+    /// By its own `pub`, other crates can call it.
     pub(crate) public: bool,
     /// Its signature has a `Result` whose error is a `String`.
     pub(crate) text_error: bool,
@@ -27,7 +27,7 @@ pub(crate) fn functions(file: &Path, code: &[Token]) -> Vec<Function> {
         .collect()
 }
 
-/// The function whose `fn` is at `start`; none where that is the type of a pointer.
+/// The function whose `fn` is at `start`; none if this is the type of a function pointer.
 fn function(file: &Path, code: &[Token], start: usize) -> Option<Function> {
     let name = code.get(start + 1)?.word()?.to_string();
     let body = signature_end(code, start);
@@ -46,7 +46,7 @@ fn function(file: &Path, code: &[Token], start: usize) -> Option<Function> {
     })
 }
 
-/// Where a signature ends: at its body, or at the semicolon of a function that has none.
+/// The end of a signature: its body, or the semicolon of a function without a body.
 fn signature_end(code: &[Token], start: usize) -> usize {
     let mut at = start;
     while at < code.len() {
@@ -59,7 +59,7 @@ fn signature_end(code: &[Token], start: usize) -> usize {
     at
 }
 
-/// A plain `pub` stands before the function, with qualifiers between them at most.
+/// True if a plain `pub` comes before the function; only qualifiers may be between.
 fn is_public(code: &[Token], start: usize) -> bool {
     let qualifiers = ["const", "async", "unsafe", "extern"];
     let before = code[..start].iter().rev();
@@ -96,7 +96,7 @@ fn last_argument(tokens: &[Token]) -> Option<&[Token]> {
             Kind::Mark('>' | ')' | ']') => {
                 depth -= 1;
                 if depth == 0 {
-                    // A comma may stand behind the last argument.
+                    // A comma may follow the last argument.
                     return start.map(|start| &tokens[start..i]);
                 }
             }

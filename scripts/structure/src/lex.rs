@@ -1,9 +1,9 @@
 //! Rust source as tokens with their lines: enough to find functions, paths and types.
 //!
-//! Comments are dropped. Literals are kept without their content, so that text in a string is never
-//! taken for code.
+//! Comments are dropped. Literals are kept without their content, so text in a string never counts
+//! as code.
 
-/// What a token is.
+/// The kind of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// An identifier or a keyword.
@@ -76,7 +76,7 @@ impl Lexer {
         Some(c)
     }
 
-    /// Reads what starts with `c`; nothing for white space and comments.
+    /// Reads the token that starts with `c`; none for white space and comments.
     fn token(&mut self, c: char) -> Option<Kind> {
         match (c, self.peek(1)) {
             ('/', Some('/')) => {
@@ -144,7 +144,7 @@ impl Lexer {
         Kind::Literal(content)
     }
 
-    /// A raw string after its `r` or `br`: hashes, a quote, and the same the other way round.
+    /// A raw string after its `r` or `br`: hashes, a quote, the content, a quote, hashes.
     fn raw_string(&mut self) -> Kind {
         let mut hashes = 0;
         while self.peek(0) == Some('#') {
@@ -170,7 +170,7 @@ impl Lexer {
         if escaped || self.peek(1) == Some('\'') {
             self.next();
             if escaped {
-                // What is escaped may be a quote itself.
+                // The escaped character may be a quote.
                 self.next();
             }
             while self.next().is_some_and(|c| c != '\'') {}

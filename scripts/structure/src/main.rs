@@ -1,16 +1,17 @@
 //! Measures the structure of the workspace's source and compares it with the project's goals:
 //!
-//! - no circle of more than two files in a crate: files that use each other's items in a loop;
+//! - no circle of more than two files in a crate: files that use each other's items, directly or
+//!   indirectly;
 //! - functions of more than 60 lines of code: at most 2 % of all;
 //! - lines of more than 100 columns: none;
 //! - public signatures with `Result<_, String>`: none;
-//! - files of tests that no program of tests has: none.
+//! - test files that are in no test program: none.
 //!
-//! Circles, functions and signatures are those of `src` folders without the code of tests; lines
-//! and files of tests are those of all files that git knows. `bounds.txt` holds, for a figure that
-//! is not yet at its goal, what it may be: a bound only ever falls. The program prints each figure,
-//! and what is over where a figure is above its bound (everything with `--all`); it exits with 1 if
-//! one is.
+//! Circles, functions and signatures are measured in `src` folders without test code; lines and
+//! test files in all files that git knows. For a figure that has not reached its goal, `bounds.txt`
+//! has an upper bound, which may only fall. The program prints each figure, and the places that
+//! count if a figure is above its bound (with `--all`, all places). It exits with 1 if a figure is
+//! above its bound.
 
 mod circles;
 mod functions;
@@ -25,22 +26,22 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// The most columns of a line.
+/// The largest number of columns of a line.
 const COLUMNS: usize = 100;
-/// The most lines of code of a function that is not long.
+/// A function with more lines of code is long.
 const LINES: usize = 60;
-/// The most long functions in a thousand.
+/// The largest number of long functions in a thousand.
 const LONG: usize = 20;
 
 /// One measured figure.
 struct Figure {
     /// Its name in `bounds.txt`.
     name: &'static str,
-    /// What it counts.
+    /// The description of the count.
     of: &'static str,
     count: usize,
     goal: usize,
-    /// What is over, one a line.
+    /// The places that count, one for each line.
     over: Vec<String>,
 }
 
@@ -50,7 +51,7 @@ fn main() -> ExitCode {
         Ok(answer) => answer,
         Err(error) => (format!("structure: {error}\n"), false),
     };
-    // Nobody reads further where the pipe is closed.
+    // The reader may have closed the pipe.
     let _ = std::io::stdout().write_all(text.as_bytes());
     ExitCode::from(u8::from(!ok))
 }
@@ -97,9 +98,9 @@ fn measured(all: bool) -> Result<(String, bool), String> {
     Ok((text, ok))
 }
 
-/// The folder of the workspace, from which cargo started this crate.
+/// The folder of the workspace.
 fn workspace() -> Result<PathBuf, String> {
-    // What cargo says now, not what it said when it built: a worktree may have a copy of another's
+    // The variable at run time, not at build time: a worktree may have a copy of another worktree's
     // build.
     let here = std::env::var_os("CARGO_MANIFEST_DIR");
     let here = here.map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
@@ -108,7 +109,7 @@ fn workspace() -> Result<PathBuf, String> {
         .ok_or_else(|| "no workspace".to_string())
 }
 
-/// The Rust files that git knows or would, relative to the workspace.
+/// The Rust files that git tracks or would add, relative to the workspace.
 fn tracked(root: &Path) -> Result<Vec<PathBuf>, String> {
     let arguments = [
         "ls-files",
@@ -126,7 +127,7 @@ fn tracked(root: &Path) -> Result<Vec<PathBuf>, String> {
         return Err(format!("git: {}", String::from_utf8_lossy(&output.stderr)));
     }
     let lines = String::from_utf8_lossy(&output.stdout);
-    // A file that was removed and not yet committed is listed, too.
+    // A removed file is listed until the removal is committed.
     let files = lines
         .lines()
         .map(PathBuf::from)
@@ -134,7 +135,7 @@ fn tracked(root: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(files.collect())
 }
 
-/// `NAME COUNT` a line; `#` starts a comment.
+/// `NAME COUNT` on each line; `#` starts a comment.
 fn bounds(file: &Path) -> Result<BTreeMap<String, usize>, String> {
     let Ok(text) = std::fs::read_to_string(file) else {
         return Ok(BTreeMap::new());
@@ -261,8 +262,8 @@ fn signature_figure(functions: &[Function]) -> Figure {
     }
 }
 
-/// Crates name their programs of tests (`autotests = false`), so that cargo does not find a file
-/// that nobody names.
+/// Crates list their test programs (`autotests = false`), so cargo does not find a file that no
+/// program includes.
 fn test_figure(root: &Path, files: &[PathBuf]) -> Result<Figure, String> {
     let mut over = Vec::new();
     for file in files {
@@ -270,7 +271,7 @@ fn test_figure(root: &Path, files: &[PathBuf]) -> Result<Figure, String> {
             continue;
         };
         let manifest = root.join(folder).with_file_name("Cargo.toml");
-        // `src/tests.rs` and the like are modules as any other.
+        // `src/tests.rs` and similar files are ordinary modules.
         let Ok(manifest) = std::fs::read_to_string(manifest) else {
             continue;
         };

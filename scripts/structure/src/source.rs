@@ -1,10 +1,10 @@
-//! The source files of a crate, as their `mod` declarations name them, without the code of tests.
+//! The source files of a crate, found by their `mod` declarations, without test code.
 
 use crate::lex::{Kind, Token, tokens};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// A module that has a file of its own.
+/// A module with its own file.
 pub(crate) struct Module {
     /// Its path within the crate, without `crate`: empty for the root.
     pub(crate) path: Vec<String>,
@@ -84,7 +84,7 @@ fn without_tests(code: Vec<Token>) -> Vec<Token> {
     kept
 }
 
-/// Where the bracket that opens at `at` closes.
+/// The position at which the bracket that opens at `at` closes.
 pub(crate) fn closing(code: &[Token], at: usize) -> usize {
     let mut depth = 0usize;
     for (i, token) in code.iter().enumerate().skip(at) {
@@ -102,7 +102,7 @@ pub(crate) fn closing(code: &[Token], at: usize) -> usize {
     code.len() - 1
 }
 
-/// The first token after the item that starts at `at`: it ends with a semicolon or with a block.
+/// The first token after the item that starts at `at`. The item ends with a semicolon or a block.
 fn item_end(code: &[Token], mut at: usize) -> usize {
     while at < code.len() {
         match code[at].kind {

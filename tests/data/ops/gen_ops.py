@@ -192,7 +192,7 @@ def calls(x, p, i, b, img):
     logp, t = torch.log_softmax(x, 1), i[:, 0]
     for red in (0, 1, 2):
         nll = aten.nll_loss_forward(logp, t, None, red, 2)
-        # Without a reduction torch leaves the total weight 0; nobody reads it then.
+        # Without a reduction torch's total weight is 0 and unused.
         yield f"nll_loss_forward_{red}", lambda f, nll=nll, red=red: nll if red else nll[0]
         yield f"nll_loss_backward_{red}", lambda f, nll=nll, red=red: aten.nll_loss_backward(
             nll[0], logp, t, None, red, 2, nll[1])
@@ -298,7 +298,7 @@ class Random(torch.nn.Module):
 
 def save(module, args, name):
     ep = torch.export.export(module, args, strict=False)
-    for node in ep.graph.nodes:         # where each call stands in this file is of no use to a reader of another
+    for node in ep.graph.nodes:         # the position of a call in this file does not help readers of the graph
         for key in ("stack_trace", "from_node", "torch_fn", "nn_module_stack", "source_fn_stack"):
             node.meta.pop(key, None)
     torch.export.save(ep, os.path.join(HERE, name))
@@ -311,7 +311,7 @@ def main():
     names = ["x", "p", "i", "b", "img"]
     save(Ops(), args, "ops.pt2")
     out = Ops()(*args)
-    # The names of user outputs are those of the nodes: they stand here in the order of the file.
+    # User outputs have the names of nodes: here they are in the order of the file.
     tensors = {f"in.{n}": t for n, t in zip(names, args)} | {f"out.{k}": t.contiguous().clone() for k, t in out.items()}
     order = {"order": " ".join(out)}
     save_file(tensors, os.path.join(HERE, "ops.safetensors"), metadata=order)

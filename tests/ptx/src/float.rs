@@ -36,8 +36,8 @@ pub(super) fn narrow(ty: Ty, x: f64) -> u64 {
         _ => u64::from((x as f32).to_bits()),
     }
 }
-/// To f32 with the last bit set if anything is lost: rounding that again gives what rounding once
-/// would have. Boldo and Melquiond, "When double rounding is odd", 2005.
+/// Rounds to f32 and sets the last bit if the result is not exact: rounding this again gives the
+/// same as rounding once. Boldo and Melquiond, "When double rounding is odd", 2005.
 fn odd(x: f64) -> f32 {
     let near = x as f32;
     if f64::from(near) == x || x.is_nan() || x.is_infinite() {
@@ -50,7 +50,7 @@ fn odd(x: f64) -> f32 {
     };
     f32::from_bits(toward_zero | 1)
 }
-/// a + b with the last bit set if anything is lost.
+/// a + b; the last bit is set if the result is not exact.
 pub(super) fn odd_sum(a: f64, b: f64) -> f64 {
     let sum = a + b;
     let part = sum - a;
@@ -65,7 +65,7 @@ pub(super) fn odd_sum(a: f64, b: f64) -> f64 {
         sum.to_bits() - 1
     })
 }
-/// Subnormals of f32 as zero of their sign.
+/// With `ftz`, subnormals of f32 become zero with their sign.
 pub(super) fn flushed(x: f32, ftz: bool) -> f32 {
     if ftz && x.is_subnormal() {
         0f32.copysign(x)
@@ -73,8 +73,8 @@ pub(super) fn flushed(x: f32, ftz: bool) -> f32 {
         x
     }
 }
-/// The smaller of two floats, or the larger: a number if one is no number, unless `nan`; -0 is less
-/// than 0.
+/// The smaller of two floats, or the larger. If one is NaN, the other, or NaN with `nan`. -0 is
+/// less than 0.
 pub(super) fn extreme(a: f64, b: f64, larger: bool, nan: bool) -> f64 {
     if a.is_nan() || b.is_nan() {
         return match () {

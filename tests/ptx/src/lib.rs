@@ -1,27 +1,26 @@
-//! An interpreter for PTX: what a kernel for a GPU computes, on a machine without one.
+//! An interpreter for PTX: runs a GPU's kernels on a machine without a GPU.
 //!
-//! [`run`] reads the text that LLVM's NVPTX backend writes and runs one kernel over a grid. It is
-//! strict where a GPU is silent. An error names the instruction, its line, the block and the
-//! thread:
-//! * an instruction or a modifier that it does not know;
-//! * an access outside of every tensor, or at an address that is no multiple of its width;
-//! * a read of shared memory that nobody wrote, or whose `cp.async` was not waited for;
-//! * two threads at one byte, one of them writing, without a barrier between (`bar.sync` for a
-//!   block, `bar.warp.sync` for a warp), but that a warp's threads may write the same value;
-//!   threads of different blocks are never ordered;
-//! * a warp whose threads wait at different places, a `bar.sync` that part of a warp does not
-//!   reach.
+//! [`run`] reads the text that LLVM's NVPTX backend writes and runs one kernel over a grid. It
+//! reports errors that a GPU does not report. An error names the instruction, its line, the block
+//! and the thread:
+//! * an unknown instruction or modifier;
+//! * an access outside of every tensor, or at an address that is not a multiple of its width;
+//! * a read of shared memory that was not written, or without a wait for its `cp.async`;
+//! * two threads access one byte, one of them writing, without a barrier between (`bar.sync` for a
+//!   block, `bar.warp.sync` for a warp). A warp's threads may write the same value; threads of
+//!   different blocks are never ordered;
+//! * a warp whose threads wait at different places, or a `bar.sync` that only a part of a warp
+//!   reaches.
 //!
-//! Threads run one after the other up to the next instruction that needs others (barriers,
-//! `shfl.sync`, `vote.sync`, `mma.sync`, `ldmatrix`), so that nothing depends on how a GPU
-//! interleaves them: what could is reported as a race.
+//! Threads run one after the other up to the next instruction that needs other threads (barriers,
+//! `shfl.sync`, `vote.sync`, `mma.sync`, `ldmatrix`). Results do not depend on how a GPU
+//! interleaves threads: any such dependence is reported as a race.
 //!
-//! Arithmetic is IEEE's, subnormals are flushed where `.ftz` says so. Approximations (`ex2`, `lg2`,
-//! `rsqrt`, `tanh`, …) are the f64 function rounded: a GPU's differ from them in the last bits, as
-//! the PTX ISA states. The sums of `mma.sync` are taken in f64 and rounded once, where a GPU's
-//! order and rounding are not specified. Atomics are not looked at for races. The layouts of
-//! `mma.sync` and `ldmatrix` are those of the PTX ISA, "Matrix fragments for mma.m16n8k16" and
-//! "ldmatrix".
+//! Arithmetic follows IEEE; `.ftz` flushes subnormals. Approximations (`ex2`, `lg2`, `rsqrt`,
+//! `tanh`, …) are the f64 function rounded: a GPU's results differ in the last bits, as the PTX ISA
+//! states. The sums of `mma.sync` are computed in f64 and rounded once; a GPU's order and rounding
+//! are not specified. Atomics are not checked for races. The layouts of `mma.sync` and `ldmatrix`
+//! are in the PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix".
 
 mod float;
 mod machine;
@@ -73,13 +72,13 @@ impl Memory {
     /// Addresses are multiples of this.
     const ALIGN: u64 = 256;
 
-    /// No tensor.
+    /// Memory without tensors.
     pub fn new() -> Memory {
         Memory::default()
     }
-    /// A tensor of given bytes; its address.
+    /// Adds a tensor with these bytes; returns its address.
     pub fn add(&mut self, bytes: Vec<u8>) -> u64 {
-        // A gap stands behind each tensor: who runs over an end meets no other.
+        // A gap follows each tensor, so an access beyond the end touches no other tensor.
         let end = self.tensors.last().map_or(1 << 32, |(at, bytes)| {
             at + bytes.len() as u64 + Memory::ALIGN
         });
@@ -87,7 +86,7 @@ impl Memory {
         self.tensors.push((at, bytes));
         at
     }
-    /// A tensor of given bytes at a given address.
+    /// Adds a tensor with these bytes at this address.
     ///
     /// # Panics
     /// If it overlaps another.
@@ -100,7 +99,7 @@ impl Memory {
         assert!(free, "a tensor at {address:#x} should overlap no other");
         self.tensors.insert(i, (address, bytes));
     }
-    /// Removes the tensor that begins at an address; its bytes.
+    /// Removes the tensor that begins at an address; returns its bytes.
     pub fn remove(&mut self, address: u64) -> Option<Vec<u8>> {
         let i = self.tensors.iter().position(|(at, _)| *at == address)?;
         Some(self.tensors.remove(i).1)
@@ -110,7 +109,7 @@ impl Memory {
         let (i, at) = self.find(address, n)?;
         Some(&self.tensors[i].1[at..at + n])
     }
-    /// Like [`Memory::slice`], to be changed.
+    /// Like [`Memory::slice`], but mutable.
     pub fn slice_mut(&mut self, address: u64, n: usize) -> Option<&mut [u8]> {
         let (i, at) = self.find(address, n)?;
         Some(&mut self.tensors[i].1[at..at + n])
@@ -123,7 +122,7 @@ impl Memory {
         let end = (address - begin).checked_add(n as u64)?;
         (end <= bytes.len() as u64).then_some((i, (address - begin) as usize))
     }
-    /// A tensor of `bytes` bytes that hold NaN, whichever float they are read as.
+    /// Adds a tensor of `bytes` bytes. Its bytes are NaN in every float type.
     pub fn room(&mut self, bytes: usize) -> u64 {
         self.add(vec![0xFF; bytes])
     }
@@ -173,12 +172,12 @@ impl Memory {
     }
 }
 
-/// What a launch did, over all threads.
+/// Counts of a launch, over all threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Stats {
     /// Instructions that were executed.
     pub instructions: u64,
-    /// Global loads of 16 bytes or more, `cp.async` of 16 bytes among them.
+    /// Global loads of 16 bytes or more, including `cp.async` of 16 bytes.
     pub wide_loads: u64,
     /// Narrower global loads.
     pub narrow_loads: u64,
@@ -190,17 +189,16 @@ pub struct Stats {
     pub mmas: u64,
     /// Matrices of `ldmatrix`.
     pub matrices: u64,
-    /// How many times more than once the banks of shared memory are asked for a matrix of
-    /// `ldmatrix`.
+    /// Additional accesses to banks of shared memory for matrices of `ldmatrix`, beyond the first.
     pub bank_conflicts: u64,
 }
 
 /// Why a kernel cannot run, or what it did wrong.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Error {
-    /// What is wrong.
+    /// The reason.
     pub what: String,
-    /// Where: line and instruction, block and thread, as far as they are known.
+    /// The place: line and instruction, block and thread, as far as known.
     pub at: String,
 }
 
@@ -217,7 +215,7 @@ impl std::error::Error for Error {}
 pub struct Access {
     /// The first byte.
     pub address: u64,
-    /// How many bytes, at least 1.
+    /// The number of bytes, at least 1.
     pub bytes: u64,
     /// A thread reads them.
     pub reads: bool,
@@ -225,7 +223,7 @@ pub struct Access {
     pub writes: bool,
 }
 
-/// A kernel that was parsed, to be launched many times.
+/// A parsed kernel, which can be launched many times.
 #[derive(Clone, Debug)]
 pub struct Kernel(parse::Kernel);
 
@@ -242,12 +240,11 @@ impl Kernel {
     pub fn shared_bytes(&self) -> usize {
         self.0.shared_bytes
     }
-    /// Runs the kernel over a grid. Tensors in `memory` are changed as the kernel does. The result
-    /// includes the bytes of them that the launch touched, by rising addresses: neighbours with the
-    /// same access are one entry.
+    /// Runs the kernel over a grid; it changes tensors in `memory`. The result includes the bytes
+    /// that the launch touched, by rising addresses: neighbours with the same access are one entry.
     ///
     /// # Errors
-    /// The kernel cannot run like this, or does what it must not do.
+    /// The kernel cannot be launched like this, or makes one of the errors above.
     pub fn run(
         &self,
         launch: &Launch,
@@ -261,12 +258,12 @@ impl Kernel {
 /// The kernels of a PTX text, in its order, each parsed once.
 ///
 /// # Errors
-/// One of them has what is not known.
+/// A kernel has something unknown.
 pub fn parse(text: &str) -> Result<Vec<Kernel>, Error> {
     Ok(parse::kernels(text)?.into_iter().map(Kernel).collect())
 }
 
-/// Runs a kernel of a PTX text over a grid. Tensors in `memory` are changed as the kernel does.
+/// Runs a kernel of a PTX text over a grid; it changes tensors in `memory`.
 pub fn run(
     text: &str,
     kernel: &str,

@@ -1,5 +1,5 @@
-//! Runs a kernel: blocks one after the other, in a block each thread up to the next instruction
-//! that needs others.
+//! Runs a kernel: blocks one after the other; in a block, each thread up to the next instruction
+//! that needs other threads.
 
 use super::float::{extreme, f32_of, flushed, low, narrow, odd_sum, signed, wide};
 use super::parse::{
@@ -9,7 +9,7 @@ use super::parse::{Shuffle, Space, Special, Ty, Unary, Vote};
 use super::race::{Actor, Shadow, WARP};
 use super::{Access, Error, Launch, Memory, Param, Stats};
 
-/// Runs every block of a grid; what it did, and which bytes of tensors it touched.
+/// Runs every block of a grid; returns its counts, and the bytes of tensors that it touched.
 pub(super) fn run(
     kernel: &Kernel,
     launch: &Launch,
@@ -105,7 +105,7 @@ enum State {
     Done,
 }
 
-/// A copy that `cp.async` began: where to, and what.
+/// A copy that `cp.async` began: its destination and bytes.
 #[derive(Clone)]
 struct Copy {
     to: usize,
@@ -117,7 +117,7 @@ struct Copy {
 struct Thread {
     pc: usize,
     state: State,
-    /// Copies of no group yet.
+    /// Copies without a group so far.
     begun: Vec<Copy>,
     groups: std::collections::VecDeque<Vec<Copy>>,
 }
@@ -234,7 +234,7 @@ impl Block<'_> {
             Special::Warp => at / 32,
         }
     }
-    /// An operand of a type: no bits above it; signed numbers as wide as there is.
+    /// An operand of a type, without higher bits; signed numbers are extended to 64 bits.
     fn typed(&self, thread: usize, arg: &Arg, ty: Ty) -> u64 {
         let value = self.get(thread, arg);
         match ty {
@@ -262,7 +262,7 @@ impl Block<'_> {
             _ => Err("an address is missing".into()),
         }
     }
-    /// A generic address's space and its address there.
+    /// The space of a generic address, and the address in this space.
     fn place(space: Space, at: u64) -> (Space, u64) {
         match space {
             Space::Generic if SHARED_WINDOW <= at && at < SHARED_WINDOW + (1 << 32) => {
@@ -281,7 +281,7 @@ impl Block<'_> {
             false => Err(format!("the address {at:#x} is no multiple of {n}")),
         }
     }
-    /// Which tensor, and where in it.
+    /// The tensor, and the offset in it.
     fn tensor(&self, at: u64, n: usize) -> Done<(usize, usize)> {
         self.memory.find(at, n).ok_or_else(|| {
             let tensors = &self.memory.tensors;
@@ -394,7 +394,7 @@ impl Block<'_> {
     fn copy(&mut self, thread: usize, args: &[Arg], n: usize) -> Done<()> {
         let to = self.address(thread, &args[0])?;
         let from = self.address(thread, &args[1])?;
-        // Fewer bytes may be asked for: the rest is filled with zeros.
+        // The instruction may give fewer bytes: the rest is filled with zeros.
         let size = args
             .get(3)
             .map_or(n, |arg| low(32, self.get(thread, arg)) as usize);
@@ -424,7 +424,7 @@ impl Block<'_> {
         self.threads[thread].begun.push(copy);
         Ok(())
     }
-    /// Waits until all but `n` of the latest groups are there.
+    /// Waits until all groups except the latest `n` have arrived.
     fn wait(&mut self, thread: usize, n: usize) {
         while n < self.threads[thread].groups.len() {
             let group = self.threads[thread].groups.pop_front().unwrap_or_default();
@@ -438,7 +438,7 @@ impl Block<'_> {
 
     // --- one thread ---
 
-    /// Runs a thread's next instruction, or has it wait for others.
+    /// Runs a thread's next instruction, or makes the thread wait for others.
     fn step(&mut self, thread: usize) -> Done<()> {
         let kernel = self.kernel;
         let Some(instr) = kernel.instrs.get(self.threads[thread].pc) else {
@@ -771,7 +771,7 @@ impl Block<'_> {
 
     // --- a warp ---
 
-    /// Runs an instruction that the threads of a warp wait at.
+    /// Runs the instruction at which the threads of a warp wait.
     fn together(&mut self, lanes: std::ops::Range<usize>) -> Done<()> {
         let kernel = self.kernel;
         for first in lanes
@@ -890,9 +890,10 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// d = a·b + c. Of a thread in group g (of 4) and place p in it: a's registers hold rows g,
-    /// g+8, g, g+8 and columns 2p, 2p+1 of the left half (first two) and the right; b's hold column
-    /// g and those rows; c's and d's rows g, g, g+8, g+8 and columns 2p, 2p+1.
+    /// d = a·b + c. For a thread with place p in group g (groups have 4 threads): a's registers
+    /// hold rows g, g+8, g, g+8 and columns 2p, 2p+1 of the left half (first two) and the right
+    /// half; b's registers hold column g and rows 2p, 2p+1 of the upper and the lower half; c's and
+    /// d's hold rows g, g, g+8, g+8 and columns 2p, 2p+1.
     fn mma(&mut self, ty: Ty, start: usize, args: &[Arg]) -> Done<()> {
         let (mut a, mut b, mut c) = ([[0f64; 16]; 16], [[0f64; 8]; 16], [[0f64; 8]; 16]);
         let [to, of_a, of_b, of_c] = [0, 1, 2, 3].map(|i| parts(&args[i]));
@@ -926,9 +927,9 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Loads 8 × 8 matrices of 16-bit numbers. Threads 8j..8j+8 say where the rows of matrix j are;
-    /// thread t receives of each the numbers 2(t % 4) and the next of row t / 4, transposed of
-    /// column t / 4.
+    /// Loads 8 × 8 matrices of 16-bit numbers. Threads 8j..8j+8 have the addresses of the rows of
+    /// matrix j. Of each matrix, thread t receives the numbers 2(t % 4) and 2(t % 4) + 1 of row t /
+    /// 4 (if transposed, of column t / 4).
     fn matrices(&mut self, start: usize, args: &[Arg], n: usize, transposed: bool) -> Done<()> {
         if parts(&args[0]).len() != n {
             return Err(format!("ldmatrix.x{n} has {n} registers"));
@@ -970,7 +971,7 @@ impl Block<'_> {
     }
 }
 
-/// The parts of a vector; of anything else, itself.
+/// The parts of a vector; any other argument as its only part.
 fn parts(arg: &Arg) -> &[Arg] {
     match arg {
         Arg::Many(parts) => parts,
@@ -981,7 +982,7 @@ fn parts(arg: &Arg) -> &[Arg] {
 // --- - ---
 // arithmetic
 
-/// Of each of a pair.
+/// Applies `of` to each half of a pair.
 fn pair(half: Ty, v: [u64; 3], of: impl Fn([u64; 3]) -> Done<u64>) -> Done<u64> {
     let bits = half.bits();
     Ok(of(v.map(|v| v >> bits))? << bits | of(v.map(|v| low(bits, v)))?)
@@ -1009,8 +1010,8 @@ fn binary(op: Binary, ty: Ty, flags: Flags, a: u64, b: u64) -> Done<u64> {
     }
     if ty.is_float() {
         let (a, b) = (wide(ty, a), wide(ty, b));
-        // Sums of halves may be longer than an f64; products and quotients of halves are not
-        // halfway by accident.
+        // A sum of halves may not fit in an f64. For products and quotients of halves, rounding to
+        // f64 first makes no tie.
         let exact = if ty == Ty::F64 {
             |a: f64, b: f64| a + b
         } else {
@@ -1029,7 +1030,7 @@ fn binary(op: Binary, ty: Ty, flags: Flags, a: u64, b: u64) -> Done<u64> {
     }
     let is_signed = matches!(ty, Ty::S(_));
     let bits = ty.bits();
-    // Signed operands come as wide as there is.
+    // Signed operands are extended to 64 bits.
     let (x, y) = (a as i64, b as i64);
     let (wide_a, wide_b) = if is_signed {
         (i128::from(x), i128::from(y))
@@ -1042,7 +1043,7 @@ fn binary(op: Binary, ty: Ty, flags: Flags, a: u64, b: u64) -> Done<u64> {
         Binary::Mul => a.wrapping_mul(b),
         Binary::MulWide => return Ok(low(2 * bits, (wide_a * wide_b) as u64)),
         Binary::MulHigh => (wide_a.wrapping_mul(wide_b) >> bits) as u64,
-        // What PTX leaves open, an error here.
+        // PTX does not define this; here it is an error.
         Binary::Div | Binary::Rem if b == 0 => return Err("a division by zero".into()),
         Binary::Div => (wide_a / wide_b) as u64,
         Binary::Rem => (wide_a % wide_b) as u64,
@@ -1165,8 +1166,7 @@ fn convert(
                 wide(from, v)
             };
             let x = whole(x)?;
-            // Rust's conversion saturates too; no number becomes 0, as PTX has it for 32 bits and
-            // less.
+            // Rust's conversion saturates too; NaN becomes 0, as in PTX for 32 bits and less.
             let (is_signed, bits) = (matches!(to, Ty::S(_)), to.bits());
             let x = if is_signed {
                 (x as i64).clamp(
@@ -1214,7 +1214,7 @@ fn convert(
                 (true, Ty::S(_)) => x.clamp(-(1 << (bits - 1)), (1 << (bits - 1)) - 1),
                 (true, _) => x.clamp(0, (1 << bits) - 1),
             };
-            // Signed results are as wide as their register.
+            // Signed results are sign-extended to the width of their register.
             Ok(if let Ty::S(_) = to {
                 signed(bits, x as u64) as u64
             } else {
@@ -1228,7 +1228,7 @@ fn integer(to: Ty, x: i128) -> u64 {
     match to {
         Ty::F32 => u64::from((x as f32).to_bits()),
         Ty::F64 => (x as f64).to_bits(),
-        // Of more than 53 bits a half keeps none of the last.
+        // A half does not keep the last bits of more than 53.
         to => narrow(
             to,
             odd_sum((x >> 32 << 32) as f64, (x & 0xffff_ffff) as f64),

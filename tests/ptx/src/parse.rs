@@ -1,4 +1,5 @@
-//! PTX text to instructions with numbered registers. What is not known is an error that names it.
+//! Parses PTX text into instructions with numbered registers. Anything unknown is an error that
+//! names it.
 
 use super::Error;
 use std::collections::BTreeMap;
@@ -53,7 +54,7 @@ impl Ty {
     pub(super) fn is_float(self) -> bool {
         !matches!(self, Ty::Pred | Ty::U(_) | Ty::S(_))
     }
-    /// Of a pair: the type of one.
+    /// The type of each half of a pair.
     pub(super) fn half(self) -> Option<Ty> {
         match self {
             Ty::F16x2 => Some(Ty::F16),
@@ -91,7 +92,7 @@ pub(super) enum Arg {
     /// `[register + offset]`.
     At(Option<usize>, i64),
     Many(Vec<Arg>),
-    /// `_`: a result that nobody wants.
+    /// `_`: an unused result.
     None,
 }
 
@@ -138,7 +139,7 @@ pub(super) enum Round {
     Zero,
     Down,
     Up,
-    /// To a number without fraction; ties to even.
+    /// To an integer; ties to even.
     IntEven,
     IntZero,
     IntDown,
@@ -172,7 +173,7 @@ pub(super) enum Atom {
     Cas,
 }
 
-/// Comparisons: what holds for less, equal, greater, unordered.
+/// Comparisons: the result for less, equal, greater, unordered.
 pub(super) type Compare = [bool; 4];
 
 #[derive(Clone, PartialEq, Debug)]
@@ -182,7 +183,7 @@ pub(super) enum Op {
     St(Space, Ty),
     Binary(Binary, Ty, Flags),
     Unary(Unary, Ty, Flags),
-    /// a·b + c, the low half, or as wide as c.
+    /// a·b + c: the low half of the product, or the product as wide as c.
     Mad(Ty, bool),
     Fma(Ty, Flags),
     /// a·b + c, where a and b are halves and c is f32; or a ± c.
@@ -233,7 +234,7 @@ pub(super) enum Op {
     Shf(bool, bool),
 }
 
-/// What modifies arithmetic.
+/// Modifiers of arithmetic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Flags {
     pub(super) ftz: bool,
@@ -244,7 +245,7 @@ pub(super) struct Flags {
 pub(super) struct Instr {
     pub(super) op: Op,
     pub(super) args: Vec<Arg>,
-    /// Runs where the register is true, or false.
+    /// Runs if the register is true, or false.
     pub(super) guard: Option<(usize, bool)>,
     pub(super) text: String,
     pub(super) line: usize,
@@ -263,16 +264,16 @@ pub(super) struct Kernel {
     pub(super) n_regs: usize,
     /// Offset and bytes of each parameter.
     pub(super) params: Vec<(usize, usize)>,
-    /// Bytes of shared memory but for the dynamic part, which follows.
+    /// Bytes of shared memory without the dynamic part, which follows.
     pub(super) shared_bytes: usize,
     pub(super) local_bytes: usize,
     /// `.maxntid`.
     pub(super) max_threads: Option<u32>,
 }
 
-/// Where shared and local memory begin in their spaces: 0 is no address.
+/// The start of shared and local memory in their spaces: 0 is not an address.
 pub(super) const BASE: u64 = 1024;
-/// Where they begin among generic addresses.
+/// Their start in generic addresses.
 pub(super) const SHARED_WINDOW: u64 = 0x7f00_0000_0000;
 pub(super) const LOCAL_WINDOW: u64 = 0x7e00_0000_0000;
 
@@ -317,10 +318,10 @@ pub(super) fn kernels(text: &str) -> Result<Vec<Kernel>, Error> {
         .collect()
 }
 
-/// Where a kernel is in a text.
+/// A kernel's position in a text.
 pub(super) struct Entry<'a> {
     pub(super) name: &'a str,
-    /// The byte behind `.entry`.
+    /// The byte after `.entry`.
     start: usize,
 }
 
@@ -407,7 +408,7 @@ fn read(text: &str, entry: &Entry<'_>) -> Result<Kernel, Error> {
             .ok_or_else(|| error(format!("no label {label}"), instrs[instr].at()))?;
         instrs[instr].op = Op::Bra(*at);
     }
-    // Dynamic memory lies behind the rest: its place is known now.
+    // Dynamic memory lies after the rest: its address is known now.
     let shared_bytes = shared_bytes.next_multiple_of(1024);
     for instr in &mut instrs {
         for arg in &mut instr.args {
@@ -432,7 +433,7 @@ fn read(text: &str, entry: &Entry<'_>) -> Result<Kernel, Error> {
     })
 }
 
-/// Stands for the address of dynamic shared memory until it is known.
+/// A placeholder for the address of dynamic shared memory until it is known.
 const DYNAMIC: u64 = 0x6d00_0000_0000;
 
 #[derive(Default)]
@@ -673,7 +674,7 @@ impl Reader {
     }
 }
 
-/// How many operands an instruction has, where it may be wrong.
+/// The number of operands of an instruction, if it must be checked.
 fn arity(op: &Op) -> Option<std::ops::RangeInclusive<usize>> {
     let n = match op {
         Op::Mov(_) | Op::Ld(..) | Op::St(..) | Op::Unary(..) | Op::Cvt { .. } => 2,
@@ -718,7 +719,7 @@ fn split(text: &str) -> Vec<&str> {
     parts
 }
 
-/// The words behind an instruction's name; each is taken once, and none may be left.
+/// The modifiers after an instruction's name; each is taken once, and none may be left.
 struct Mods<'a> {
     words: Vec<&'a str>,
 }
@@ -760,7 +761,7 @@ impl Mods<'_> {
     }
 }
 
-/// What does not change what an access computes.
+/// Modifiers that do not change the result of an access.
 const ACCESS: [&str; 18] = [
     "volatile",
     "relaxed",

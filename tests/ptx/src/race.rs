@@ -1,17 +1,18 @@
-//! Who touched which byte: races are found by the definition, from who may be ordered before whom.
+//! Records which threads touched each byte, and finds races by the definition: two accesses that
+//! are not ordered.
 
 use super::Access;
 
-/// Who accesses, and when.
+/// The thread of an access, and its time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Actor {
     pub(super) block: u32,
     pub(super) warp: u32,
     /// The thread in its block; [`WARP`] for a warp's threads together.
     pub(super) thread: u32,
-    /// Barriers of the block that lie behind.
+    /// The number of the block's barriers that it has passed.
     pub(super) epoch: u32,
-    /// Barriers of the warp that lie behind.
+    /// The number of the warp's barriers that it has passed.
     pub(super) warp_epoch: u32,
 }
 
@@ -20,19 +21,19 @@ pub(super) const WARP: u32 = u32::MAX - 1;
 /// Several threads, or warps, or blocks.
 const MANY: u32 = u32::MAX;
 
-/// What is known of a byte.
+/// The state of a byte.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
-    /// The byte holds something.
+    /// The byte has a value.
     written: bool,
-    /// Some thread read it, or wrote it.
+    /// A thread has read it, or has written it.
     touched: Touched,
     /// The thread whose `cp.async` may write it at any time.
     pending: Option<u32>,
     writer: Option<Actor>,
-    /// The readers since the last write; a field is [`MANY`] where they differ, and a later epoch
-    /// takes the place of an earlier one, which is ordered before whatever the later one is ordered
-    /// before.
+    /// The readers since the last write. A field is [`MANY`] if they differ. A later epoch replaces
+    /// an earlier one: any access that is ordered after the later one is also ordered after the
+    /// earlier one.
     readers: Option<Actor>,
 }
 
@@ -53,7 +54,7 @@ const FRESH: Cell = Cell {
     readers: None,
 };
 
-/// True if what `before` did is done for `now`.
+/// True if the access of `before` is ordered before `now`.
 fn ordered(before: &Actor, now: &Actor) -> bool {
     let same = before.thread == now.thread && now.thread < WARP;
     let warp = before.warp == now.warp && (same || before.warp_epoch < now.warp_epoch);
@@ -68,20 +69,20 @@ fn who(actor: &Actor) -> String {
     }
 }
 
-/// Bytes of a page. A launch touches few of the bytes of all tensors, and a cell is 60 times as
-/// large as its byte: cells exist for pages that were touched.
+/// Bytes of a page. A launch touches only a few bytes of all tensors, and a cell is 60 times as
+/// large as its byte. So cells exist only for pages that were touched.
 const PAGE: usize = 256;
 
 /// The bytes of a tensor or of shared memory.
 #[derive(Clone, Debug)]
 pub(super) struct Shadow {
-    /// What the bytes of pages that nobody touched are.
+    /// The state of bytes in untouched pages.
     untouched: Cell,
     pages: Vec<Option<Box<[Cell; PAGE]>>>,
 }
 
 impl Shadow {
-    /// Bytes that nobody touched yet; `written` if they hold something.
+    /// Untouched bytes; `written` if they have a value.
     pub(super) fn new(bytes: usize, written: bool) -> Shadow {
         Shadow {
             untouched: Cell { written, ..FRESH },
@@ -89,7 +90,7 @@ impl Shadow {
         }
     }
 
-    /// The cells of bytes; their pages come into being.
+    /// The cells of bytes; creates their pages.
     fn cells(&mut self, at: usize, n: usize) -> impl Iterator<Item = &mut Cell> {
         let untouched = self.untouched;
         let fresh = move || Box::new([untouched; PAGE]);
@@ -100,7 +101,7 @@ impl Shadow {
             .take(n)
     }
 
-    /// What was touched, if the first byte has this address: neighbours that were touched alike are
+    /// The touched bytes, if the first byte has this address. Neighbours with the same access are
     /// one entry.
     pub(super) fn accesses(&self, address: u64) -> Vec<Access> {
         let mut accesses: Vec<Access> = vec![];
@@ -170,8 +171,8 @@ impl Shadow {
         Ok(())
     }
 
-    /// Bytes are written; `same` if they are what is there already: a warp's threads may write one
-    /// value together, as the programming guide says, which of them does does not matter.
+    /// Bytes are written; `same` if the value does not change. A warp's threads may write one value
+    /// together: by the programming guide, one of them writes, and it does not matter which.
     pub(super) fn write(
         &mut self,
         at: usize,
@@ -210,7 +211,7 @@ impl Shadow {
         Ok(())
     }
 
-    /// An atomic changes bytes. It is not looked at for races.
+    /// An atomic changes bytes. It is not checked for races.
     pub(super) fn update(&mut self, at: usize, n: usize) {
         for cell in self.cells(at, n) {
             cell.touched = Touched {
@@ -228,7 +229,7 @@ impl Shadow {
         }
         Ok(())
     }
-    /// The bytes of a `cp.async` are there.
+    /// The bytes of a `cp.async` have arrived.
     pub(super) fn arrive(&mut self, at: usize, n: usize, now: Actor) {
         for cell in self.cells(at, n) {
             cell.pending = None;
@@ -331,7 +332,7 @@ mod tests {
     #[test]
     fn neighbours_touched_alike_are_one_access() {
         let mut shadow = Shadow::new(4 * PAGE, true);
-        // Over the border of two pages; then a byte of it is written too.
+        // Across the border of two pages; then one of these bytes is also written.
         let border = 2 * PAGE;
         shadow.read(border - 4, 8, actor(0, 0, 0, 0)).unwrap();
         shadow.write(border, 1, actor(0, 0, 0, 0), false).unwrap();

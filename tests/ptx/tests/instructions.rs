@@ -1,4 +1,4 @@
-//! Each family of instructions against plain Rust, and what a kernel may do wrong.
+//! Compares each family of instructions with plain Rust, and tests the errors of kernels.
 
 use lighterage_ptx::{Access, Error, Launch, Memory, Param, Stats, parse, run};
 
@@ -60,7 +60,7 @@ fn words(bytes: &[u8]) -> Vec<u32> {
 fn bytes_of(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|w| w.to_le_bytes()).collect()
 }
-/// Runs `op %r6, %r3, %r4, %r5` (as many as it takes) on one thread.
+/// Runs `op %r6, %r3, %r4, %r5` (with the op's number of operands) on one thread.
 fn one(op: &str, operands: &[u32]) -> u32 {
     let loads: String = (0..operands.len())
         .map(|i| format!("ld.global.b32 %r{}, [%rd1+{}];\n", 3 + i, 4 * i))
@@ -309,7 +309,7 @@ fn halves() {
         pair(3.0, -2.0)
     );
     assert_eq!(one("neg.bf16x2", &[pair(1.5, -2.0)]), pair(-1.5, 2.0));
-    // Of sm_100: halves times halves, or plus, f32; and pairs of f32.
+    // For sm_100: halves times halves plus f32, halves plus f32, and pairs of f32.
     assert_eq!(
         one(
             "fma.rn.f32.bf16",
@@ -327,7 +327,7 @@ fn halves() {
                  fma.rn.f32x2 %rd5, %rd5, %rd4, %rd4;\nst.global.b64 [%rd2], %rd5;";
     let outcome = launch(pairs, "", &[0; 4], 8, Launch::new(1, 1)).unwrap();
     assert_eq!(words(&outcome.bytes), [3f32.to_bits(), 10f32.to_bits()]);
-    // Rounded once: 1.0078125² is halfway between two numbers of bf16, and a little decides.
+    // Rounded once: 1.0078125² is halfway between two numbers of bf16, and a small number decides.
     let y = 1.0 + 1.0 / 128.0;
     for tiny in [2f32.powi(-60), -(2f32.powi(-60))] {
         let near = f64::from(y) * f64::from(y);
@@ -344,7 +344,7 @@ fn halves() {
 
 #[test]
 fn predicates_and_branches() {
-    // Every thread sums its number's odd numbers below: a loop of different length in each.
+    // Every thread sums the odd numbers below its own number, so loops have different lengths.
     let body = "mov.b32 %r3, 0;\nmov.b32 %r4, 0;\n$L__BB0_1:\nsetp.ge.u32 %p1, %r3, %r1;\n@%p1 \
         bra $L__BB0_3;\n\
         and.b32 %r5, %r3, 1;\n\
@@ -366,7 +366,7 @@ fn predicates_and_branches() {
         words(&outcome.bytes),
         (0..32).map(sum).collect::<Vec<u32>>()
     );
-    // What no number is less than nothing, unless it is asked for.
+    // A comparison with NaN is false, unless it is an unordered one (`ltu`).
     let nan = |op: &str| {
         let body = format!(
             "setp.{op}.f32 %p1, 0f7FC00000, 0f3F800000;\nselp.b32 %r3, 1, 0, %p1;\nst.global.b32 \
@@ -452,7 +452,7 @@ fn shuffles_and_votes() {
         of("setp.lt.u32 %p1, %r1, 5;\nvote.sync.any.pred %p2, %p1, -1;\nselp.b32 %r6, 1, 0, %p2;"),
         lanes(|_| 1)
     );
-    // Half a warp apart from the other.
+    // One half of a warp diverges from the other.
     let apart = "setp.lt.u32 %p1, %r1, 16;\nmov.b32 %r6, 99;\n@!%p1 bra $L;\nshfl.sync.bfly.b32 \
         %r6, %r1, 1, 31, 0xffff;\n$L:";
     assert_eq!(of(apart), lanes(|i| if i < 16 { i ^ 1 } else { 99 }));
@@ -470,12 +470,12 @@ fn atomics() {
     );
 }
 
-/// Numbers of 16 bits as they lie in memory.
+/// Numbers of 16 bits in memory.
 fn small(i: usize) -> f32 {
     ((i * 37 + 11) % 17) as f32 - 8.0
 }
 
-/// The fragments of the PTX ISA, 9.7.14.5.8, written from its formulas, times plain loops.
+/// Fragments by the formulas of the PTX ISA, 9.7.14.5.8; products by plain loops.
 #[test]
 fn products_of_matrices() {
     let (a, b, c) = (
@@ -724,7 +724,7 @@ fn races_are_reported() {
         how,
         "reads shared memory that nobody wrote",
     );
-    // Warp 1 runs behind warp 0 here, and reads what warp 0 wrote.
+    // Here, warp 1 runs after warp 0, and reads its bytes.
     refused_with(
         &body("", "1"),
         DYNAMIC,
@@ -801,7 +801,7 @@ fn warps_and_blocks_stay_together() {
 
 #[test]
 fn a_parsed_kernel_runs_often_and_says_what_it_touched() {
-    // Thread i copies the i-th number of `in` to `out`; two threads, of tensors with room for four.
+    // Thread i copies the i-th number of `in` to `out`: two threads, tensors of four numbers.
     let body = "mul.wide.u32 %rd3, %r1, 4;\nadd.s64 %rd4, %rd1, %rd3;\nadd.s64 %rd5, %rd2, %rd3;\n\
                 ld.global.b32 %r4, [%rd4];\nst.global.b32 [%rd5], %r4;";
     let kernels = parse(&text(body, "")).unwrap();

@@ -1,4 +1,4 @@
-//! The driver's functions, and the stand-in's own: `standin_…`, which tests reach by
+//! The driver's functions, and the stand-in's own: `standin_…`, which tests call through
 //! [`crate::Standin`].
 
 #![allow(unsafe_code, reason = "a C interface")]
@@ -49,7 +49,7 @@ fn call(name: &'static str, needs_context: bool, does: impl FnOnce(&mut World) -
     done.err().unwrap_or(Status::SUCCESS).0
 }
 
-/// Writes a result where the caller wants it.
+/// Writes a result to the caller's pointer.
 ///
 /// # Safety
 /// The pointer is null or valid for a write.
@@ -62,7 +62,8 @@ unsafe fn give<T>(to: *mut T, value: T) -> Done<()> {
     Ok(())
 }
 
-/// Declares functions of the driver. All take the world first, which the caller does not pass.
+/// Declares functions of the driver. Their first argument is the world, which the caller does not
+/// pass.
 macro_rules! driver {
     ($needs_context:literal: $(
         fn $name:ident($world:ident $(, $arg:ident: $ty:ty)*) $body:block
@@ -70,8 +71,8 @@ macro_rules! driver {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($arg: $ty),*) -> u32 {
             call(stringify!($name), $needs_context, |$world| {
-                // SAFETY: the caller keeps to cuda.h: results have room, texts end with a zero,
-                // host memory is valid until the copy has run.
+                // SAFETY: the caller follows cuda.h: results have room, texts end with a zero, host
+                // memory is valid until the copy has run.
                 #[allow(unused_unsafe, reason = "some functions take no pointer")]
                 unsafe { $body }
             })
@@ -79,7 +80,7 @@ macro_rules! driver {
     )*};
 }
 
-// --- before there is a context ---
+// --- before a context exists ---
 
 driver! { false:
     fn cuInit(_world, _flags: c_uint) { Ok(()) }
@@ -169,8 +170,8 @@ driver! { true:
     }
 }
 
-/// A copy from or to host memory. If that is not registered, it is a finding, and the copy is done
-/// when the call returns.
+/// A copy from or to host memory. Host memory that is not registered is a finding; the copy is then
+/// done when the call returns.
 ///
 /// # Safety
 /// The bytes of the host may be read or written until the copy has run.
@@ -327,7 +328,8 @@ fn load(world: &mut World, text: &CStr) -> Result<u64, (Status, String)> {
             world.options.sm
         ));
     }
-    // PTX 8.0 came with CUDA 12.0, and 9.0 with 13.0; 8.6 and later with one minor version more.
+    // PTX 8.0 came with CUDA 12.0, and 9.0 with 13.0. From 8.6 on, the minor version of CUDA is one
+    // higher.
     let version = directive(".version");
     let needed = version.split_once('.').and_then(|(major, minor)| {
         Some((major.parse::<u32>().ok()? + 4) * 1000 + minor.parse::<u32>().ok()? * 10)
@@ -362,9 +364,9 @@ unsafe fn write_text(to: *mut c_char, room: usize, text: &str) -> Done<()> {
     Ok(())
 }
 
-// --- words for statuses, which no error stops ---
+// --- texts of statuses, which work after an error too ---
 
-/// Gives a text of a status.
+/// Writes a text of a status.
 ///
 /// # Safety
 /// The pointer is null or valid for a write.
@@ -380,18 +382,18 @@ unsafe fn give_words(to: *mut *const c_char, words: Option<&'static CStr>) -> u3
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuGetErrorName(status: u32, text: *mut *const c_char) -> u32 {
-    // SAFETY: the caller keeps to cuda.h.
+    // SAFETY: the caller follows cuda.h.
     unsafe { give_words(text, Status(status).words().map(|(name, _)| name)) }
 }
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuGetErrorString(status: u32, text: *mut *const c_char) -> u32 {
-    // SAFETY: the caller keeps to cuda.h.
+    // SAFETY: the caller follows cuda.h.
     unsafe { give_words(text, Status(status).words().map(|(_, text)| text)) }
 }
 
 // --- the stand-in's own ---
 
-/// Begins anew: no memory, no streams, no findings.
+/// Resets everything: no memory, no streams, no findings.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn standin_reset(options: *const Options) {
     // SAFETY: `Standin` passes a reference.
@@ -410,7 +412,7 @@ unsafe extern "C" fn standin_calls_of(name: *const u8, bytes: usize) -> u64 {
     std::str::from_utf8(name).map_or(0, |name| world().calls_of(name))
 }
 /// Writes the addresses and sizes of the ranges that the program registered, by rising addresses;
-/// how many there are.
+/// returns their number.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn standin_registered(to: *mut [u64; 2], room: usize) -> usize {
     let ranges = world().pinned.registered();
@@ -419,7 +421,7 @@ unsafe extern "C" fn standin_registered(to: *mut [u64; 2], room: usize) -> usize
     unsafe { ptr::copy_nonoverlapping(ranges.as_ptr(), to, n) };
     ranges.len()
 }
-/// Writes the findings, a line each; their bytes.
+/// Writes the findings, one for each line; returns the number of bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn standin_findings(to: *mut u8, room: usize) -> usize {
     let text = world().findings.join("\n");

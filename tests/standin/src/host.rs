@@ -9,13 +9,13 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
 use std::ptr;
 
-/// The alignment of memory that is allocated here: a page's.
+/// The alignment of memory allocated here: a page.
 const ALIGN: usize = 4096;
 
 /// A range of host memory.
 struct Region {
     bytes: u64,
-    /// It was allocated here and is freed here.
+    /// It was allocated here and will be freed here.
     ours: bool,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Pinned {
 }
 
 impl Pinned {
-    /// Adds a range of the program's; false if it overlaps another.
+    /// Adds a range of the program; false if it overlaps another.
     ///
     /// # Safety
     /// The bytes may be read and written until [`Pinned::remove`].
@@ -76,7 +76,7 @@ impl Pinned {
         regions.map(|(&at, region)| [at, region.bytes]).collect()
     }
 
-    /// How many ranges there are.
+    /// The number of ranges.
     pub(crate) fn len(&self) -> usize {
         self.regions.len()
     }

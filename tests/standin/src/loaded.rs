@@ -1,5 +1,4 @@
-//! The stand-in as a library beside the program of a test, for tests without unsafe code of their
-//! own.
+//! The stand-in as a library next to a test program, for tests without unsafe code.
 
 #![allow(unsafe_code, reason = "the library is loaded when a test runs")]
 
@@ -11,17 +10,16 @@ use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A copy of the library that is loaded. Each copy has a device of its own, so tests do not see
-/// each other's.
+/// A loaded copy of the library. Each copy has its own device, so tests do not affect each other.
 #[derive(Debug)]
 pub struct Standin {
-    /// Never unloaded: a thread that called it runs code of it when it ends.
+    /// Never unloaded: a thread that called it runs its code when the thread ends.
     library: ManuallyDrop<Library>,
     path: PathBuf,
 }
 
 impl Standin {
-    /// Copies the library, which cargo builds beside the programs of tests, and loads the copy.
+    /// Copies the library, which cargo builds next to the test programs, and loads the copy.
     ///
     /// # Errors
     /// The library cannot be found, copied or loaded.
@@ -43,12 +41,12 @@ impl Standin {
         Ok(standin)
     }
 
-    /// Where the copy is: the path by which a program loads its driver.
+    /// The path of the copy, by which a program loads its driver.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Begins anew: no memory, no streams, no findings, no calls.
+    /// Resets everything: no memory, no streams, no findings, no calls.
     pub fn reset(&self, options: &Options) {
         type Reset = unsafe extern "C" fn(*const Options);
         // SAFETY: the type is the one in api.rs, and the reference is valid for the call.
@@ -57,7 +55,7 @@ impl Standin {
         }
     }
 
-    /// Counts of what happened so far.
+    /// The counts so far.
     pub fn facts(&self) -> Facts {
         type Ask = unsafe extern "C" fn(*mut Facts);
         let mut facts = Facts::default();
@@ -86,7 +84,7 @@ impl Standin {
         ranges
     }
 
-    /// What was found.
+    /// The findings.
     pub fn findings(&self) -> Vec<String> {
         type Findings = unsafe extern "C" fn(*mut u8, usize) -> usize;
         let mut text = vec![0; 1 << 16];
@@ -98,8 +96,8 @@ impl Standin {
         text.lines().map(str::to_string).collect()
     }
 
-    /// The calling thread is about to read, or to write, bytes of the host from an address on,
-    /// which the device copies.
+    /// The calling thread is about to read or write bytes of the host, from an address on, that the
+    /// device copies.
     pub fn host_access(&self, address: u64, bytes: u64, write: bool) {
         type Access = extern "C" fn(u64, u64, u32);
         let access = "standin_host_access";
@@ -109,13 +107,13 @@ impl Standin {
         }
     }
 
-    /// The calling thread tells others, by a number, what it did so far.
+    /// The calling thread publishes its clock under a number.
     pub fn publish(&self, signal: u64) {
         // SAFETY: the type is the one in api.rs.
         unsafe { self.symbol::<extern "C" fn(u64)>("standin_publish")(signal) }
     }
 
-    /// The calling thread was told by others.
+    /// The calling thread takes the clock published under a number.
     pub fn acquire(&self, signal: u64) {
         // SAFETY: the type is the one in api.rs.
         unsafe { self.symbol::<extern "C" fn(u64)>("standin_acquire")(signal) }
@@ -134,7 +132,7 @@ impl Standin {
 
 impl Drop for Standin {
     fn drop(&mut self) {
-        // A file that stays in the folder for temporary files harms no test.
+        // A file that stays in the folder for temporary files does no harm.
         let _ = std::fs::remove_file(&self.path);
     }
 }

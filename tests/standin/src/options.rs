@@ -1,23 +1,23 @@
 //! What device and driver the stand-in is, and which call fails.
 
-/// What device and driver the stand-in is, and which call fails. The library takes them from the
-/// environment when it is called first; a test replaces them by [`crate::Standin::reset`].
+/// The simulated device and driver, and the call that fails. The library reads them from the
+/// environment at its first call; a test replaces them by [`crate::Standin::reset`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Options {
-    /// Decides in which order streams run. `STANDIN_SEED`.
+    /// Seed of the order in which streams run. `STANDIN_SEED`.
     pub seed: u64,
     /// Bytes of device memory. `STANDIN_BYTES`.
     pub device_bytes: u64,
     /// The device's architecture: 90 is `sm_90`. `STANDIN_SM`.
     pub sm: u32,
-    /// The driver's version as `cuDriverGetVersion` returns it: 12020 is 12.2. `STANDIN_DRIVER`.
+    /// The driver's version, as in `cuDriverGetVersion`: 12020 is 12.2. `STANDIN_DRIVER`.
     pub driver: u32,
-    /// The number of the call that fails, from 1; with 0 none does. `STANDIN_FAIL_AT`.
+    /// The number of the call that fails, from 1; 0: none. `STANDIN_FAIL_AT`.
     pub fail_at: u64,
     /// The status that this call returns. `STANDIN_FAIL_WITH`.
     pub fail_with: u32,
-    /// All later calls return the status too, and nothing runs any more: 1. Only this one: 0.
+    /// 1: all later calls return the status too, and nothing runs any more. 0: only this call.
     /// `STANDIN_STICKY`.
     pub sticky: u32,
 }
@@ -37,10 +37,10 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The options that variables give; what they do not give is the default.
+    /// The options from variables, with defaults.
     ///
     /// # Panics
-    /// If a variable is no number: a test that is misspelt should not pass.
+    /// A variable is not a number: a misspelt test should not pass.
     pub(crate) fn of(variable: impl Fn(&str) -> Option<String>) -> Options {
         let number = |name: &str, or: u64| match variable(name) {
             Some(text) => text

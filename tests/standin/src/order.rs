@@ -1,24 +1,24 @@
-//! What comes after what: vector clocks of streams and host threads, over blocks of bytes.
+//! The order of accesses: vector clocks of streams and host threads, over blocks of bytes.
 //!
 //! An access must come after the last write of each block that it touches, and a write also after
-//! all reads since. It does if the actor's clock has reached the time of that access.
+//! all reads since then. It does if the actor's clock has reached the time of these accesses.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Bytes of a block: the alignment of every place of a plan, so two places share no block.
+/// Bytes of a block: the alignment of every place in a plan, so two places share no block.
 pub const BLOCK: u64 = 64;
 
 /// A stream or a host thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Actor(pub(crate) usize);
 
-/// For each actor, how many of its steps lie behind.
+/// For each actor, the number of its steps that come before.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Clock(Vec<u64>);
 
 impl Clock {
-    /// What lies behind another clock lies behind this one too.
+    /// Steps before another clock are now also before this one.
     pub(crate) fn join(&mut self, other: &Clock) {
         self.0.resize(self.0.len().max(other.0.len()), 0);
         let pairs = self.0.iter_mut().zip(&other.0);
@@ -48,11 +48,11 @@ struct Stamp {
 #[derive(Default, Debug)]
 struct Block {
     write: Option<Stamp>,
-    /// Since the write, the last of each actor.
+    /// The last read of each actor since the write.
     reads: Vec<Stamp>,
 }
 
-/// An access that does not come after another.
+/// An access that is not ordered after a conflicting one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Conflict {
     /// The first byte of the block.
@@ -69,7 +69,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// An actor, whose clock this is, accesses bytes. The first conflict, if there is one.
+    /// An actor with this clock accesses bytes. Returns the first conflict, if any.
     pub(crate) fn access(
         &mut self,
         actor: Actor,
@@ -106,7 +106,7 @@ impl Ledger {
         conflict
     }
 
-    /// Bytes were freed: later accesses are of other memory.
+    /// Bytes were freed: later accesses belong to other memory.
     pub(crate) fn forget(&mut self, bytes: Range<u64>) {
         let blocks = bytes.start / BLOCK..bytes.end.div_ceil(BLOCK);
         let numbers: Vec<u64> = self.blocks.range(blocks).map(|(&n, _)| n).collect();

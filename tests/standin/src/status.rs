@@ -1,18 +1,18 @@
-//! What a call returns, with the names and texts of cuda.h.
+//! Statuses of calls, with the names and texts of cuda.h.
 
 use std::ffi::CStr;
 
-/// What a call returns if it fails.
+/// The status of a failed call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Status(pub(crate) u32);
 
-/// Declares the statuses that the stand-in returns by itself or is asked to return.
+/// Declares the statuses that the stand-in returns, by itself or on request.
 macro_rules! statuses {
     ($($name:ident = $code:literal, $text:literal;)*) => {
         impl Status {
             $(pub(crate) const $name: Status = Status($code);)*
 
-            /// The name in cuda.h, and what it means.
+            /// The name in cuda.h, and its meaning.
             pub(crate) fn words(self) -> Option<(&'static CStr, &'static CStr)> {
                 let words: (&str, &str) = match self {
                     $(Status::$name => (

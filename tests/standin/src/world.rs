@@ -1,7 +1,7 @@
-//! The device and the driver: memory, streams, events, kernels, and what was found.
+//! The device and the driver: memory, streams, events, kernels, and findings.
 //!
-//! A command carries the clock of the host thread that submitted it. When it runs, the clock of its
-//! stream joins that one. A record keeps the clock of its stream, which waits for it join.
+//! A command has the clock of the host thread that submitted it. When it runs, its stream's clock
+//! joins this clock. A record stores the clock of its stream; a wait for the record joins it.
 
 use crate::facts::Facts;
 use crate::host::Pinned;
@@ -16,17 +16,17 @@ use std::thread::{self, ThreadId};
 
 pub(crate) type Done<T> = Result<T, Status>;
 
-/// Where device memory begins: far from the addresses of this process, and from the windows of
+/// The start of device memory: far from the addresses of this process, and from the windows of
 /// shared and local memory.
 const DEVICE_BASE: u64 = 0x10_0000_0000;
 /// The alignment of allocations, which the CUDA programming guide promises.
 const ALIGN: u64 = 256;
-/// Findings that are kept: the first ones matter.
+/// The largest number of stored findings: the first ones matter.
 const MOST_FINDINGS: usize = 100;
 /// Dynamic shared memory of a launch unless the function's attribute permits more.
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 
-/// A call of `cuEventRecord`, and when its stream got there.
+/// A call of `cuEventRecord`, and the time at which its stream reached it.
 #[derive(Default, Debug)]
 pub(crate) struct Record {
     reached: OnceLock<Reached>,
@@ -35,11 +35,11 @@ pub(crate) struct Record {
 #[derive(Debug)]
 struct Reached {
     clock: Clock,
-    /// Commands that had run.
+    /// The number of commands that had run.
     commands: u64,
 }
 
-/// What a stream does.
+/// A command of a stream.
 pub(crate) enum Command {
     /// Host memory to device memory.
     CopyIn {
@@ -101,7 +101,7 @@ struct Event {
 
 struct Function {
     kernel: Arc<Kernel>,
-    /// Dynamic shared memory that a launch may have.
+    /// The largest dynamic shared memory of a launch.
     shared_bytes: u32,
 }
 
@@ -112,7 +112,7 @@ pub(crate) struct World {
     calls: u64,
     /// Calls of each function.
     calls_of: BTreeMap<&'static str, u64>,
-    /// Calls that made something.
+    /// Calls that made an object.
     made: u64,
     /// One past the last byte of device memory that a command touched.
     touched: u64,
@@ -124,7 +124,7 @@ pub(crate) struct World {
     threads: HashMap<ThreadId, (Actor, Clock)>,
     /// Threads that have the context.
     bound: HashSet<ThreadId>,
-    /// What host threads told others, by a number of their own.
+    /// Clocks that host threads published, by their numbers.
     signals: BTreeMap<u64, Clock>,
     pub(crate) memory: Memory,
     next_address: u64,
@@ -136,7 +136,7 @@ pub(crate) struct World {
     events: BTreeMap<u64, Event>,
     modules: BTreeMap<u64, Vec<Arc<Kernel>>>,
     functions: BTreeMap<u64, Function>,
-    /// Commands that ran: the clock of timed events.
+    /// The number of commands that ran: the clock of timed events.
     commands: u64,
 }
 
@@ -171,8 +171,8 @@ impl World {
         }
     }
 
-    /// A call begins. It fails if the options say so, after a sticky error, and without a context
-    /// where it needs one.
+    /// A call begins. It fails if the options say so, after a sticky error, or if it needs a
+    /// context and has none.
     pub(crate) fn enter(&mut self, name: &'static str, needs_context: bool) -> Done<()> {
         self.calls += 1;
         *self.calls_of.entry(name).or_default() += 1;
@@ -206,11 +206,11 @@ impl World {
     pub(crate) fn calls_of(&self, name: &str) -> u64 {
         self.calls_of.get(name).copied().unwrap_or(0)
     }
-    /// A call made something.
+    /// A call made an object.
     pub(crate) fn make(&mut self) {
         self.made += 1;
     }
-    /// The calling thread has the context, or has none.
+    /// Binds the context to the calling thread, or unbinds it.
     pub(crate) fn bind(&mut self, bound: bool) {
         let id = thread::current().id();
         if bound {
@@ -250,7 +250,7 @@ impl World {
 // --- host threads ---
 
 impl World {
-    /// The calling thread takes a step; its actor and its clock then.
+    /// The calling thread takes a step; returns its actor and its new clock.
     fn step(&mut self) -> (Actor, Clock) {
         let id = thread::current().id();
         if !self.threads.contains_key(&id) {
@@ -261,7 +261,7 @@ impl World {
         clock.tick(*actor);
         (*actor, clock.clone())
     }
-    /// The calling thread knows what lies behind a clock.
+    /// The calling thread's clock joins a clock.
     fn learn(&mut self, clock: &Clock) {
         self.step();
         if let Some((_, mine)) = self.threads.get_mut(&thread::current().id()) {
@@ -273,12 +273,12 @@ impl World {
         let (actor, clock) = self.step();
         self.access(actor, &clock, "the host", bytes, write);
     }
-    /// The calling thread tells others what it did so far.
+    /// The calling thread publishes its clock.
     pub(crate) fn publish(&mut self, signal: u64) {
         let (_, clock) = self.step();
         self.signals.entry(signal).or_default().join(&clock);
     }
-    /// The calling thread was told.
+    /// The calling thread joins a published clock.
     pub(crate) fn acquire(&mut self, signal: u64) {
         let clock = self.signals.get(&signal).cloned().unwrap_or_default();
         self.learn(&clock);
@@ -326,7 +326,7 @@ impl World {
         self.make();
         Ok(address)
     }
-    /// Frees an allocation, once all commands have run, as the driver does.
+    /// Frees an allocation after all commands have run, like the driver.
     pub(crate) fn free(&mut self, address: u64) -> Done<()> {
         self.synchronize()?;
         let bytes = self.memory.remove(address);
@@ -335,16 +335,16 @@ impl World {
         self.ledger.forget(address..address + bytes);
         Ok(())
     }
-    /// Bytes that are free.
+    /// The number of free bytes.
     pub(crate) fn free_bytes(&self) -> u64 {
         self.free_bytes
     }
-    /// The bytes lie in one allocation.
+    /// Checks that the bytes lie in one allocation.
     fn in_device(&self, address: u64, bytes: usize) -> Done<()> {
         let found = self.memory.slice(address, bytes);
         found.map(|_| ()).ok_or(Status::ERROR_INVALID_VALUE)
     }
-    /// Host memory may be copied asynchronously no longer; commands that use it have run.
+    /// Host memory can no longer be copied asynchronously; commands that use it have run.
     pub(crate) fn unpin(&mut self, address: u64, ours: bool) -> Done<()> {
         self.synchronize()?;
         let removed = self.pinned.remove(address, ours);
@@ -429,7 +429,7 @@ impl World {
         self.event(event)?.last = Some(Arc::clone(&record));
         self.submit(stream, Command::Record(record))
     }
-    /// A stream waits for the last record that was called; none is a finding.
+    /// A stream waits for the last recorded call; a missing record is a finding.
     pub(crate) fn wait_event(&mut self, stream: u64, event: u64) -> Done<()> {
         self.stream(stream)?;
         match self.event(event)?.last.clone() {
@@ -514,7 +514,7 @@ impl World {
         let function = self.functions.get(&function);
         Ok(&function.ok_or(Status::ERROR_INVALID_HANDLE)?.kernel)
     }
-    /// Dynamic shared memory of a block at most, in bytes, for functions that ask for it.
+    /// The largest dynamic shared memory of a block, in bytes, for functions that request it.
     pub(crate) fn most_shared_bytes(&self) -> u32 {
         // CUDA programming guide, "Technical Specifications per Compute Capability".
         match self.options.sm {
@@ -542,7 +542,7 @@ impl World {
     ) -> Done<()> {
         let function = self.functions.get(&function);
         let function = function.ok_or(Status::ERROR_INVALID_HANDLE)?;
-        // No product of counts exceeds 64 bits: the first two are compared first.
+        // No product of counts exceeds 64 bits, because the first two are compared first.
         let [_, y, z] = launch.grid;
         let threads = launch.block.iter().try_fold(1u32, |n, &m| n.checked_mul(m));
         let fits = threads.is_some_and(|n| (1..=1024).contains(&n))
@@ -567,7 +567,8 @@ impl World {
 // --- commands ---
 
 impl World {
-    /// Puts a command at the end of a stream. The device may be as far as it likes on return.
+    /// Puts a command at the end of a stream. On return the device may have run any number of
+    /// commands.
     pub(crate) fn submit(&mut self, stream: u64, command: Command) -> Done<()> {
         self.stream(stream)?;
         match &command {
@@ -595,7 +596,7 @@ impl World {
         self.dead.map_or(Ok(()), Err)
     }
 
-    /// Runs commands until something holds.
+    /// Runs commands until a condition holds.
     fn run_until(&mut self, holds: impl Fn(&World) -> bool) -> Done<()> {
         while !holds(self) {
             if self.dead.is_none() && !self.run_one() {
@@ -610,7 +611,7 @@ impl World {
         self.dead.map_or(Ok(()), Err)
     }
 
-    /// Runs the next command of a stream that is drawn; false if no stream can run.
+    /// Runs the next command of a random stream; false if no stream can run.
     fn run_one(&mut self) -> bool {
         let can_run = |stream: &Stream| match stream.queue.front() {
             Some((Command::Wait(record), _)) => record.reached.get().is_some(),
@@ -639,8 +640,8 @@ impl World {
         true
     }
 
-    /// Does what a command says, with its accesses. Both are in bounds: `submit` and `free` see to
-    /// device memory, `unpin` to host memory.
+    /// Runs a command, with its accesses. All bytes are in bounds: `submit` and `free` ensure this
+    /// for device memory, `unpin` for host memory.
     fn run(&mut self, command: &Command, actor: Actor, clock: &mut Clock) {
         let name = command.name();
         let range = |at: u64, bytes: usize| at..at + bytes as u64;
@@ -712,7 +713,7 @@ mod tests {
     fn streams_that_can_never_run_are_a_deadlock() {
         let mut world = World::new(Options::default());
         let stream = world.create_stream();
-        // No stream has the record: calls alone cannot cause that.
+        // No stream has the record. Calls of the driver cannot cause this.
         let wait = Command::Wait(Arc::new(Record::default()));
         world.submit(stream, wait).unwrap();
         assert_eq!(
@@ -744,7 +745,8 @@ mod tests {
             world.record(event, a).unwrap();
             world.wait_event(b, event).unwrap();
             world.submit(a, fill(1)).unwrap();
-            // This record comes after the fill; the wait was called before it and means the first.
+            // This record comes after the fill; the wait was called before it and means the first
+            // record.
             world.record(event, a).unwrap();
             world.submit(b, fill(2)).unwrap();
             world.synchronize().unwrap();
