@@ -1,9 +1,9 @@
-# What a contributor runs. `./make TARGET` does the same on a machine without make.
+# Targets for contributors. `./make TARGET` does the same on a machine without make.
 
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 CARGO ?= cargo
-# The Python of the exporter: .venv where `make venv` has made one.
+# The Python of the exporter: .venv if `make venv` has made one.
 PYTHON ?= $(or $(wildcard .venv/bin/python),python3)
 STEPS ?= 60
 BUDGET ?= 50%

@@ -1,5 +1,5 @@
 #!/bin/sh
-# `./make TARGET` is `make TARGET` for a machine that may not have make yet: it installs what is missing first.
+# `./make TARGET` is `make TARGET` for a machine that may not have make: it first installs what is missing.
 set -eu
 cd "$(dirname "$0")"
 sh scripts/setup.sh

@@ -1,13 +1,13 @@
-"""How near predictions come: planned and measured peak, predicted and measured step, for planners and budgets.
+"""Accuracy of predictions: planned and measured peak, predicted and measured step, for planners and budgets.
 
 usage: accuracy.py [--models gpt2 llama] [--link 1GB/s] [--steps 8] [--rounds 16] [--work DIR]
 
-For each model: `lighterage profile`, then for each planner and budget `compile` and `train`. Training takes turns
-over the configurations, round by round. Whatever else runs on the machine only adds to a time, so that a
-configuration's time is its fastest step, and its rounds end when the two fastest agree. So do the profiles, taken
-with `--fastest`. Prints a table in Markdown; below it the median and the worst error, and how near `auto` comes to
-the fastest measured configuration that fits its budget. Progress goes to stderr. Exits with 1 if a measured peak is
-not the planned one, or if losses differ.
+For each model: `lighterage profile`, then for each planner and budget `compile` and `train`. Each round trains every
+configuration once. Other work on the machine can only increase a time, so a configuration's time is its fastest step,
+and its rounds end when the two fastest agree. The profiles use `--fastest` for the same reason. Prints a table in
+Markdown, then the median and the worst error, and how much slower `auto` is than the fastest measured configuration
+that fits its budget. Progress goes to stderr. Exits with 1 if a measured peak differs from the planned peak, or if
+losses differ.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples/gpt2"
 LIGHTERAGE = str(ROOT / "target/release/lighterage")
 WARM_UP = 2  # steps that are not counted
-AGREE = 0.015  # the two fastest rounds, relatively, when they are believed
-FEWEST = 3  # rounds, in any case
+AGREE = 0.015  # largest relative difference of the two fastest rounds
+FEWEST = 3  # smallest number of rounds
 CONFIGURATIONS = [
     ("keep", 100),
     ("auto", 100),
@@ -58,7 +58,7 @@ def settled(times: list[float]) -> bool:
 
 @dataclasses.dataclass
 class Configuration:
-    """A compiled step, and what it was predicted and measured to take."""
+    """A compiled step, with predicted and measured figures."""
 
     model: str
     planner: str
@@ -71,11 +71,11 @@ class Configuration:
     summary: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def train(self, steps: int) -> None:
-        """Runs some steps and notes how long they took."""
+        """Runs some steps and records their times."""
         files = [str(self.file), "--batches", str(EXAMPLE / "batches.safetensors")]
         options = ["--link", self.link, "--steps", str(steps), "--init", "normal:0.02", "--seed", "0", "--json"]
         lines = [json.loads(line) for line in run([LIGHTERAGE, "train", *files, *options]).splitlines()]
-        # The last step is followed by nothing that it could overlap.
+        # The last step overlaps no later step.
         times = [line["ms"] for line in lines if "ms" in line][WARM_UP:-1]
         self.rounds.append(min(times))
         self.times += times
@@ -83,11 +83,11 @@ class Configuration:
         self.summary = lines[-1]["summary"]
 
     def exact(self) -> bool:
-        """Whether the measured peak is the planned one."""
+        """Whether the measured peak equals the planned peak."""
         return self.summary["measured_peak_bytes"] == self.summary["planned_peak_bytes"]
 
     def error(self) -> float:
-        """The prediction's, relative to what was measured."""
+        """The prediction's error, relative to the measured time."""
         return self.summary["predicted_ms"] / min(self.times) - 1
 
     def row(self) -> str:
@@ -131,7 +131,7 @@ def prepare(model: str, args: argparse.Namespace) -> list[Configuration]:
 
 
 def behind(configurations: list[Configuration]) -> float:
-    """How much slower than the fastest that fits the budget one of auto's choices is at worst, as measured."""
+    """The worst ratio, minus 1, of auto's measured step to the fastest measured step within the same budget."""
     worst = 0.0
     for auto in (step for step in configurations if step.planner == "auto"):
         others = (step for step in configurations if step.model == auto.model and step.budget <= auto.budget)

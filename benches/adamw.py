@@ -1,11 +1,11 @@
-"""Time AdamW's update on the CPU: the kernel beside what memory gives, and beside PyTorch's fused AdamW, in one run.
+"""Time AdamW's update on the CPU: the kernel, a memory-bound loop, and PyTorch's fused AdamW, in one run.
 
 usage: adamw.py [--elements 33554432] [--threads 1 2] [--rounds 5]
 
 All three read the parameter, the gradient and two moments and write the parameter and the moments in place, f32: 28
-bytes an element. `streams` does so with next to no arithmetic: it is what the machine's memory gives. They take
-turns, round by round; a figure is the best time, and in brackets the bandwidth: by the clock, and on a processor, per
-thread, which other programs on the machine disturb less. Prints a table in Markdown; progress goes to stderr.
+bytes an element. `streams` does this with almost no arithmetic, so it shows the limit of the memory. They run in turn,
+round by round. A figure is the best time, with the bandwidth in brackets: by the clock, and by processor time per
+thread, which other programs disturb less. Prints a table in Markdown; progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch
 from step_time import machine
 
 ROOT = Path(__file__).parents[1]
-BYTES = 28  # read p, g, m, v and write p, m, v, four bytes each
-REPEATS = 3  # a round's measurements of each
+BYTES = 28  # read p, g, m, v and write p, m, v: four bytes each
+REPEATS = 3  # measurements of each program in a round
 
 
 def ours(elements: int, threads: int) -> list[dict[str, float]]:

@@ -1,24 +1,24 @@
-"""Address plans beside other planners': gaps to the most bytes alive, and times, of traces, in one run on one machine.
+"""Compare address planners on traces: gaps to the largest number of live bytes, and times, on one machine.
 
 usage: addresses.py TRACE... [--align 512] [--threads 2] [--limit 60] [--rounds 3] [--minimalloc PATH] [--idealloc PATH]
        addresses.py TRACE... --ablation [--effort normal]
 
-Prints a table in Markdown: for each trace and planner the gap in % (0 is proved to be the best there is), the seconds
-of the whole program, reading and writing included, and in brackets those of its processors (user); of --rounds runs the
-fastest, and one alone where it takes long. Every plan is checked by `lighterage alloc check`; idealloc prints none, so
-its peak is what it says, for as many bytes alive.
+Prints a table in Markdown: for each trace and planner the gap in % (0 is proved to be optimal), the seconds of the
+whole program, including reading and writing, and in brackets its processor time (user). It is the fastest of --rounds
+runs; a long run is not repeated. `lighterage alloc check` checks every plan; idealloc prints no plan, so its peak is
+the one that it reports, for the same number of live bytes.
 
-A trace whose name ends in .BYTES.csv, as minimalloc's, has that capacity: there `max` and minimalloc look for a plan
-that fits. For other traces minimalloc, which wants a capacity, gets the bound and half of it more, then less and less
-until --limit is over; the time is up to its best plan. idealloc is run once as it is and then with more and more lives,
-likewise. Traces of several pools, with gaps, alignments or blocks in others' bytes are not for the peers.
+A trace whose name ends in .BYTES.csv, as minimalloc's, has this capacity: `max` and minimalloc look for a plan that
+fits it. Minimalloc needs a capacity, so for other traces it gets 1.5 times the bound, then less and less until --limit
+is over; its time ends at its best plan. idealloc runs once with its defaults, then in the same way with more and more
+lives. The other planners skip traces with several pools, gaps, alignments or blocks in others' bytes.
 
---ablation shows what each of lighterage's methods is good for: the same plans without it. Progress goes to stderr.
+--ablation shows the effect of each of lighterage's methods: the same plans without it. Progress goes to stderr.
 Build lighterage first (./make build); for example:
 
   python3 benches/addresses.py A.1048576.csv snapshot.pickle --minimalloc PATH/minimalloc --idealloc PATH/idealloc
 
-and the peers by
+and build the other planners by
 
   git clone --recursive https://github.com/google/minimalloc && cd minimalloc &&
     cmake -B build -DCMAKE_BUILD_TYPE=Release && cmake --build build --target minimalloc
@@ -48,14 +48,14 @@ ROOT = Path(__file__).parents[1]
 LIGHTERAGE = str(ROOT / "target/release/lighterage")
 EFFORTS = ["fast", "normal", "max"]
 METHODS = ["sweeps", "orders", "best-fit", "repair", "search"]
-LONG = 10.0  # seconds after which a run is not done again
-STEPS = [50, 20, 10, 5, 2, 1, 0.5, 0.2, 0.1, 0]  # gaps that minimalloc is asked for, %
-MEMORY = 12 << 30  # what a peer may take of the machine's, bytes
+LONG = 10.0  # seconds; longer runs are not repeated
+STEPS = [50, 20, 10, 5, 2, 1, 0.5, 0.2, 0.1, 0]  # gaps that minimalloc has to reach, %
+MEMORY = 12 << 30  # limit for other planners, bytes
 
 
 @dataclasses.dataclass
 class Run:
-    """A command that ran: its output, and what it took."""
+    """A finished command: its output, time and memory."""
 
     out: str
     code: int
@@ -64,7 +64,7 @@ class Run:
 
 
 def run(command: list[str], limit: float | None = None) -> Run:
-    """Runs a command, and ends it after `limit` seconds. With a limit its memory has one, too."""
+    """Runs a command and ends it after `limit` seconds. With a limit, its memory is limited too."""
 
     def within() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
@@ -86,7 +86,7 @@ def run(command: list[str], limit: float | None = None) -> Run:
 
 @dataclasses.dataclass
 class Trace:
-    """A trace, and what planners are told of it."""
+    """A trace, as planners get it."""
 
     path: Path
     align: int
@@ -99,25 +99,25 @@ class Trace:
         return re.sub(r"(\.\d+)?\.[^.]*$", "", self.path.name)
 
     def sizes(self) -> list[int]:
-        """The blocks' sizes as they are planned."""
+        """The blocks' planned sizes."""
         return [-(-int(row["size"]) // self.align) * self.align for row in self.rows]
 
     def for_peers(self) -> str | None:
-        """Why a peer cannot have it."""
+        """Why other planners cannot use it."""
         if not self.rows:
             return "no blocks"
         odd = {"pool", "alignment", "gaps", "in"} & self.rows[0].keys()
         return f"has {', '.join(sorted(odd))}" if odd else None
 
     def write(self, path: Path) -> None:
-        """Writes the table that peers read: numbers for ids, sizes rounded up."""
+        """Writes the table for other planners: numbers for ids, sizes rounded up."""
         with path.open("w") as file:
             file.write("id,lower,upper,size\n")
             for i, (row, size) in enumerate(zip(self.rows, self.sizes(), strict=True)):
                 file.write(f"{i},{row['lower']},{row['upper']},{size}\n")
 
     def check(self, plan: Path) -> int:
-        """The peak of a plan, after it was checked; with sizes as they are planned. A wrong one is a ValueError."""
+        """The peak of a plan, after a check, with planned sizes. A wrong plan is a ValueError."""
         checked = run([LIGHTERAGE, "alloc", "check", str(self.path), str(plan), "--align", str(self.align), "--json"])
         if checked.code != 0:
             raise ValueError(f"{self.path}: a plan is wrong: {checked.out}")
@@ -126,11 +126,11 @@ class Trace:
         return max((at + size for at, size in zip(offsets, self.sizes(), strict=True)), default=0)
 
     def gap(self, peak: int) -> float:
-        """How far a peak is above the bound, in %."""
+        """The gap between a peak and the bound, in %."""
         return 100 * (peak / max(1, self.bound) - 1)
 
     def cell(self, peak: int, wall: float, user: float, asked: bool = False) -> str:
-        """A planner's result. `asked` is whether it looked for what fits."""
+        """A planner's result. `asked`: it looked for a plan that fits the capacity."""
         fits = asked and self.capacity is not None and peak <= self.capacity
         return f"{'fits' if fits else f'{self.gap(peak):.2f}'} / {wall:.2f} ({user:.2f})"
 
@@ -143,7 +143,7 @@ def plan(trace: Trace, options: list[str], rounds: int, folder: Path) -> tuple[i
         target.unlink(missing_ok=True)
         command = [LIGHTERAGE, "alloc", "plan", str(trace.path), "--align", str(trace.align), "-o", str(target)]
         here = run([*command, *options, "--json"])
-        # 3: no plan that fits was found; it is the peak that counts.
+        # 3: no plan that fits was found; the peak counts all the same.
         if here.code not in (0, 3):
             raise SystemExit(f"{trace.path}: {here.out}")
         fastest = here if fastest is None or here.wall < fastest.wall else fastest
@@ -173,7 +173,7 @@ def minimalloc(binary: str, trace: Trace, limit: float, folder: Path) -> str:
         if left <= 0.1 or (best is not None and best <= capacity):
             continue
         found.unlink(missing_ok=True)
-        # It looks at the clock now and then only.
+        # It checks the clock only now and then.
         options = [f"--capacity={capacity}", f"--input={table}", f"--output={found}", f"--timeout={left}s"]
         here = run([binary, *options], left + 1)
         user += here.user
@@ -198,7 +198,7 @@ def minimalloc(binary: str, trace: Trace, limit: float, folder: Path) -> str:
 
 
 def idealloc(binary: str, trace: Trace, limit: float, folder: Path) -> str:
-    """A cell: its best peak within the limit, by its own word."""
+    """A cell: its best peak within the limit, as it reports it."""
     table = folder / "peer.csv"
     trace.write(table)
     start, user, best, taken, why, lives = time.perf_counter(), 0.0, None, (0.0, 0.0), "", 1
@@ -207,7 +207,7 @@ def idealloc(binary: str, trace: Trace, limit: float, folder: Path) -> str:
         user += here.user
         told = re.search(r"Makespan:\s*(\d+) bytes\s+LOAD:\s*(\d+) bytes", here.out)
         if told is not None and int(told[2]) != trace.bound:
-            return "another problem"  # Streams, say.
+            return "another problem"  # Streams, for example.
         if here.code != 0 or told is None:
             why = failed(here)
             print(f"{trace.path.name}: idealloc, {lives} lives: {why}", file=sys.stderr)
@@ -221,7 +221,7 @@ def idealloc(binary: str, trace: Trace, limit: float, folder: Path) -> str:
 
 
 def failed(here: Run) -> str:
-    """Why a run gave nothing, in a word or two."""
+    """Why a run gave no result, in a word or two."""
     for sign, why in [("panicked", "panics"), ("DEADLINE_EXCEEDED", "no plan"), ("bad_alloc", "memory")]:
         if sign in here.out:
             return why

@@ -1,4 +1,4 @@
-"""Time convolutions, their gradients, batch norm and pooling beside PyTorch's (oneDNN), turn by turn in one run.
+"""Time convolutions, their gradients, batch norm and pooling, alternately with PyTorch's (oneDNN), in one run.
 
 usage: convolution.py [--threads 2] [--rounds 3] [--repeats 10] [--shapes NAME ...] [--what forward input weight]
 
@@ -56,7 +56,7 @@ WHAT = ["forward", "input", "weight"]
 
 
 def peer(case: str) -> Callable[[], object]:
-    """What PyTorch runs."""
+    """The function that PyTorch runs."""
     what, image, window = case.split(":")
     shape = [int(n) for n in image.split(",")]
     o, k, stride, padding, dilation, groups = (int(n) for n in window.split(","))

@@ -1,4 +1,4 @@
-"""Transformers with an encoder for benches/models.py: a BERT and a T5, with the losses that they are trained on."""
+"""Transformers with an encoder for benches/models.py: a BERT and a T5, with their training losses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Sizes of either."""
+    """Sizes of both."""
 
     vocabulary: int
     layers: int

@@ -1,14 +1,14 @@
-"""Run generated kernels on an NVIDIA GPU: compare them with results computed elsewhere, time them beside a copy.
+"""Run generated kernels on an NVIDIA GPU: compare them with stored results, and their times with a copy.
 
 usage: gpu_kernels.py FOLDER [--dry-run] [--rounds 20]
 
-FOLDER is what `cargo run -p lighterage-tests --example gpu_kernels -- sm_90 FOLDER` wrote, on any machine; tests/src/gpu.rs says
-what is in it. Here nothing is needed but Python and NVIDIA's driver (libcuda.so.1). Every kernel is run as it should,
-with other numbers of blocks and with operands and results at one address, with bytes around each tensor that must stay
-as they are. Then the kernels that move much memory are timed, each in turn with a copy of as many bytes, by the GPU's
-clock: the fastest runs.
+`cargo run -p lighterage-tests --example gpu_kernels -- sm_90 FOLDER` writes FOLDER, on any machine; tests/src/gpu.rs
+describes its files. This script needs only Python and NVIDIA's driver (libcuda.so.1). Every kernel runs normally, with
+other numbers of blocks, and with operands and results at one address. Bytes around each tensor must not change. Then
+kernels that move much memory are timed, alternately with a copy of the same number of bytes, by the GPU's clock; the
+fastest runs count.
 
-Prints a table in Markdown. Exits with 0 if all kernels are right, with 1 if one is wrong, with 2 if they cannot be run
+Prints a table in Markdown. Exits with 0 if all kernels are right, with 1 if one is wrong, with 2 if they cannot run
 here. With --dry-run it only reads the folder.
 """
 
@@ -28,16 +28,16 @@ from pathlib import Path
 from typing import Any
 
 ALIGN = 256  # addresses of tensors are multiples of it
-GUARD_BYTES, GUARD = 256, 0xA5  # behind each tensor
-LARGEST = 3.4e38  # from here on, rounding may be what makes an infinity
-N_WRONG = 20  # so many findings are printed
+GUARD_BYTES, GUARD = 256, 0xA5  # after each tensor
+LARGEST = 3.4e38  # from here on, rounding may make an infinity
+N_WRONG = 20  # largest number of printed findings
 
 FORMATS = {"bool": "B", "u8": "B", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "f16": "e", "f32": "f", "f64": "d"}
 SIZES = {**{name: struct.calcsize(f"<{form}") for name, form in FORMATS.items()}, "bf16": 2}
 
 
 class CannotRunError(Exception):
-    """Why nothing can be run, or what the driver refused."""
+    """Why nothing can be run, or which call the driver refused."""
 
 
 # ------------------------------------------------------------------------------------------------------------- folder
@@ -45,7 +45,7 @@ class CannotRunError(Exception):
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor; where its bytes are in kernels.bin, and the f32 that say how far each of its numbers may be off."""
+    """A tensor; the positions in kernels.bin of its bytes, and of the allowed errors of its numbers (f32)."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -75,7 +75,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Case:
-    """Kernels, started in turn, and their tensors."""
+    """Kernels, which run in turn, and their tensors."""
 
     name: str
     ptx: str
@@ -90,13 +90,13 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """Bytes that are read and written, each tensor once."""
+        """Bytes read and written, each tensor once."""
         return sum(tensor.bytes for tensor in self.operands + self.results)
 
 
 @dataclass(frozen=True)
 class Folder:
-    """What was written."""
+    """The contents of a folder."""
 
     target: str
     data: bytes
@@ -161,7 +161,7 @@ def numbers(data: bytes, dtype: str) -> Sequence[float]:
 
 
 def near(found: float, expected: float, bound: float) -> bool:
-    """Whether they are equal, or no numbers both, or at most so far apart, or large and one an infinity."""
+    """Whether both are equal, or NaN, or within the bound, or one is large and the other an infinity."""
     if found == expected or abs(found - expected) <= bound:
         return True
     if found != found or expected != expected:
@@ -171,7 +171,7 @@ def near(found: float, expected: float, bound: float) -> bool:
 
 
 def first_off(data: bytes, result: Tensor, found: bytes) -> str | None:
-    """The first number of a result that is off."""
+    """The first wrong number of a result."""
     assert result.at is not None
     expected = data[result.at : result.at + result.bytes]
     if found == expected:
@@ -226,7 +226,7 @@ SIGNATURES: dict[str, list[Any]] = {
 
 
 class Driver:
-    """NVIDIA's driver and its first GPU. Calls are by name, without `cu`; whatever is refused is an error."""
+    """NVIDIA's driver and its first GPU. Calls are by name, without `cu`; a refused call is an error."""
 
     def __init__(self, target: str) -> None:
         try:
@@ -288,7 +288,7 @@ class Driver:
         return event
 
     def milliseconds(self, start: c_void_p, end: c_void_p) -> float:
-        """The time between two events, when the second has happened."""
+        """The time between two events, after the second has happened."""
         time = c_float()
         self("EventSynchronize", end)
         self("EventElapsedTime", byref(time), start, end)
@@ -296,7 +296,7 @@ class Driver:
 
 
 def full_name(name: str) -> str:
-    """The name that the library has, with its version."""
+    """The function's name in the library, with its version."""
     return next(full for full in (f"cu{name}", f"cu{name}_v2") if full in SIGNATURES)
 
 
@@ -366,7 +366,7 @@ class Memory:
         self.driver.library.cuMemFree_v2(self.base)
 
     def fill(self, data: bytes) -> None:
-        """Write the operands, and what is no number everywhere else."""
+        """Write the operands, and NaN everywhere else."""
         self.driver("MemsetD8", self.base, GUARD, self.bytes)
         for at, size in self.places[: len(self.case.operands + self.case.results)]:
             if size:
@@ -376,13 +376,13 @@ class Memory:
                 self.driver.upload(address, data[tensor.at : tensor.at + tensor.bytes])
 
     def guards(self) -> Iterator[tuple[int, int]]:
-        """What lies between tensors: from where to where."""
+        """The ranges between tensors."""
         ends = [0] + [at + size for at, size in self.places]
         starts = [at for at, _ in self.places] + [self.bytes]
         return zip(ends, starts, strict=True)
 
     def results(self, inplace: tuple[int, int] | None) -> list[bytes]:
-        """The results, once all bytes around tensors are found as they were."""
+        """The results, after a check that all bytes around tensors are unchanged."""
         everything = self.driver.download(self.base, self.bytes)
         for start, end in self.guards():
             if everything[start:end].strip(bytes([GUARD])):
@@ -395,7 +395,7 @@ class Memory:
 
 
 def run(memory: Memory, kernels: Loaded, data: bytes, blocks: int | None, pair: tuple[int, int] | None) -> list[bytes]:
-    """Run a case once; the results."""
+    """Run a case once and return the results."""
     memory.fill(data)
     addresses = list(memory.addresses)
     if pair is not None:
@@ -406,7 +406,7 @@ def run(memory: Memory, kernels: Loaded, data: bytes, blocks: int | None, pair: 
 
 
 def check(driver: Driver, case: Case, data: bytes) -> list[str]:
-    """Run a case every way; what is wrong."""
+    """Run a case in every way and return the errors."""
     wrong = []
     kernels, memory = Loaded(driver, case), Memory(driver, case)
     try:
@@ -431,7 +431,7 @@ def check(driver: Driver, case: Case, data: bytes) -> list[str]:
 
 @dataclass(frozen=True)
 class Time:
-    """The fastest runs of a kernel, and of copies of as many bytes, ms."""
+    """The fastest runs of a kernel, and of copies of the same number of bytes, ms."""
 
     kernel: float
     copy: float
@@ -440,13 +440,13 @@ class Time:
 
 
 def timed(driver: Driver, case: Case, data: bytes, rounds: int) -> Time:
-    """Time a case, in turn with a copy that reads and writes as many bytes."""
+    """Time a case, alternately with a copy that reads and writes the same number of bytes."""
     kernels, memory = Loaded(driver, case), Memory(driver, case)
     other, half = c_uint64(), max(case.bytes // 2, 1)
     driver("MemAlloc", byref(other), 2 * half)
     try:
         draws = random.Random(1)
-        # Numbers around 1, of each type that a tensor may have.
+        # Numbers around 1, in the tensor's type.
         drawn = {"bf16": b"".join(struct.pack("<H", 0x3F00 + draws.randrange(256)) for _ in range(1 << 16))}
         drawn["f32"] = b"".join(struct.pack("<f", draws.uniform(0.5, 2.0)) for _ in range(1 << 16))
         for tensor, address in zip(case.operands, memory.addresses, strict=False):
@@ -532,7 +532,7 @@ def main() -> int:
 
 
 def alive(driver: Driver) -> bool:
-    """Whether the GPU still takes calls: a fault of a kernel ends its context."""
+    """Whether the GPU still accepts calls: a fault of a kernel ends its context."""
     try:
         driver("CtxSynchronize")
     except CannotRunError:

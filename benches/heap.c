@@ -1,6 +1,6 @@
-// Counts the bytes that a program has from malloc and its kin: LD_PRELOAD=heap.so. `heap_peak()` gives the most there
-// were since `heap_reset()`; with HEAP_REPORT set, it is printed to standard error at the end. Bytes are what the
-// allocator says that a block has. Built by benches/step_time.py.
+// Counts a program's bytes from malloc and similar functions: LD_PRELOAD=heap.so. `heap_peak()` is the largest number
+// since `heap_reset()`; with HEAP_REPORT set, it is printed to standard error at the end. Sizes of blocks come from
+// the allocator. Built by benches/step_time.py.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

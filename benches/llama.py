@@ -23,7 +23,7 @@ from joint import export_joint, save, weightless
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """4.49 million parameters as it stands."""
+    """4.49 million parameters with these values."""
 
     vocabulary: int = 256
     layers: int = 6
@@ -82,7 +82,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a gated MLP, each behind a norm and beside a residual."""
+    """Attention and a gated MLP, each after a norm and with a residual."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()

@@ -37,7 +37,7 @@ NAMES = ("gpt2", "llama", "bert", "vit", "resnet", "t5")
 
 
 def build(name: str) -> nn.Module:
-    """Return one of NAMES, with parameters as its classes make them."""
+    """Return one of NAMES, with the parameters that its classes make."""
     match name:
         case "gpt2":
             return gpt2.Gpt2(GPT2)
@@ -55,7 +55,7 @@ def build(name: str) -> nn.Module:
 
 
 def batches(name: str) -> dict[str, torch.Tensor]:
-    """`batch.K.NAME` for each of a model's inputs: random, for only their sizes matter."""
+    """`batch.K.NAME` for each of a model's inputs: random, because only their sizes matter."""
     generator = torch.Generator().manual_seed(0)
     if name in ("vit", "resnet"):
         shape = (IMAGES.batch, 3, IMAGES.size, IMAGES.size)
@@ -68,7 +68,7 @@ def batches(name: str) -> dict[str, torch.Tensor]:
 
 
 def weights(name: str) -> dict[str, torch.Tensor]:
-    """Initial parameters: matrices normal, gains one, biases zero. Buffers as the model makes them."""
+    """Initial parameters: matrices normal, gains one, biases zero. Buffers stay unchanged."""
     generator = torch.Generator().manual_seed(0)
     model = build(name)
     with torch.no_grad():
@@ -91,7 +91,7 @@ def export(name: str, out: Path) -> None:
 
 
 def prepare(out: Path, names: tuple[str, ...] = NAMES) -> None:
-    """Write the files of the bench that are not there."""
+    """Write the missing files of the bench."""
     out.mkdir(parents=True, exist_ok=True)
     for name in names:
         if not (out / f"{name}.pt2").exists():

@@ -1,4 +1,4 @@
-"""Time products and attention on the CPU beside PyTorch's (MKL, and its fused attention), turn by turn in one run.
+"""Time products and attention on the CPU, alternately with PyTorch's (MKL, and its fused attention), in one run.
 
 usage: products.py [--threads 1 2] [--rounds 5] [--repeats 15]
 
@@ -37,7 +37,7 @@ def cases() -> list[str]:
 
 
 def work(case: str) -> float:
-    """Floating-point operations, of attention those of the causal half."""
+    """Floating-point operations; for attention only the causal half."""
     a, b, c, d = map(int, case.split(":")[0].split("x"))
     if case.endswith("fwd"):
         return 2.0 * a * b * c * c * d
@@ -45,7 +45,7 @@ def work(case: str) -> float:
 
 
 def peer(case: str) -> Callable[[], object]:
-    """What PyTorch runs."""
+    """The function that PyTorch runs."""
     sizes, what = case.split(":")
     a, b, c, d = map(int, sizes.split("x"))
     if what in ("fwd", "bwd"):
@@ -66,7 +66,7 @@ def peer(case: str) -> Callable[[], object]:
 
 
 def best(run: Callable[[], object], repeats: int, other: torch.Tensor) -> float:
-    """The fastest of several runs, ms; before each, the other memory passes through the caches."""
+    """The fastest of several runs, ms; before each, other memory passes through the caches."""
     times = []
     for _ in range(repeats):
         other += 1

@@ -1,17 +1,17 @@
-"""Time a training step on the CPU: lighterage beside PyTorch, eager and compiled, in one run on one machine.
+"""Time a training step on the CPU: lighterage and PyTorch, eager and compiled, in one run on one machine.
 
 usage: step_time.py [--models gpt2 llama bert vit resnet t5] [--threads 2] [--rounds 3] [--steps 6] [--budgets 0.8 0.6 0.4 0.2] [--quick]
 
-Models, weights and batches are those of benches/models.py, written into target/bench. Per model:
+Models, weights and batches come from benches/models.py, written into target/bench. For each model:
 
-1. Memory: each way runs once with a library that counts what is allocated (benches/heap.c), in steps after the first
-   two. For `inductor, budget` the largest of --budgets is taken whose peak is at most lighterage's at 50 %, or else
-   the least; lighterage runs at that peak too.
-2. Losses: those of the first steps must agree with eager PyTorch's, from the same weights on the same batches.
-3. Time: the ways take turns, round by round, so that a slow spell of the machine meets all of them. A figure is the
-   fastest step, without the first two of each turn: other programs can only make a step slower.
+1. Memory: each program runs once with a library that counts allocated bytes (benches/heap.c), in steps after the first
+   two. `inductor, budget` uses the largest of --budgets whose peak is at most lighterage's at 50 %, else the smallest;
+   lighterage also runs at this peak.
+2. Losses: the first steps must agree with eager PyTorch's, from the same weights on the same batches.
+3. Time: the programs run in turn, round by round, so that a slow period of the machine affects all of them. A figure is
+   the fastest step, without the first two of each turn: other programs can only make a step slower.
 
-Lighterage's 50 % are of what it keeps beside parameters, moments and inputs; it gets no host memory to swap to.
+Lighterage's 50 % is the share of its memory other than parameters, moments and inputs; it has no host memory for swaps.
 PyTorch's allocator is tuned by GLIBC_TUNABLES: large pages and no return of memory to the system. Prints Markdown.
 """
 
@@ -31,7 +31,7 @@ FILES = ROOT / "target/bench"
 LIGHTERAGE = ROOT / "target/release/lighterage"
 WARM_UP = 2  # steps that are not counted: pages are touched, caches fill, torch.compile compiles
 TUNED = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
-HOST = "4MiB"  # batches lie there
+HOST = "4MiB"  # for batches
 AGREE = 2e-3  # relative difference of losses
 
 
@@ -41,7 +41,7 @@ class Way:
 
     name: str
     command: list[str]
-    light: list[str] = field(default_factory=list)  # the same without a file of weights in memory, if it has one
+    light: list[str] = field(default_factory=list)  # the same without a file of weights in memory, if possible
     environment: dict[str, str] = field(default_factory=dict)
     heap_bytes: int = 0
     rss_bytes: int = 0
@@ -49,7 +49,7 @@ class Way:
     best_ms: float = float("inf")
 
     def run(self, command: list[str], environment: dict[str, str]) -> tuple[list[dict[str, float]], str]:
-        """Run it: the lines that it printed, and what it printed as errors."""
+        """Run it; return its output lines and its errors."""
         merged = os.environ | self.environment | environment
         result = subprocess.run(command, env=merged, capture_output=True, text=True, check=False)
         if result.returncode != 0:
@@ -57,7 +57,7 @@ class Way:
         return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")], result.stderr
 
     def weigh(self, heap: Path) -> None:
-        """Measure the most bytes."""
+        """Measure the largest number of bytes."""
         environment = {"LD_PRELOAD": str(heap), "HEAP_REPORT": "1"}
         lines, errors = self.run([*(self.light or self.command), "--steps", "5"], environment)
         reported = [int(line.split()[1]) for line in errors.splitlines() if line.startswith("heap_peak")]
@@ -73,7 +73,7 @@ class Way:
 
 
 def machine() -> str:
-    """The processor's name and the number of its cores that may be used."""
+    """The processor's name and the number of usable cores."""
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -92,9 +92,9 @@ PLAIN = ["--kernels", "plain"]
 
 
 def half_budget(model: str) -> int:
-    """The bytes of a budget that holds what a step finds and leaves, and half of what it keeps besides.
+    """The bytes of a budget for the states, and for half of the other memory of a step.
 
-    Or the smallest budget that is feasible, where that is larger.
+    Or the smallest feasible budget, if that is larger.
     """
     model_file = str(FILES / f"{model}.pt2")
     plan = [str(LIGHTERAGE), "plan", model_file, "--optimizer", "adamw", "--host", HOST, "--json", *GENERATED]
@@ -135,7 +135,7 @@ def peer(model: str, threads: int, way: str, activations: float = 1.0) -> Way:
 
 
 def compare(model: str, threads: int, args: argparse.Namespace, heap: Path) -> None:
-    """Measure one model with so many threads and print its table."""
+    """Measure one model with this number of threads and print its table."""
     half = half_budget(model)
     ways = [
         lighterage(model, "100%", "100%", threads, GENERATED),
@@ -151,7 +151,7 @@ def compare(model: str, threads: int, args: argparse.Namespace, heap: Path) -> N
         say(f"{model}, {threads} threads: memory of {way.name}")
         way.weigh(heap)
         if way.heap_bytes <= ways[1].heap_bytes or activations == args.budgets[-1]:
-            # What lighterage has outside of the planned memory comes on top of a budget.
+            # The memory of lighterage outside of the plan is added to a budget.
             budget = way.heap_bytes - (ways[1].heap_bytes - half)
             same = lighterage(model, str(budget), f"at the peak of {activations:g}", threads, GENERATED)
             say(f"{model}, {threads} threads: memory of {same.name}")

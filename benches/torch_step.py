@@ -1,4 +1,4 @@
-"""Train a model of benches/models.py in PyTorch. Prints a line of JSON a step, loss and ms, and one of the most bytes.
+"""Train a model of benches/models.py in PyTorch. Prints a line of JSON for each step (loss, ms) and for the peak.
 
 usage: torch_step.py MODEL --files FOLDER [--threads 2] [--steps 8] [--way eager] [--activations 1.0]
 
@@ -26,7 +26,7 @@ WARM_UP = 2
 
 
 class Recomputed(nn.Module):
-    """A block that keeps its input only and runs again in the backward."""
+    """A block that keeps only its input and runs again in the backward."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def main() -> None:
         step = torch.compile(model)
     batches = load_file(args.files / f"{args.model}-batches.safetensors")
     inputs = [path.split(".")[2] for path in batches if path.startswith("batch.0.")]
-    # What a model sees comes first, then what it should say.
+    # The model's input comes first, then the expected output.
     inputs.sort(key=lambda name: name == "labels")
     heap = ctypes.CDLL(None)
     counted = hasattr(heap, "heap_peak")

@@ -11,7 +11,7 @@ from torch import nn
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """What both networks see."""
+    """Sizes of both networks' inputs."""
 
     classes: int = 100
     size: int = 128

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Checks that dependencies between the workspace's crates point as docs/architecture.md says:
+# Checks that dependencies between the workspace's crates have the directions of docs/architecture.md:
 #
 #   ir <- placement; ir, artifact, papers, placement <- passes <- codegen <- lighterage, cli
 #   placement <- papers, addresses <- trace <- cli      ir <- lower <- torch, trace <- cli
@@ -7,7 +7,7 @@
 #   ops <- ir, runtime
 #
 # ops is the table of operations, which compiler and runtime share: plain data without dependencies,
-# so that neither has to see the other.
+# so that neither has to depend on the other.
 #
 # lighterage-mlir, the kernel generator, depends on none of them. It is a separate program because
 # it is the only one that links LLVM.
@@ -17,7 +17,7 @@ set -eu
 cd "$(dirname "$0")/.."
 here=$(pwd -P)
 
-# What a crate may depend on, without the prefix `lighterage-`. A crate that is not listed is an error.
+# Allowed dependencies of each crate, without the prefix `lighterage-`. A crate that is not listed is an error.
 allowed() {
     case $1 in
     ops | artifact | alloc | mlir | ptx | structure) echo ;;
@@ -26,7 +26,7 @@ allowed() {
     torch) echo ir lower ;;
     placement) echo ir ;;
     papers) echo ir placement ;;
-    # Its tests compare planners, STAlloc among them.
+    # Its tests compare planners, including STAlloc.
     addresses) echo ir placement papers ;;
     passes) echo ir artifact papers placement ;;
     trace) echo addresses lower placement ;;

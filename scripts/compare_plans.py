@@ -57,7 +57,7 @@ def run(binary, model, device, budget, planner, more):
     return line, smallest and smallest.group(1)
 
 
-# What does not depend on the plan.
+# Figures that do not depend on the plan.
 IGNORED = {"device", "model", "optimizer", "planner", "unsupported", "update"}
 
 

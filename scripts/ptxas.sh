@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prints where ptxas is, NVIDIA's assembler, which needs no GPU: the system's, or that of NVIDIA's Python package, which is
-# installed into target/ptxas. Fails with one line if it cannot be had.
+# Prints the path of ptxas, NVIDIA's assembler, which needs no GPU: the system's, or NVIDIA's Python package, which is
+# installed into target/ptxas. Fails with one line if it is not available.
 set -eu
 cd "$(dirname "$0")/.."
 folder=$PWD/target/ptxas
@@ -15,7 +15,7 @@ if [ ! -x "$ptxas" ]; then
         echo "ptxas: neither on this machine nor to be had with: python3 -m pip install nvidia-cuda-nvcc==13.0.88" >&2
         exit 1
     }
-    # Whoever comes first has it.
+    # The first process installs it.
     mv -T "$folder.$$" "$folder" 2>/dev/null || rm -rf "$folder.$$"
 fi
 echo "$ptxas"

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Sees that the tools of a build are there, installs those that are missing, and is silent when none is.
+# Checks the tools of a build and installs missing ones; silent if none is missing.
 #
 #   setup.sh         make, a C compiler (Rust links with it), cargo, LLVM and MLIR 22 (the kernel generator links them)
 #   setup.sh lint    rustfmt and clippy too
 #
-# Installs on Debian and its kin, as root or through sudo. Rust itself comes from rustup, and is not installed here.
+# Installs on Debian and its derivatives, as root or through sudo. Rust comes from rustup and is not installed here.
 set -eu
 
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -14,7 +14,7 @@ fail() {
 }
 have() { command -v "$1" >/dev/null 2>&1; }
 
-# A compiler without the C library's files is there and cannot link, so link something.
+# A compiler may exist without the C library's files and cannot link then, so test linking.
 links() {
     have cc || return 1
     dir=$(mktemp -d)
@@ -25,7 +25,7 @@ links() {
     return $status
 }
 
-# What the kernel generator is built with; .cargo/config.toml names the folder.
+# The kernel generator needs these; .cargo/config.toml names the folder.
 llvm=/usr/lib/llvm-22
 mlir() {
     [ -e $llvm/lib/libMLIRIR.a ] && [ -e $llvm/lib/libLLVMCore.a ] && [ -x $llvm/bin/mlir-tblgen ] &&

@@ -35,7 +35,7 @@ MAX_ERROR = 2e-6
 
 
 def model(config: Config = CONFIG) -> Gpt2:
-    """The model with no parameter at a special value, such as 0 or 1."""
+    """The model without parameters at special values, such as 0 or 1."""
     torch.manual_seed(0)
     made = Gpt2(config)
     with torch.no_grad():
@@ -52,12 +52,12 @@ def batches(config: Config = CONFIG, count: int = N_BATCHES) -> list[tuple[torch
 
 
 def drawn_dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """Dropout as the core level spells it: the same masks as its graph for the same seed."""
+    """Dropout as in a core graph: the same masks for the same seed."""
     return x * (torch.rand_like(x) > p) * (1 / (1 - p)) if training else x
 
 
 def eager(loss_of: nn.Module, args: tuple[Any, ...], seed: int, level: Level) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and gradients by PyTorch, with the masks that a graph of `level` draws after the same seed."""
+    """Loss and gradients by PyTorch, with the masks that a graph of `level` draws for the same seed."""
     loss_of.zero_grad()
     torch.manual_seed(seed)
     if level == "core":

@@ -56,7 +56,7 @@ Tag = dict[str, Any]
 # The private names that are imported above, and the tags of `_record`, were checked with this release only.
 TORCH = "2.11"
 
-# Operations that are another spelling of simpler ones. Lowering them shrinks the set of operations that a reader has
+# Operations that simpler ones can express. Lowering them reduces the set of operations that a reader has
 # to know, and splits no real kernel: norms, softmax, losses, attention, activations and dropout stay whole.
 SPELLINGS: list[Any] = [
     aten._safe_softmax,
@@ -87,14 +87,14 @@ SPELLINGS: list[Any] = [
     aten.zeros_like,
 ]
 
-# Results that are their first operand once the graph is functional, and checks of what tracing has already fixed.
+# Results that equal their first operand in a functional graph, and checks of facts that tracing has fixed.
 ALIASES = (aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default)
 CHECKS = (aten._assert_tensor_metadata.default,)
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A traced training step, and what its file says about it beside the graph."""
+    """A traced training step, and the additional information in its file."""
 
     program: ExportedProgram
     info: dict[str, Any]
@@ -102,7 +102,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What one run of a step computes."""
+    """The results of one run of a step."""
 
     loss: torch.Tensor
     gradients: dict[str, torch.Tensor]
@@ -288,9 +288,9 @@ def _path(node: fx.Node) -> Tag:
 
 
 def _tag_backward(root: Any) -> None:
-    """Have autograd tag what each of its functions does with the sequence number of the forward that made it.
+    """Make autograd tag each function's operations with the sequence number of the forward that made the function.
 
-    What it does between two functions is to add up the gradients of a value with several readers.
+    Between two functions it adds up the gradients of a value with several readers.
     """
 
     def tag(custom: Tag) -> Callable[..., None]:
@@ -314,20 +314,20 @@ def _tag_paths(graph: fx.Graph) -> None:
         tag = node.meta["custom"]
         if tag["phase"] == "fwd":
             tag["seq"] = node.meta["seq_nr"]
-            # The first operation with a number made it; those after it that autograd does not follow repeat it.
+            # The first operation with a number made it; later operations that autograd does not track repeat it.
             paths.setdefault(tag["seq"], tag.get("path", ""))
     order = sorted(paths)
     for node in calls:
         tag = node.meta["custom"]
-        # The backward's first operation is that of the loss, and sums have no number: both get the last. A function of
-        # autograd that left no operation in the forward gets the one before it.
+        # The backward's first operation belongs to the loss, and sums have no number: both get the last. A function of
+        # autograd without an operation in the forward gets the number before it.
         rank = max(bisect.bisect_right(order, tag.get("seq", order[-1])) - 1, 0)
         whose = {"acc": True} if "acc" in tag else {"path": tag.get("path", paths[order[rank]])}
         node.meta["custom"] = {"phase": tag["phase"], "seq": rank, **whose}
 
 
 def _replay(module: fx.GraphModule) -> Callable[..., Any]:
-    """The module as a function whose operations, when traced, take over the metadata of the nodes they come from."""
+    """The module as a function. When it is traced, its operations get the metadata of their original nodes."""
 
     class Replay(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
@@ -359,13 +359,13 @@ def _decompositions(level: Level) -> dict[Any, Callable[..., Any]]:
 
 def _lower(recorded: fx.GraphModule, values: Sequence[Any], table: dict[Any, Callable[..., Any]]) -> fx.GraphModule:
     """The same graph without mutation, aliases and the operations in `table`."""
-    # Invariant: an attention and its backward are both decomposed or both kept. The table has the forward alone.
+    # Invariant: an attention and its backward are both decomposed or both kept. The table has only the forward.
     table.pop(aten._scaled_dot_product_flash_attention_for_cpu.default, None)
     with torch.no_grad():
         lowered = _trace(torch.func.functionalize(_replay(recorded)), values, table)
     graph = lowered.graph
     for node in list(graph.nodes):
-        # A clone that keeps its operand's strides is that operand; one that changes them is there for a view after it.
+        # A clone with its operand's strides equals the operand; a clone that changes them is for a later view.
         if node.target in ALIASES or (node.target == aten.clone.default and not node.kwargs):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
@@ -386,7 +386,7 @@ def _program(
         node._rename(input.spec.arg.name)
     owner = {node: input.spec for input, node in zip(inputs, holders, strict=True)}
     results, outputs = [], []
-    # A functional graph writes what a mutated input became at its end: those writes are outputs of the step.
+    # A functional graph writes the new values of mutated inputs at its end: these writes are outputs of the step.
     for node in list(graph.nodes):
         if node.target == aten.copy_.default and node.args[0] in owner:
             place, value = node.args[:2]
@@ -462,7 +462,7 @@ def _without_weights(program: ExportedProgram) -> ExportedProgram:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Export warns about what it does inside; what it cannot do, it raises."""
+    """Silence export's warnings about its internals; it raises an exception if it fails."""
     logger = logging.getLogger("torch.export")
     level = logger.level
     logger.setLevel(logging.ERROR)

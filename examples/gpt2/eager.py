@@ -1,4 +1,4 @@
-"""Train the example's model in PyTorch, for comparison. Prints one line of JSON a step: step, loss, ms.
+"""Train the example's model in PyTorch, for comparison. Prints a line of JSON for each step: step, loss, ms.
 
 usage: eager.py [--steps 60] [--threads 1] [--init FILE] [--save-init FILE] [--compile | --checkpoint] ...
 """
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 
 class Recomputed(nn.Module):
-    """A block that keeps its input only and runs again in the backward."""
+    """A block that keeps only its input and runs again in the backward."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()

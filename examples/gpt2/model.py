@@ -1,4 +1,4 @@
-"""A small GPT-2 over bytes, with its loss: what the example exports and what eager PyTorch trains beside it."""
+"""A small GPT-2 over bytes, with its loss. The example exports it, and eager PyTorch trains it for comparison."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a layer norm and beside a residual."""
+    """Attention and MLP, each after a layer norm and with a residual."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()

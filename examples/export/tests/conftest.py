@@ -1,4 +1,4 @@
-"""Let the tests import the exporter and the example's files, which are no packages."""
+"""Let the tests import the exporter and the example's files, which are not packages."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The committed files of examples/ are what their scripts write."""
+"""The committed files of examples/ equal the output of their scripts."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Regression(nn.Module):
 
 
 class Attend(nn.Module):
-    """Attention alone, over [2, 2, 8, 4] made from [2, 8, 8]."""
+    """Only attention, over [2, 2, 8, 4] made from [2, 8, 8]."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ def test_each_operation_is_tagged(level: Level, attention: Attention, tmp_path: 
             assert tag["phase"] == "fwd" or (tag["seq"], tag["path"]) in forward
     phases = [tag["phase"] for tag in tags]
     assert phases == sorted(phases, reverse=True)
-    # The embedding is read twice, and so is each block's input: what adds their gradients up belongs to no module.
+    # The embedding is read twice, and so is each block's input: the sums of their gradients belong to no module.
     assert sum(tag.get("acc", False) for tag in tags) == 5
 
 

@@ -1,4 +1,4 @@
-"""Drives the C interface as PyTorch does, on host memory: python3 abi.py target/release/liblighterage_alloc.so
+"""Calls the C interface like PyTorch, on host memory: python3 abi.py target/release/liblighterage_alloc.so
 
 Records a small training step, plans it by hand, serves it from two threads, and looks for bytes that two blocks share.
 """
@@ -12,7 +12,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-# What a step asks for: bytes, and how many requests later it is freed.
+# A step's requests: bytes, and after how many further requests each is freed.
 STEP = [(4096, 3), (1000, 1), (65536, 2), (512, 4), (300_000, 1), (1000, 1)]
 STEPS = 50
 
@@ -45,7 +45,7 @@ class Library:
 
 
 def step(library: Library, extra: bool) -> None:
-    """One step; every block is filled with a byte of its own, which has to be there when it is freed."""
+    """One step; every block is filled with its own byte, which must still be there when it is freed."""
     ends: list[list[tuple[int, int, int]]] = [[] for _ in range(2 * len(STEP))]
 
     def release(i: int) -> None:
@@ -54,7 +54,7 @@ def step(library: Library, extra: bool) -> None:
             library.free(address, size, 0, None)
 
     for i, (size, span) in enumerate(STEP):
-        # Autograd frees and asks from threads of its own.
+        # Autograd frees and allocates in other threads.
         thread = threading.Thread(target=release, args=(i,))
         thread.start()
         thread.join()
@@ -68,7 +68,7 @@ def step(library: Library, extra: bool) -> None:
 
 
 def child(mode: str, path: str) -> None:
-    """What runs in a process of its own: the library reads the environment once."""
+    """Runs in a separate process, because the library reads the environment once."""
     library = Library(path)
     assert library.malloc(0, 0, None) is None
     assert library.malloc(1 << 62, 0, None) is None, "nobody has this much"
@@ -87,13 +87,13 @@ def child(mode: str, path: str) -> None:
         stats = library.stats()
         n = STEPS * len(STEP)
         assert stats["planned"] == n and stats["steps"] == STEPS, stats
-        # The one for 2^62 bytes, and the one of 777.
+        # The requests for 2^62 and for 777 bytes.
         assert stats["extra"] == 2 and stats["other_stream"] == 1 and stats["fallback"] == 2, stats
         assert stats["unknown_frees"] == 2 and stats["cache_bytes"] == 0, stats
 
 
 def main() -> None:
-    """Records, then serves a plan, then serves nonsense."""
+    """Records, then serves a plan, then tests a wrong plan."""
     path = os.path.abspath(sys.argv[1])
     if len(sys.argv) == 3:
         child(sys.argv[2], path)

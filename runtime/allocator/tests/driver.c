@@ -1,5 +1,5 @@
 /* A driver without a GPU: the functions that cuda.rs calls, on the host's memory. Calls outside the context fail as the real
- * driver's do; an event is over when it is asked for the second time. */
+ * driver's do; an event is complete at the second query. */
 #include <stdint.h>
 #include <stdlib.h>
 

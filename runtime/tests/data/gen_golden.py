@@ -28,7 +28,7 @@ current = None
 
 
 def seed(*name):
-    """Begins the cases of a name, with random numbers of their own."""
+    """Begins the cases of a name, with their own random numbers."""
     global current
     current = " ".join(str(part).replace("torch.", "") for part in name)
     assert current not in names, current
@@ -267,7 +267,7 @@ def norms():
             # PyTorch rounds the statistics of half precision to half precision on the CPU; here they are f32.
             _, mean, rstd = torch.native_layer_norm(a.float(), shape, None, None, 1e-5)
             case("layer_norm", [t for t in (a, w, b) if t is not None], [y, mean, rstd], dims=dims, eps=1e-5)
-            # In f64, then rounded: the CPU kernel of half precision wants its statistics in half precision.
+            # In f64, then rounded: the CPU kernel of half precision needs its statistics in half precision.
             masks = [[1, 1, 1], [1, 0, 0], [0, 1, 1]] if dtype == "f32" and affine == 2 else [[1, 1, 1]]
             for mask in masks if affine else [[1, 0, 0]]:
                 up = lambda t: None if t is None else t.double()
@@ -327,7 +327,7 @@ def convolutions():
             a, w, b = leaf(x(*image, dtype=dtype)), leaf(x(*weight, dtype=dtype)), leaf(x(weight[0], dtype=dtype))
             conv = F.conv2d if len(image) == 4 else F.conv1d
             attrs = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-            # In f64, then rounded: PyTorch's convolution sums half precision in half precision here and there.
+            # In f64, then rounded: PyTorch's convolution sometimes sums half precision in half precision.
             case("convolution", [a, w], conv(a.double(), w.double(), None, **attrs).to(a.dtype), **attrs)
             y = conv(a.double(), w.double(), b.double(), **attrs)
             case("convolution", [a, w, b], y.to(a.dtype), **attrs)
@@ -376,7 +376,7 @@ def attention():
         p = torch.softmax(scores.masked_fill(dead, 0.0), -1).masked_fill(dead, 0.0)
         out = (p @ vd).to(q.dtype)
         lse = torch.logsumexp(scores, -1).masked_fill(dead.squeeze(-1), 0.0).float()
-        # The formula above against PyTorch's own, where it takes the same operands.
+        # Compare the formula above with PyTorch's own, where both take the same operands.
         if dtype == "f32":
             own = F.scaled_dot_product_attention(q, k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1), mask, is_causal=causal, scale=scale)
             torch.testing.assert_close(own, out, atol=1e-5, rtol=1e-5)
@@ -411,7 +411,7 @@ def tables():
         for reduction in range(3):
             a = leaf(logp)
             loss = aten.nll_loss_forward(a, target, None, reduction, -100)[0]
-            # PyTorch leaves the weight 0 where nothing is reduced; here it counts the targets all the same.
+            # PyTorch's weight is 0 without a reduction; ours is the number of targets in any case.
             weight = torch.tensor(3.0, dtype=a.dtype)
             case("nll_loss", [a, target], [loss, weight], reduction=reduction, ignore=-100)
             dloss = x(*loss.shape, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Takes from a PyTorch memory snapshot what says nothing of the allocator: times, and all of the frames but a forward's,
+"""Removes from a PyTorch memory snapshot what does not concern the allocator: times, and all frames except a forward's,
 backward's or optimizer's. Usage: strip.py IN.pickle OUT.pickle. training.pickle is a step of a small GPT, forward and
 backward, on Windows with PyTorch 2."""
 
