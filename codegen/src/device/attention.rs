@@ -1,8 +1,8 @@
-//! Attention: for heads of 64 or 128 bf16 numbers without a mask the kernels of
-//! [`crate::attention`]; for all others a block of threads for each query, or for each key, that
-//! computes scores again for every pass and keeps those of some keys in shared memory.
+//! Attention. For heads of 64 or 128 bf16 numbers without a mask: the kernels of
+//! [`crate::attention`]. Otherwise, a block of threads for each query, or for each key. It
+//! recomputes scores in every pass and keeps the scores of some keys in shared memory.
 //!
-//! A query that may look at nothing gives zeros, a logsumexp of 0 and no gradient.
+//! A query that may use no key gives zeros, a logsumexp of 0 and no gradient.
 
 use super::Kernel;
 use super::functions::{any_logarithm, exponential};
@@ -14,28 +14,28 @@ use crate::mlir::{Arith, Emit, Kind, Predicate, Value};
 use ir::op::attrs::Attention;
 use ir::{DType, TensorType};
 
-/// Threads of a block, and keys or queries whose scores they keep.
+/// The number of a block's threads, and of the keys or queries whose scores they keep.
 const THREADS: u64 = 128;
 
-/// What the passes share: q[B,H,S,D], k[B,G,T,D], v[B,G,T,E].
+/// Data of all passes: q[B,H,S,D], k[B,G,T,D], v[B,G,T,E].
 struct Call<'a> {
     a: &'a Attention,
-    /// Heads of q over the batch, and how many of them share one of k and v.
+    /// Heads of q over the batch, and the number of them that share a head of k and v.
     heads: u64,
     group: u64,
     queries: u64,
     keys: u64,
     width: u64,
     values: u64,
-    /// The operand that q is; k and v follow.
+    /// The number of operand q; k and v follow.
     q: usize,
     mask: Option<Mask>,
-    /// The type that is computed in.
+    /// The type of the computation.
     dtype: DType,
     heads_of_one: u64,
 }
 
-/// What is added to scores, or says which take part: how far its elements are apart.
+/// Numbers that are added to scores, or bools that say which scores count, with strides.
 struct Mask {
     operand: usize,
     dtype: DType,
@@ -87,8 +87,8 @@ impl<'a> Call<'a> {
         sum[0]
     }
 
-    /// The score of a query and a key, and whether the key takes part: numbers of rows over all
-    /// heads of q, and of k.
+    /// The score of a query and a key, and whether the score counts. Both are row numbers, over all
+    /// heads of q and of k.
     fn score(&self, g: &mut Grid, query: Value, key: Value) -> Value {
         let (q, k) = (g.operand(self.q), g.operand(self.q + 1));
         let [from_q, from_k] = [query, key].map(|row| g.times(row, self.width));
@@ -126,7 +126,7 @@ impl<'a> Call<'a> {
         g.rounded(y, self.dtype)
     }
 
-    /// How many keys a query may look at.
+    /// The number of keys that a query may use.
     fn reach(&self, g: &mut Grid, query: Value) -> Value {
         let keys = g.b.long(self.keys);
         if !self.a.causal {
@@ -137,20 +137,20 @@ impl<'a> Call<'a> {
         g.b.minui(own, keys)
     }
 
-    /// The first row of k that a query's head looks at.
+    /// The first row of k for a query's head.
     fn first_key(&self, g: &mut Grid, query: Value) -> Value {
         let [head, _] = g.divided(query, self.queries);
         let [head, _] = g.divided(head, self.group);
         g.times(head, self.keys)
     }
 
-    /// A thread's columns of `n`: how many rounds they take.
+    /// The number of rounds for a thread's columns of `n`.
     fn rounds(n: u64) -> u64 {
         n.div_ceil(THREADS)
     }
 
-    /// Adds to a thread's columns of `n` the products of numbers in shared memory and of rows of a
-    /// tensor: `row` of number `i`, of which there are `some`.
+    /// Adds the products of `some` numbers in shared memory and rows of a tensor to a thread's
+    /// columns of `n`. Number `i` has the row `row`.
     fn gathered(
         &self,
         g: &mut Grid,
@@ -199,12 +199,12 @@ impl<'a> Call<'a> {
     }
 }
 
-/// The size of heads and the other sizes, if there are kernels for tensor cores.
+/// The size of heads and the other sizes, if kernels for tensor cores exist.
 fn by_tensor_cores(k: &Kernel<'_>, a: &Attention, q: usize, mask: usize) -> Option<(u32, Sizes)> {
     let [qs, ks, vs] = [q, q + 1, q + 2].map(|i| k.operands[i].shape());
     let of_bf16 = k.operands[q].dtype() == DType::BF16 && k.operands.len() == mask;
     let fits = of_bf16 && matches!(qs[3], 64 | 128) && vs[3] == qs[3];
-    // As far as 32 bits reach: see `Sizes`.
+    // Sizes must fit in 32 bits: see `Sizes`.
     let heads = qs[0] * qs[1];
     let small = heads * qs[2].max(1) < 1 << 31 && qs[2].max(ks[2]) < (1 << 31) - 64;
     (fits && small && ks[1] > 0).then(|| {
@@ -288,7 +288,7 @@ fn forward(g: &mut Grid, call: &Call<'_>, query: Value) {
     });
 }
 
-/// The larger; NaN if one is.
+/// The larger; NaN if one is NaN.
 fn larger(g: &mut Grid, a: Value, b: Value) -> Value {
     g.b.arith(Arith::Maximumf, &[a, b])
 }
@@ -310,8 +310,8 @@ pub(super) fn sdpa_bwd(k: &mut Kernel<'_>, a: &Attention) {
 }
 
 impl Call<'_> {
-    /// The probability of a query's key, and the gradient of their score before it was scaled.
-    /// `delta` is the sum over the query's dout · out.
+    /// The probability of a query's key, and the gradient of their unscaled score. `delta` is the
+    /// sum over the query's dout · out.
     fn gradients(&self, g: &mut Grid, query: Value, key: Value, delta: Value) -> [Value; 2] {
         let (dout, v, lse) = (g.operand(0), g.operand(3), g.operand(5));
         let score = self.score(g, query, key);
@@ -365,7 +365,7 @@ fn of_query(g: &mut Grid, call: &Call<'_>, query: Value) {
     call.write(g, &sums, dq, query, call.width, scale);
 }
 
-/// dk and dv of a key: over the queries of all heads that look at it.
+/// dk and dv of a key: over the queries of all heads that use it.
 fn of_key(g: &mut Grid, call: &Call<'_>, key: Value) {
     let rooms = [(); 2].map(|()| g.shared(THREADS, call.dtype));
     let [head, column] = g.divided(key, call.keys);

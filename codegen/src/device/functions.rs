@@ -187,7 +187,7 @@ pub(super) fn exponential(g: &mut Grid, x: Value) -> Value {
     }
     factorials.reverse();
     let y = polynomial(g, r, &factorials);
-    // 2^n in two factors, so that neither overflows where the result does not.
+    // 2^n in two factors: neither overflows unless the result does.
     let n = g.b.convert(Convert::Fptosi, n, Kind::I64);
     let [one, bias, places] = [1, 1023, 52].map(|i| g.b.long(i));
     let half = g.b.arith(Arith::Shrsi, &[n, one]);
@@ -212,8 +212,8 @@ pub(super) fn any_logarithm(g: &mut Grid, x: Value) -> Value {
     g.b.select(nan, x, y)
 }
 
-/// x^y with the special cases of IEEE 754. The error is the one of y times a logarithm: up to 2^-44
-/// of the result.
+/// x^y with the special cases of IEEE 754. The error comes from y times a logarithm: up to 2^-44 of
+/// the result.
 fn power(g: &mut Grid, x: Value, y: Value) -> Value {
     let [zero, one, half, large, nan] =
         [0.0, 1.0, 0.5, 2f64.powi(51), f64::NAN].map(|x| g.float(x, Kind::F64));

@@ -1,6 +1,6 @@
-//! A function for a GPU that is being built: a grid of threads, the numbers that each thread knows,
-//! and elements in memory by their types. Numbers are computed in f32, f64 or i64, as the plain
-//! kernels do.
+//! A GPU function under construction: a grid of threads, the numbers that each thread knows, and
+//! elements in memory by their types. Numbers are computed in f32, f64 or i64, as in the plain
+//! kernels.
 //!
 //! Indices are 64-bit integers. Sizes and strides are constants in a kernel, so divisions become
 //! products.
@@ -41,7 +41,7 @@ pub(super) struct Grid {
 }
 
 impl Emit for Grid {
-    /// LLVM and ptxas would unroll loops until registers run out.
+    /// Otherwise LLVM and ptxas unroll loops until registers run out.
     const ROLLED: bool = true;
 
     fn builder(&mut self) -> &mut Builder {
@@ -50,8 +50,8 @@ impl Emit for Grid {
 }
 
 impl Grid {
-    /// Starts a function whose arguments are the addresses of operands, of results, and of scratch
-    /// if it has any.
+    /// Starts a function. Its arguments are the addresses of operands, of results, and of scratch,
+    /// if any.
     pub(super) fn new(
         symbol: String,
         threads: u32,
@@ -123,8 +123,8 @@ impl Grid {
         Tensor { pointer, dtype }
     }
 
-    /// Room for `n` numbers that the block's threads share; a multiple of 16 bytes after the room
-    /// taken before.
+    /// Shared memory for `n` numbers of the block's threads, at a multiple of 16 bytes after the
+    /// memory taken before.
     pub(super) fn shared(&mut self, n: u64, dtype: DType) -> Tensor {
         let from = self.shared_bytes;
         self.shared_bytes += (n * dtype.bytes()).next_multiple_of(16);
@@ -167,7 +167,7 @@ impl Grid {
         self.repeat(bounds, starts, body)
     }
 
-    /// A loop over the numbers of `0..n` that this thread of the block has.
+    /// A loop over this thread's numbers of `0..n` in the block.
     pub(super) fn share(
         &mut self,
         n: u64,
@@ -185,9 +185,10 @@ impl Grid {
         self.when(first, then);
     }
 
-    /// The numbers that the block's threads have as `left`, by halves: thread `i`'s are those of
-    /// the threads whose number leaves the same rest when divided by `left`. All threads know their
-    /// one. `room` is memory for a number of each thread; threads and `left` are powers of two.
+    /// Combines the numbers of the block's threads, by halves, to `left` numbers: each combines the
+    /// numbers of threads with the same remainder modulo `left`. Every thread gets its combined
+    /// number. `room` is memory for a number of each thread; the number of threads and `left` are
+    /// powers of two.
     pub(super) fn fold(
         &mut self,
         x: Value,
@@ -251,7 +252,7 @@ impl Grid {
         self.b.arith(op, &[a, b])
     }
 
-    /// Of integers, with signs.
+    /// Compares signed integers.
     pub(super) fn less(&mut self, a: Value, b: Value) -> Value {
         let by = if is_float(a) {
             Predicate::Olt
@@ -294,7 +295,7 @@ impl Grid {
         self.b.addi(x, n)
     }
 
-    /// The quotient of an integer and a known number, and the rest.
+    /// The quotient of an integer and a known number, and the remainder.
     pub(super) fn divided(&mut self, x: Value, n: u64) -> [Value; 2] {
         if n <= 1 {
             return [x, self.b.long(0)];
@@ -341,7 +342,7 @@ impl Grid {
         self.b.constant(bits, Type::Scalar(kind))
     }
 
-    /// An attribute's number of a kind that kernels compute in.
+    /// An attribute's number as a kind in which kernels compute.
     pub(super) fn number(&mut self, x: Number, kind: Kind) -> Value {
         match x {
             Number::Int(i) if kind == Kind::I64 => self.b.long(i as u64),
@@ -350,7 +351,7 @@ impl Grid {
         }
     }
 
-    /// An attribute's number as an element of a type, in the kind that kernels compute it in.
+    /// An attribute's number as an element of a type, in the kind in which kernels compute it.
     pub(super) fn value(&mut self, x: Number, dtype: DType) -> Value {
         match dtype {
             DType::Bool => self.b.long((x.to_f64() != 0.0).into()),
@@ -367,7 +368,7 @@ impl Grid {
         }
     }
 
-    /// An f64 in the floating-point kind that kernels compute a type in.
+    /// An f64 in the floating-point kind in which kernels compute a type.
     pub(super) fn rounded(&mut self, x: Value, dtype: DType) -> Value {
         match wide(dtype) {
             Kind::F32 => self.b.convert(Convert::Truncf, x, Kind::F32),
@@ -377,7 +378,7 @@ impl Grid {
 
     // --- memory ---
 
-    /// The element at a place, in the kind that kernels compute its type in.
+    /// The element at a place, in the kind in which kernels compute its type.
     pub(super) fn get(&mut self, of: Tensor, at: Value) -> Value {
         let kind = kind_of(of.dtype);
         let pointer = self.b.offset(of.pointer, at, kind);
@@ -385,7 +386,7 @@ impl Grid {
         self.widened(x, of.dtype)
     }
 
-    /// Writes an element, given in the kind that kernels compute its type in.
+    /// Writes an element, given in the kind in which kernels compute its type.
     pub(super) fn put(&mut self, of: Tensor, at: Value, x: Value) {
         let kind = kind_of(of.dtype);
         let x = self.narrowed(x, of.dtype);
@@ -477,7 +478,7 @@ impl Unit {
         Unit(1 << all.trailing_zeros().min(4))
     }
 
-    /// A type of that size.
+    /// A type of this size.
     pub(super) fn ty(self) -> Type {
         match self.0 {
             1 => Type::Scalar(Kind::I8),

@@ -1,4 +1,5 @@
-//! Running sums, and the largest of a line: a thread has a line, as the plain kernels go along it.
+//! Running sums, and the largest elements of a line: a thread has a line and processes it in the
+//! order of the plain kernels.
 
 use super::Kernel;
 use super::grid::{Grid, Tensor};
@@ -42,7 +43,7 @@ fn first(g: &mut Grid, line: Value, n: u64, inner: u64) -> Value {
     g.b.addi(first, column)
 }
 
-/// Insertion into the sorted results, which are the only memory that it needs.
+/// Insertion into the sorted results, which needs no other memory.
 pub(super) fn topk(k: &mut Kernel<'_>, a: &TopK) {
     let [outer, n, inner] = around(k.x().shape(), a.dim);
     let (most, is_float) = (a.k as u64, k.x().dtype().is_float());
@@ -67,7 +68,7 @@ pub(super) fn topk(k: &mut Kernel<'_>, a: &TopK) {
     });
 }
 
-/// What a line has of the largest numbers so far.
+/// A line's largest numbers so far.
 struct Sorted {
     values: Tensor,
     indices: Tensor,
@@ -95,8 +96,8 @@ impl Sorted {
         g.b.ori(above, only)
     }
 
-    /// Moves numbers that the new one comes before one place on, from the last to the first, and
-    /// puts it into the gap.
+    /// Moves the numbers after the new one by one place, from the last to the first, and puts the
+    /// new one into the gap.
     fn insert(&self, g: &mut Grid, new: Value, index: Value, most: u64) {
         let all = g.b.long(most);
         let filled = g.b.minui(index, all);

@@ -1,12 +1,12 @@
-//! Kernels for GPUs of the ops that no other generated kernel computes: those whose results are
-//! made of any elements of their operands; and reductions and softmax over dimensions, or without
-//! scratch, where those have none.
+//! GPU kernels of ops that no other generated kernel computes: ops whose results depend on any
+//! elements of their operands, and reductions and softmax for dimensions, or without scratch, that
+//! other kernels do not support.
 //!
 //! Each is written for its shapes as a list of phases, with the interface of generated kernels
-//! ([`crate::kernels`]): any number of blocks computes the same bits, except of attention by tensor
-//! cores, and the in-place pairs of the op's facts are permitted. There are no atomic additions, so
-//! bits do not depend on the order of threads. Sequential sums have the order of the runtime's
-//! plain kernels; sums over a block's threads are taken by halves.
+//! ([`crate::kernels`]): any number of blocks computes the same bits (except attention by tensor
+//! cores), and the in-place pairs of the op's facts are permitted. There are no atomic additions,
+//! so bits do not depend on the order of threads. Sequential sums have the order of the runtime's
+//! plain kernels; sums over a block's threads are computed by halves.
 //!
 //! An index that is out of range reads bits that are all ones (NaN in floating-point numbers), and
 //! writes nothing.
@@ -98,7 +98,7 @@ fn write(k: &mut Kernel<'_>, op: &Op) -> Result<(), &'static str> {
         Op::Sdpa(a) => attention::sdpa(k, a),
         Op::SdpaBwd(a) => attention::sdpa_bwd(k, a),
 
-        // Only steps of kernels that are made from instructions.
+        // These are only steps of kernels made from instructions.
         Op::Neg
         | Op::Abs
         | Op::Sign
@@ -176,7 +176,7 @@ fn symbol(number: usize) -> String {
     }
 }
 
-/// A kernel that is being built.
+/// A kernel under construction.
 struct Kernel<'a> {
     operands: &'a [TensorType],
     results: Vec<TensorType>,
@@ -210,7 +210,7 @@ impl<'a> Kernel<'a> {
         &self.results[0]
     }
 
-    /// Adds a phase of `parts` parts, whose blocks have `threads` threads.
+    /// Adds a phase with `parts` parts and `threads` threads in a block.
     fn phase(&mut self, threads: u32, parts: u64, body: impl FnOnce(&mut Grid)) {
         // A phase without elements is not added.
         if parts == 0 {
@@ -241,7 +241,7 @@ impl<'a> Kernel<'a> {
     /// Adds the phases of attention by tensor cores.
     fn attend(&mut self, phases: Vec<crate::attention::Phase>) {
         for (number, phase) in phases.into_iter().enumerate() {
-            // What has no elements is not started.
+            // A phase without elements is not started.
             if phase.blocks == 0 {
                 continue;
             }

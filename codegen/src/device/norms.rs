@@ -19,7 +19,7 @@ struct Channel {
 }
 
 impl Channel {
-    /// Where element `i` lies.
+    /// The position of element `i`.
     fn at(&self, g: &mut Grid, i: Value) -> Value {
         let [image, place] = g.divided(i, self.inner);
         let row = g.times(image, self.channels);
@@ -28,7 +28,7 @@ impl Channel {
         g.b.addi(first, place)
     }
 
-    /// The sums over the channel of what `f` makes of an element's place, in f64.
+    /// The sums of `f` of each element's place over the channel, in f64.
     fn sums<const N: usize>(
         &self,
         g: &mut Grid,
@@ -49,7 +49,7 @@ impl Channel {
         std::array::from_fn(|i| g.total(own[i], room))
     }
 
-    /// Goes over the thread's elements of the channel.
+    /// Loops over the thread's elements of the channel.
     fn each(&self, g: &mut Grid, f: impl FnOnce(&mut Grid, Value)) {
         g.share(self.n, &[], |g, i, _| {
             let at = self.at(g, i);

@@ -2,7 +2,7 @@
 //! Tiles of the factors pass through shared memory, 16 deep.
 //!
 //! A sum is a chain of fused multiply-adds that is cut every [`artifact::PRODUCT_DEPTH`] terms, as
-//! the plain kernel's. So on processors with fused multiply-adds both have the same bits.
+//! in the plain kernel. So on processors with fused multiply-adds both have the same bits.
 
 use super::Kernel;
 use super::grid::{Grid, Tensor};
@@ -12,7 +12,7 @@ use crate::mlir::{Emit, Kind, Type, Value};
 use ir::op::attrs::Product;
 use ir::{DType, TensorType};
 
-/// Rows and columns of a tile, and how deep it is.
+/// Rows and columns of a tile, and its depth.
 const TILE: u64 = 64;
 const DEPTH: u64 = 16;
 /// Rows and columns of a thread's part of a tile.
@@ -24,13 +24,13 @@ const PITCH: u64 = TILE + 4;
 /// Steps until sums are cut.
 const STEPS: u64 = artifact::PRODUCT_DEPTH as u64 / DEPTH;
 
-/// A factor: where element (outer, depth) of a matrix lies, `outer` being a row of the left factor
-/// or a column of the right one.
+/// A factor: the position of element (outer, depth) of a matrix. `outer` is a row of the left
+/// factor or a column of the right one.
 #[derive(Clone, Copy)]
 struct Factor {
     operand: usize,
     outer: u64,
-    /// How far elements are apart along each.
+    /// The strides along both.
     steps: [u64; 2],
 }
 
@@ -41,7 +41,7 @@ struct Sizes {
     n: u64,
     left: Factor,
     right: Factor,
-    /// What the product is added to: how far its elements are apart along the result's dimensions.
+    /// The strides of the operand that is added, along the result's dimensions.
     addend: Option<Vec<i64>>,
     /// The type of sums.
     sums: DType,
@@ -175,7 +175,7 @@ impl Tile<'_> {
         let x = g.operand(factor.operand);
         for i in 0..TILE * DEPTH / THREADS {
             let number = g.plus(g.thread, (i * THREADS) as i64);
-            // Neighbours fetch what lies beside each other.
+            // Neighbouring threads fetch neighbouring elements.
             let [outer, deep] = if factor.steps[0] == 1 {
                 let [deep, outer] = g.divided(number, TILE);
                 [outer, deep]

@@ -9,7 +9,7 @@ use crate::mlir::{Arith, Convert, Emit, Kind, Predicate, Type, Value};
 use ir::DType;
 use ir::op::attrs::Reduction;
 
-/// How numbers become one.
+/// How numbers are combined.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fold {
     Sum,
@@ -19,10 +19,10 @@ pub(super) enum Fold {
     Any,
 }
 
-/// Results that lie beside each other, which a block has where their elements do too.
+/// The number of neighbouring results of a block, if their elements are neighbours too.
 const COLUMNS: u64 = 32;
 
-/// Dimensions that are kept, or reduced: sizes, and how far elements are apart.
+/// Kept or reduced dimensions: sizes and strides.
 #[derive(Default)]
 struct Dimensions {
     sizes: Vec<u64>,
@@ -50,7 +50,7 @@ struct Plan {
     fold: Fold,
     kept: Dimensions,
     reduced: Dimensions,
-    /// The type that numbers are combined in.
+    /// The type in which numbers are combined.
     dtype: DType,
 }
 
@@ -108,7 +108,7 @@ impl Plan {
         });
     }
 
-    /// What a thread has of a result: every `each`th of its elements.
+    /// A thread's part of a result: every `each`th of its elements, combined.
     fn own(&self, g: &mut Grid, result: Value, first: Value, each: u64) -> Value {
         let from = self.kept.offset(g, result);
         let start = self.start(g);
@@ -140,7 +140,7 @@ impl Plan {
         }
     }
 
-    /// What numbers are combined with first: it changes none.
+    /// The neutral number of the combination.
     fn start(&self, g: &mut Grid) -> Value {
         let kind = wide(self.dtype);
         let ty = Type::Scalar(kind);

@@ -27,7 +27,7 @@ impl Line {
         g.b.addi(self.first, past)
     }
 
-    /// What the line's elements are together: `f` of an element's place, combined.
+    /// Combines `f` of each element's place over the line.
     fn fold(
         &self,
         g: &mut Grid,
@@ -110,7 +110,7 @@ pub(super) fn softmax(k: &mut Kernel<'_>, a: &Along, log: bool) {
     });
 }
 
-/// (dy, y) -> y (dy - Σ dy y), or, of the logarithm, dy - e^y Σ dy.
+/// (dy, y) -> y (dy - Σ dy y), or, for the logarithm, dy - e^y Σ dy.
 pub(super) fn softmax_bwd(k: &mut Kernel<'_>, a: &Along, log: bool) {
     lines(k, a, |g, line| {
         let term = |g: &mut Grid, at| {

@@ -51,8 +51,8 @@ pub(super) fn embedding(k: &mut Kernel<'_>) {
     });
 }
 
-/// Each row's indices are chained, as in the plain kernel: a thread has a row and examines all
-/// indices. Then each row is summed in f64, in the order of its indices.
+/// The indices of each row form a chain, as in the plain kernel: a thread has a row and examines
+/// all indices. Then each row is summed in f64, in the order of its indices.
 pub(super) fn embedding_bwd(k: &mut Kernel<'_>, a: &EmbeddingBwd) {
     let (rows, width, dtype) = (k.y().shape()[0], k.y().shape()[1], k.y().dtype());
     let n = k.operands[1].numel();
@@ -262,7 +262,7 @@ pub(super) fn index(k: &mut Kernel<'_>) {
     });
 }
 
-/// A thread has a column of the indexed rows, and goes over all points.
+/// A thread has a column of the indexed rows, and loops over all points.
 pub(super) fn index_put(k: &mut Kernel<'_>, a: &IndexPut) {
     copy(k, 0);
     let points = Points::new(k, 2);

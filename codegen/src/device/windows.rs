@@ -1,6 +1,6 @@
 //! Windows of images: maxima, convolutions, and their gradients. A thread computes an element of a
-//! result, or a block of threads one of the weights' gradient. One spatial dimension is treated as
-//! two, the first of size 1.
+//! result, or a block of threads computes an element of the weights' gradient. One spatial
+//! dimension is treated as two, the first of size 1.
 
 use super::Kernel;
 use super::grid::{Grid, THREADS};
@@ -45,7 +45,7 @@ impl Axis {
     }
 }
 
-/// Goes over the taps of a window; what rounds hand on.
+/// Loops over the taps of a window; returns the values that iterations pass on.
 fn taps(
     g: &mut Grid,
     axes: [Axis; 2],
@@ -204,7 +204,7 @@ impl Sizes {
     }
 }
 
-/// Where an element lies.
+/// The position of an element.
 fn place(g: &mut Grid, at: [Value; 4], sizes: [u64; 4]) -> Value {
     let mut place = at[0];
     for (at, size) in at.into_iter().zip(sizes).skip(1) {
@@ -254,7 +254,7 @@ pub(super) fn convolution(k: &mut Kernel<'_>, a: &Convolution) {
     });
 }
 
-/// (dy, x, w) -> dx, dw, db where the mask is 1.
+/// (dy, x, w) -> dx, dw, db, as far as the mask is 1.
 pub(super) fn convolution_bwd(k: &mut Kernel<'_>, a: &ConvolutionBwd) {
     let shapes = [1, 2, 0].map(|i| k.operands[i].shape());
     let s = Sizes::new(shapes, a.groups, [&a.stride, &a.padding, &a.dilation]);

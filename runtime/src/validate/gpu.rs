@@ -1,16 +1,16 @@
-//! What a GPU can start, and where its tensors lie.
+//! Limits of a GPU's launches, and the places of its tensors.
 //!
-//! A GPU's kernel gets addresses of the device, and a processor's kernel addresses of the host. On
-//! a processor alone, all pools are the host's, whatever they stand for. So once an artifact has
-//! code for a GPU, each launch must have its tensors where its kernel runs. Copies may have their
-//! ends in either memory: their pools say which way they go.
+//! A GPU's kernel gets addresses of the device, and a processor's kernel addresses of the host.
+//! Without a GPU, all pools are in the host's memory, also those that mean a device. If an artifact
+//! has code for a GPU, each launch must have its tensors in the memory where its kernel runs.
+//! Source and destination of a copy may be in either memory: their pools give the direction.
 
 use artifact::{Artifact, Kernel, MemorySpace, Object, Phase, Place, Sm, Target};
 
-/// Threads of a block, at most.
+/// The largest number of threads of a block.
 const MOST_THREADS: u32 = 1024;
-/// Blocks of a launch, at most: CUDA C++ Programming Guide, "Technical Specifications per Compute
-/// Capability".
+/// The largest number of blocks of a launch: CUDA C++ Programming Guide, "Technical Specifications
+/// per Compute Capability".
 const MOST_BLOCKS: u64 = (1 << 31) - 1;
 
 /// The pools of an artifact with code for a GPU: one device's, and the host's.
