@@ -40,7 +40,7 @@ ir::named! {
 /// A proposal.
 #[derive(Clone, Debug)]
 pub struct Draft {
-    /// The search that proposed it; [`propose`](super::propose) tells.
+    /// The search that proposed it; `propose` sets it.
     pub origin: Origin,
     /// The decisions; there may be thousands of drafts.
     pub decisions: Arc<Decisions>,
