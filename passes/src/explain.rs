@@ -14,6 +14,7 @@ use crate::schedule::lives::variants;
 use ir::graph::Def;
 use ir::schedule::{Loc, Why};
 use ir::{Buffer, Graph, Instr, Phase, Pool, Program, StateKind, Table, TensorType, Value, text};
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 /// What a tensor is to the step.
@@ -360,14 +361,17 @@ impl Count {
 pub fn tally(problem: &Problem<'_>, decisions: &Decisions) -> Tally {
     let graph = problem.graph;
     let mut tally = Tally::default();
+    let hosted = hosted(problem, decisions);
     let mut cut = Table::filled(graph.values.len(), false);
     for (gap, (means, _)) in &decisions.cuts {
         cut[gap.value] = true;
         // Not the reason's bytes: those are of all that was decided together.
         let bytes = graph.values[gap.value].ty.bytes();
-        match means {
-            Means::Swap => tally.swap.add(bytes),
-            Means::Recompute => tally.recompute.add(bytes),
+        match (means, hosted.contains(&gap.value)) {
+            // It is counted among the states on the host.
+            (Means::Swap, true) => {}
+            (Means::Swap, false) => tally.swap.add(bytes),
+            (Means::Recompute, _) => tally.recompute.add(bytes),
         }
     }
     for gap in decisions.solved(problem).keys() {
@@ -383,10 +387,11 @@ pub fn tally(problem: &Problem<'_>, decisions: &Decisions) -> Tally {
         .values
         .iter()
         .filter(|&(value, _)| graph.root(value) == value && !cut[value])
+        .filter(|(value, _)| !hosted.contains(value))
     {
         let bytes = data.ty.bytes();
         let kept = match data.def {
-            Def::State(state) => !decisions.hosted.contains_key(&state),
+            Def::State(_) => true,
             Def::Input(_) | Def::Node(..) => problem.accesses[value]
                 .windows(2)
                 .any(|pair| pair[0] + 1 < pair[1]),
@@ -396,6 +401,15 @@ pub fn tally(problem: &Problem<'_>, decisions: &Decisions) -> Tally {
         }
     }
     tally
+}
+
+/// The values of states that live on the host, before and after their updates.
+fn hosted(problem: &Problem<'_>, decisions: &Decisions) -> BTreeSet<Value> {
+    let graph = problem.graph;
+    let states = decisions.hosted.keys().map(|&state| &graph.states[state]);
+    states
+        .flat_map(|state| [state.before, graph.root(state.after)])
+        .collect()
 }
 
 /// What was decided for a value, in words.
@@ -422,12 +436,12 @@ pub fn decided(decisions: &Decisions, problem: &Problem<'_>, value: Value) -> St
         1 => Some(what.to_string()),
         n => Some(format!("{what} {n} times")),
     };
-    let hosted = match problem.graph.values[value].def {
-        Def::State(state) if decisions.hosted.contains_key(&state) => {
-            Some("lives on the host".to_string())
-        }
-        _ => None,
-    };
+    // Such a state comes for its uses: that is no swap of its own.
+    let is_hosted = hosted(problem, decisions).contains(&problem.graph.root(value));
+    let hosted = is_hosted.then(|| {
+        swaps = 0;
+        "lives on the host".to_string()
+    });
     let what: Vec<String> = [hosted, times(swaps, "swapped"), times(reruns, "recomputed")]
         .into_iter()
         .flatten()
@@ -1153,11 +1167,7 @@ impl Explanation {
         } else {
             "not on the device"
         };
-        writeln!(
-            out,
-            "  peak      {at} where most bytes are: {}",
-            self.peak_line
-        )
+        writeln!(out, "  peak      {at} at the peak, at {}", self.peak_line)
     }
 
     /// What was decided, and what else would cost.
@@ -1224,7 +1234,7 @@ impl Explanation {
             }
             None => writeln!(
                 out,
-                "  because   planner {} needed no decision for it, or found cheaper bytes",
+                "  because   planner {} did not need its bytes, or found cheaper ones",
                 self.planner
             )?,
         }

@@ -105,6 +105,10 @@ fn refuse(args: &CheckArgs, findings: &[Finding], text: &str) -> Failure {
         out!("{}", json!({"proved": false, "findings": findings}));
     } else {
         output::text(text);
+        // The listing is long, and its findings are somewhere in it.
+        for finding in findings {
+            out!("{finding}");
+        }
     }
     Failure::Input(format!(
         "{}: refused, {}",

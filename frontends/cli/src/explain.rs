@@ -69,7 +69,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
         }
         Named::Unknown(near) => {
             let near = match near.is_empty() {
-                true => "`import` prints all names".to_string(),
+                true => "`plan --dump-ir-after sync` prints all names".to_string(),
                 false => format!("near: {}", near.join(", ")),
             };
             return Err(Failure::Input(format!(

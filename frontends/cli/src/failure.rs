@@ -111,8 +111,12 @@ fn no_fit(infeasible: &Infeasible) -> String {
         ));
     }
     text.push_str(&format!("\n  the smallest that fits: {option} {smallest}"));
-    if *planner == Planner::Keep {
-        text.push_str("; --planner auto may do with less: it swaps and recomputes");
+    if *planner != Planner::Auto {
+        text.push_str("; --planner auto may do with less: it runs all planners");
+    }
+    // A budget below any tensor: the sign was forgotten.
+    if (1..=100).contains(budget) {
+        text.push_str(&format!("; did you mean {option} {budget}%?"));
     }
     text
 }

@@ -423,7 +423,17 @@ impl Facts<'_> {
         writeln!(out, "\n{:>12}  {:>13}  predicted step", "budget", "")?;
         for &row in &rows {
             let p = &self.curve[row];
-            let chosen = if p.chosen.is_some() { "  <" } else { "" };
+            let chosen = match p.chosen {
+                // Of equally fast plans that with the fewest decisions is taken.
+                Some(_) if p.bytes < self.compiled.planned_peak => {
+                    format!(
+                        "  < chosen; as fast with {}",
+                        short(self.compiled.planned_peak)
+                    )
+                }
+                Some(_) => "  <".to_string(),
+                None => String::new(),
+            };
             let (bytes, share, time, slower) = (
                 short(p.bytes),
                 self.share(p.bytes),

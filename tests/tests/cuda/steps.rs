@@ -184,7 +184,8 @@ fn graph(n_ops: usize, seed: u64) -> Graph {
 
 /// A step by a seed: swaps, reruns, states and updates on the host as the seed has it.
 pub(super) fn step(n_ops: usize, seed: u64) -> Step {
-    let device = devices::named("test").expect("there should be a device for tests");
+    let mut device = devices::named("test").expect("there should be a device for tests");
+    device.sm = Some(90);
     let cost = Roofline::new(&device);
     let traced = graph(n_ops, seed);
     let mut graph = traced.clone();
