@@ -85,6 +85,8 @@ pub struct Cuda {
     staging: Option<Mutex<Staging>>,
     pools: Vec<Memory>,
     host: HostWork,
+    /// Whether a command has failed. A synchronous run holds it during each command.
+    has_failed: Mutex<bool>,
     device: Device,
     options: CudaOptions,
 }
@@ -162,6 +164,7 @@ impl Cuda {
             staging: None,
             pools: Vec::new(),
             host: HostWork::new(options.team()),
+            has_failed: Mutex::new(false),
             device,
             options: cuda,
         })
@@ -379,6 +382,22 @@ impl Cuda {
             Some(queue) => queue.synchronize().map_err(|e| self.failed(&e)),
             None => Ok(()),
         }
+    }
+
+    /// In a synchronous run: a command while no other runs. After one has failed, others do
+    /// nothing and report nothing: the device is dead for all streams, and only the line of the
+    /// command that failed is the cause.
+    fn alone(&self, does: impl FnOnce() -> Result<(), CommandError>) -> Result<(), CommandError> {
+        if !self.options.synchronous {
+            return does();
+        }
+        let mut has_failed = unpoisoned(&self.has_failed);
+        if *has_failed {
+            return Ok(());
+        }
+        let done = does();
+        *has_failed = done.is_err();
+        done
     }
 
     /// After a command: waits for it, if the options say so.
@@ -654,18 +673,21 @@ impl Backend for Cuda {
     }
 
     fn launch(&self, command: CommandId) -> Result<(), CommandError> {
-        self.run(command)
+        self.alone(|| self.run(command))
     }
 
     fn copy(&self, command: CommandId) -> Result<(), CommandError> {
-        self.run(command)
+        self.alone(|| self.run(command))
     }
 
     fn record(&self, stream: StreamId, event: EventId, step: u64) -> Result<(), CommandError> {
         match &self.marks[event.0].slots {
             Some(slots) => {
-                let recorded = self.stream(stream).record(&slots[(step % 2) as usize]);
-                recorded.map_err(|e| self.failed(&e))
+                let slot = &slots[(step % 2) as usize];
+                self.alone(|| {
+                    let recorded = self.stream(stream).record(slot);
+                    recorded.map_err(|e| self.failed(&e))
+                })
             }
             // The host has done all that comes before it.
             None => Ok(()),
@@ -677,18 +699,22 @@ impl Backend for Cuda {
             return Ok(());
         };
         let slot = &slots[(step % 2) as usize];
-        let waited = match &self.queues[stream.0].stream {
-            Some(queue) => queue.wait(slot),
-            None => slot.synchronize(),
-        };
-        waited.map_err(|e| self.failed(&e))
+        self.alone(|| {
+            let waited = match &self.queues[stream.0].stream {
+                Some(queue) => queue.wait(slot),
+                None => slot.synchronize(),
+            };
+            waited.map_err(|e| self.failed(&e))
+        })
     }
 
     fn mark_io(&self, stream: StreamId, step: u64) -> Result<(), CommandError> {
         let queue = &self.queues[stream.0];
         if let (Some(stream), Some(io)) = (&queue.stream, &queue.io) {
-            let recorded = stream.record(&io[(step % 2) as usize]);
-            recorded.map_err(|e| self.failed(&e))?;
+            self.alone(|| {
+                let recorded = stream.record(&io[(step % 2) as usize]);
+                recorded.map_err(|e| self.failed(&e))
+            })?;
             queue.io_step.store(step, Ordering::SeqCst);
         }
         Ok(())
