@@ -3,12 +3,13 @@
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 CARGO ?= cargo
-# The Python of the exporter: .venv if `make venv` has made one.
+# The Python with torch: .venv if `make venv` has made one.
 PYTHON ?= $(or $(wildcard .venv/bin/python),python3)
 STEPS ?= 60
 BUDGET ?= 50%
 
 example := examples/gpt2
+python := frontends/python
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build demo test lint bench accuracy test-python venv export
@@ -55,23 +56,24 @@ bench: build ## compare step times with PyTorch's on this machine; needs `make v
 accuracy: build ## compare predicted with measured peaks and step times; needs `make venv`
 	$(PYTHON) benches/accuracy.py
 
-test-python: ## test the exporter; skipped where torch is not installed
+test-python: ## test the Python package; skipped where torch is not installed
 	@if $(PYTHON) -c 'import mypy, pytest, ruff, torch' 2>/dev/null; then \
 		set -ex; \
-		$(PYTHON) -m ruff check --config examples/pyproject.toml examples benches; \
-		$(PYTHON) -m ruff format --check --config examples/pyproject.toml examples benches; \
-		MYPYPATH=examples/export:examples/gpt2 \
-			$(PYTHON) -m mypy --config-file examples/pyproject.toml examples/export examples/gpt2 benches; \
-		$(PYTHON) -m pytest examples; \
+		$(PYTHON) -m ruff check --config $(python)/pyproject.toml $(python) examples benches; \
+		$(PYTHON) -m ruff format --check --config $(python)/pyproject.toml $(python) examples benches; \
+		MYPYPATH=$(python)/python:$(python)/tests:$(example) \
+			$(PYTHON) -m mypy --config-file $(python)/pyproject.toml $(python)/python $(python)/tests $(example) benches; \
+		$(PYTHON) -m pytest $(python); \
 	else \
 		echo 'test-python: skipped, $(PYTHON) lacks torch or the tools; `make venv` installs them'; \
 	fi
 
-venv: ## install the exporter's Python packages into .venv
+venv: ## install the packages that the Python package and its tests need into .venv
 	python3 -m venv .venv
-	.venv/bin/pip install --quiet -r examples/export/requirements-dev.txt
+	.venv/bin/pip install --quiet -r $(python)/requirements-dev.txt
 
+export: export PYTHONPATH := $(python)/python:$(example)
 export: ## write the example's graph and batches and the dropout fixture again; needs `make venv`
 	$(PYTHON) $(example)/data.py
 	$(PYTHON) $(example)/export.py
-	$(PYTHON) examples/export/fixtures.py
+	$(PYTHON) $(python)/tests/fixtures.py

@@ -63,7 +63,8 @@ def peer(case: str) -> Callable[[], object]:
     x, n = torch.randn(shape), len(shape) - 2
     if what == "norm":
         statistics = [torch.randn(shape[1]) for _ in range(4)]
-        return lambda: torch.native_batch_norm(x, *statistics[:2], *statistics[2:], True, 0.1, 1e-5)
+        weight, bias, mean, variance = statistics
+        return lambda: torch.native_batch_norm(x, weight, bias, mean, variance, True, 0.1, 1e-5)
     if what == "norm_bwd":
         w, mean, rstd = (torch.randn(shape[1]) for _ in range(3))
         dy = torch.randn(shape)

@@ -167,7 +167,7 @@ def _buckets(apart: torch.Tensor, *, two_ways: bool) -> torch.Tensor:
 
 def _heads(x: torch.Tensor, heads: int) -> torch.Tensor:
     """[batch, sequence, width] to [batch, heads, sequence, width of a head]."""
-    return x.unflatten(2, (heads, -1)).transpose(1, 2)
+    return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
 def _joined(x: torch.Tensor) -> torch.Tensor:

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples/export"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "frontends/python/python"))
 
-from joint import export_joint, save, weightless
+from lighterage.export import export_joint, save, weightless
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,13 +14,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "examples/export"), str(ROOT / "examples/gpt2")]
+sys.path[:0] = [str(ROOT / "frontends/python/python"), str(ROOT / "examples/gpt2")]
 
 import encoders  # noqa: E402 (the models are files of the repository, not packages)
 import llama  # noqa: E402
 import model as gpt2  # noqa: E402
 import vision  # noqa: E402
-from joint import export_joint, save, weightless  # noqa: E402
+from lighterage.export import export_joint, save, weightless  # noqa: E402
 
 VOCABULARY, LAYERS, WIDTH, HEADS, SEQUENCE, BATCH = 8192, 12, 384, 6, 256, 8
 N_BATCHES = 8

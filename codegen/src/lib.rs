@@ -20,6 +20,7 @@ use artifact::{
     State, Summary,
 };
 pub use error::{Error, Missing};
+use ir::op::Access;
 use ir::schedule::{InstrKind, Loc};
 use ir::{Graph, Id, Instr, Node, Op, Program, StateKind, Table, TensorType, Value, text};
 pub use kernels::Target;
@@ -270,13 +271,7 @@ impl Emitter<'_> {
     ) -> Result<u32, Error> {
         let graph = &self.program.graph;
         let data = &graph.nodes[node];
-        let types = |values: &[Value]| {
-            values
-                .iter()
-                .map(|&v| graph.values[v].ty.clone())
-                .collect::<Vec<_>>()
-        };
-        let (ins, outs) = (types(&data.inputs), types(&data.outputs));
+        let (ins, outs) = (graph.types(&data.inputs), graph.types(&data.outputs));
         let scratch = scratch.map_or(0, |loc| {
             self.program.schedule.buffers[loc.buffer].bytes - loc.offset
         });
@@ -290,6 +285,7 @@ impl Emitter<'_> {
         if let (None, Some(gpu)) = (&generated, target.filter(Target::is_gpu)) {
             self.lacks(node, gpu);
         }
+        let on_gpu = target.as_ref().is_some_and(Target::is_gpu);
         // The runtime's own kernel is the same for all types.
         let mut of = None;
         if generated.is_some() {
@@ -303,9 +299,10 @@ impl Emitter<'_> {
             return Ok(index);
         }
         let attrs = match &generated {
-            // What it computes is in its code.
-            Some(_) => vec![],
-            None => data
+            // What it computes is in its code. A device's machine looks at the indices of ops that
+            // have some, and the attributes say which are right.
+            Some(_) if !(on_gpu && data.op.facts().access == Access::Whole) => vec![],
+            Some(_) | None => data
                 .op
                 .attrs()
                 .iter()
@@ -428,11 +425,7 @@ pub fn generated(
             Ok(None)
         };
     };
-    let types: Vec<TensorType> = data
-        .inputs
-        .iter()
-        .map(|&v| graph.values[v].ty.clone())
-        .collect();
+    let types = graph.types(&data.inputs);
     match kernel(&data.op, &types, target, scratch) {
         Ok(kernel) if kernel.scratch_bytes <= scratch => Ok(Some(kernel)),
         Ok(kernel) if is_group => Err(Error::Scratch {

@@ -2,7 +2,7 @@
 
 use crate::kernels::{Generated, Stage, Target, run_all};
 use crate::{Error, kernel};
-use ir::{Program, TensorType, text};
+use ir::{Program, text};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -98,18 +98,8 @@ pub fn listing(program: &Program, target: &Target, form: Form) -> Result<Listing
     for &node in &graph.order {
         let data = &graph.nodes[node];
         let name = graph.node_name(node).to_string();
-        let types: Vec<TensorType> = data
-            .inputs
-            .iter()
-            .map(|&v| graph.values[v].ty.clone())
-            .collect();
-        let outs = data.outputs.iter().map(|&v| graph.values[v].ty.clone());
-        let outs: Vec<TensorType> = outs.collect();
-        let scratch = data
-            .op
-            .work(&types.iter().collect::<Vec<_>>(), &outs)
-            .scratch
-            .on(target.processor());
+        let types = graph.types(&data.inputs);
+        let scratch = graph.work(node).scratch.on(target.processor());
         let of = types
             .iter()
             .map(ToString::to_string)

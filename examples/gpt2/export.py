@@ -6,16 +6,13 @@ usage: export.py [--out gpt2.pt2] [--level coarse] [--attention fused]
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 import torch
+from lighterage.export import export_joint, save, weightless
 from model import Config, Gpt2
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "export"))
-
-from joint import export_joint, save, weightless  # noqa: E402 (the exporter is a file of the repository, not a package)
 
 
 def main() -> None:

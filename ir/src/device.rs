@@ -12,10 +12,20 @@ pub struct Device {
     pub device_bytes: u64,
     /// Memory on the other side of the link, bytes.
     pub host_bytes: u64,
-    /// f32 operations per second, in products. A multiply-add counts as two.
+    /// f32 operations per second that products reach. A multiply-add counts as two.
     pub f32_flops: f64,
-    /// bf16 and f16 operations per second, in products.
+    /// bf16 and f16 operations per second that products reach.
     pub bf16_flops: f64,
+    /// Operations per second that attention reaches. All pairs of a query and a key count, also
+    /// those that a causal mask removes. None: as fast as other products.
+    #[serde(default)]
+    pub attention_flops: Option<f64>,
+    /// The data sheet's figures for f32 products, and for those of bf16. Only reports use them.
+    #[serde(default)]
+    pub f32_peak: Option<f64>,
+    /// See `f32_peak`.
+    #[serde(default)]
+    pub bf16_peak: Option<f64>,
     /// Bytes per second between the processor and its memory.
     pub memory_bandwidth: f64,
     /// Time to start one kernel, µs.
@@ -28,6 +38,10 @@ pub struct Device {
     pub link_micros: f64,
     /// Bytes per second that the host's cores read and write in an optimizer's update.
     pub host_bandwidth: f64,
+    /// From the end of a kernel to the start of an update on the host that waits for it, or the
+    /// other way round, µs.
+    #[serde(default)]
+    pub host_micros: f64,
     /// Of a GPU of NVIDIA's: the compute capability times ten, which its kernels are made for. None
     /// of a processor.
     #[serde(default)]
@@ -89,19 +103,24 @@ impl Device {
             })
         };
         for (field, rate) in [
-            ("f32_flops", self.f32_flops),
-            ("bf16_flops", self.bf16_flops),
-            ("memory_bandwidth", self.memory_bandwidth),
-            ("link_bandwidth", self.link_bandwidth),
-            ("host_bandwidth", self.host_bandwidth),
+            ("f32_flops", Some(self.f32_flops)),
+            ("bf16_flops", Some(self.bf16_flops)),
+            ("attention_flops", self.attention_flops),
+            ("f32_peak", self.f32_peak),
+            ("bf16_peak", self.bf16_peak),
+            ("memory_bandwidth", Some(self.memory_bandwidth)),
+            ("link_bandwidth", Some(self.link_bandwidth)),
+            ("host_bandwidth", Some(self.host_bandwidth)),
         ] {
-            ensure(field, "a positive number", rate.is_finite() && rate > 0.0)?;
+            let holds = rate.is_none_or(|rate| rate.is_finite() && rate > 0.0);
+            ensure(field, "a positive number", holds)?;
         }
         let is_share = self.duplex > 0.0 && self.duplex <= 1.0;
         ensure("duplex", "a share, above 0 and at most 1", is_share)?;
         for (field, micros) in [
             ("launch_micros", self.launch_micros),
             ("link_micros", self.link_micros),
+            ("host_micros", self.host_micros),
         ] {
             let holds = micros.is_finite() && micros >= 0.0;
             ensure(field, "a number that is not negative", holds)?;

@@ -5,7 +5,7 @@ mod edit;
 mod readers;
 
 use crate::ids;
-use crate::op::{Op, ShapeError};
+use crate::op::{Op, ShapeError, Work};
 use crate::table::Table;
 use crate::types::TensorType;
 pub use edit::Edit;
@@ -239,6 +239,16 @@ impl Graph {
             Def::Node(node, _) => Some(node),
             _ => None,
         }
+    }
+    /// The types of values, such as a node's operands.
+    pub fn types(&self, values: &[Value]) -> Vec<TensorType> {
+        values.iter().map(|&v| self.values[v].ty.clone()).collect()
+    }
+    /// Arithmetic and scratch of one run of a node.
+    pub fn work(&self, node: Node) -> Work {
+        let data = &self.nodes[node];
+        let inputs: Vec<&TensorType> = data.inputs.iter().map(|&v| &self.values[v].ty).collect();
+        data.op.work(&inputs, &self.types(&data.outputs))
     }
     /// A node's name: the name of its first result.
     pub fn node_name(&self, node: Node) -> &str {

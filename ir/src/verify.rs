@@ -649,13 +649,7 @@ fn run(
             );
         }
     }
-    let inputs: Vec<&TensorType> = data.inputs.iter().map(|&v| &graph.values[v].ty).collect();
-    let outputs: Vec<TensorType> = data
-        .outputs
-        .iter()
-        .map(|&v| graph.values[v].ty.clone())
-        .collect();
-    let need = op.work(&inputs, &outputs).scratch;
+    let need = graph.work(node).scratch;
     match (need.on(schedule.runs_on(args, outs)), scratch) {
         (0, None) => {}
         (0, Some(_)) => findings.add(place, format!("{} needs no scratch", op.name())),

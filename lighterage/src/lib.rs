@@ -38,7 +38,7 @@ pub use ir::{self, Device, Graph, Program};
 pub use passes::cost::{Cost, Roofline};
 pub use passes::graph::optimizer::{Master, Optimizer};
 pub use passes::pipeline::{Budget, Compiled, Error, Kernels, Options};
-pub use passes::plan::{Extent, Infeasible, Planner};
+pub use passes::plan::{Extent, HostTooSmall, Infeasible, Planner};
 pub use passes::{self, devices};
 
 #[cfg(feature = "emit")]
@@ -54,7 +54,8 @@ pub use trace;
 ///
 /// # Errors
 /// The graph cannot be compiled with these options, or no plan fits the budget:
-/// [`Error::Infeasible`] names the smallest budget that does.
+/// [`Error::Infeasible`] names the smallest budget that does, [`Error::HostTooSmall`] also a larger
+/// limit of the host's memory.
 pub fn compile(graph: &Graph, device: &Device, options: &Options) -> Result<Compiled, Error> {
     let cost = Roofline::new(device);
     passes::pipeline::compile(graph.clone(), options, device, &cost, &mut |_| ())

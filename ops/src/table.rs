@@ -117,6 +117,10 @@ macro_rules! ops {
             Matmul(Product) "matmul": takes(2, 2).on(Numbers) => matmul, matmul_work;
             Addmm(Product) "addmm": takes(3, 3).on(Numbers).inplace(&[(0, 0)])
                 => addmm, matmul_work;
+            // matmul_sum(a, b[, before: f32]) = a b, added to before: factors in half precision,
+            // the result in f32, so that a sum over several products is rounded once, at its end.
+            MatmulSum(Product) "matmul_sum": takes(2, 3).real().inplace(&[(2, 0)])
+                => matmul_sum, matmul_sum_work;
             // convolution(x[N,C,..], w[O,C/groups,..][, b[O]]), one or two spatial dimensions.
             // convolution_bwd(dy, x, w) -> dx, dw, db where `mask` is 1.
             Convolution(Convolution) "convolution": takes(2, 3).real()
@@ -197,7 +201,7 @@ macro_rules! ops {
             RngNext "rng_next": takes(1, 1).inplace(&[(0, 0)]) => rng_next;
             // The norm over all gradients, for clipping: sum_squares(g) -> f64[]; clip_scale(sum,
             // sum, ..) -> f32[], the factor min(1, max_norm / (sqrt of the sums + 1e-6)).
-            SumSquares "sum_squares": takes(1, 1).real() => sum_squares;
+            SumSquares "sum_squares": takes(1, 1).real() => sum_squares, sum_squares_work;
             ClipScale(ClipScale) "clip_scale": takes(1, 4096) => clip_scale;
             // Optimizers. hyper: f64[5] = lr, beta1, beta2, eps, weight decay; step: i64[] counts
             // from 1; scale: f32[] is a factor that the gradient is multiplied with first. adamw(p,

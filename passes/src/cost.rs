@@ -5,7 +5,8 @@
 pub mod profile;
 
 use ir::schedule::{InstrKind, Loc, Schedule};
-use ir::{DType, Device, Graph, Instr, Node, Table, TensorType};
+use ir::{DType, Device, Graph, Instr, Node, Op, Table, Value};
+use std::collections::BTreeMap;
 
 /// Times in µs. A planner reads costs only through this trait.
 pub trait Cost: Sync {
@@ -93,6 +94,8 @@ pub struct Shares {
     pub keeps: [[f64; 4]; 4],
     /// From the end of a line to the start of one on another stream that waits for it, µs.
     pub handoff: f64,
+    /// The same in addition if one of the two lines runs on the host, µs.
+    pub host_handoff: f64,
 }
 
 impl Default for Shares {
@@ -100,6 +103,7 @@ impl Default for Shares {
         Shares {
             keeps: [[1.0; 4]; 4],
             handoff: 0.0,
+            host_handoff: 0.0,
         }
     }
 }
@@ -117,6 +121,17 @@ impl Roofline {
             device: device.clone(),
         }
     }
+    /// Operations per second.
+    fn rate(&self, product: Product) -> f64 {
+        let of_type = match product.is_half {
+            true => self.device.bf16_flops,
+            false => self.device.f32_flops,
+        };
+        match product.kind() {
+            ProductKind::Attention => self.device.attention_flops.unwrap_or(of_type),
+            ProductKind::Half | ProductKind::Single => of_type,
+        }
+    }
 }
 
 impl Cost for Roofline {
@@ -125,20 +140,9 @@ impl Cost for Roofline {
         if data.op.is_alias() {
             return 0.0;
         }
-        let ty = |&v: &ir::Value| &graph.values[v].ty;
-        let inputs: Vec<&TensorType> = data.inputs.iter().map(ty).collect();
-        let outputs: Vec<TensorType> = data.outputs.iter().map(|v| ty(v).clone()).collect();
-        let work = data.op.work(&inputs, &outputs);
-        let half = outputs
-            .first()
-            .is_some_and(|t| matches!(t.dtype(), DType::BF16 | DType::F16));
-        let rate = if work.matrix && half {
-            self.device.bf16_flops
-        } else {
-            self.device.f32_flops
-        };
         let memory = operand_bytes(graph, node) as f64 / self.device.memory_bandwidth;
-        let arithmetic = if work.matrix { work.flops / rate } else { 0.0 };
+        let arithmetic =
+            product(graph, node).map_or(0.0, |product| product.flops / self.rate(product));
         self.device.launch_micros + 1e6 * arithmetic.max(memory)
     }
     fn host(&self, graph: &Graph, node: Node) -> f64 {
@@ -152,31 +156,114 @@ impl Cost for Roofline {
         self.device.launch_micros + 2e6 * bytes as f64 / self.device.memory_bandwidth
     }
     fn shares(&self) -> Shares {
-        let mut shares = Shares::default();
+        let mut shares = Shares {
+            host_handoff: self.device.host_micros,
+            ..Shares::default()
+        };
         shares.keeps[Lane::In as usize][Lane::Out as usize] = self.device.duplex;
         shares.keeps[Lane::Out as usize][Lane::In as usize] = self.device.duplex;
         shares
     }
 }
 
-/// Bytes that a node reads and writes.
+/// Bytes that a node reads and writes. An op that takes some elements of its first operand reads
+/// only those.
 fn operand_bytes(graph: &Graph, node: Node) -> u64 {
     let data = &graph.nodes[node];
-    data.inputs
-        .iter()
-        .chain(&data.outputs)
-        .map(|&v| graph.values[v].ty.bytes())
-        .sum()
+    let bytes = |&v: &Value| graph.values[v].ty.bytes();
+    let all: u64 = data.inputs.iter().chain(&data.outputs).map(bytes).sum();
+    match (&data.op, &data.inputs[..], &data.outputs[..]) {
+        (Op::Slice(_) | Op::Embedding | Op::Gather(_) | Op::Index, [from, ..], [taken]) => {
+            all - bytes(from) + bytes(taken)
+        }
+        _ => all,
+    }
 }
 
 /// Whether a node runs at the rate of products.
 pub fn is_product(graph: &Graph, node: Node) -> bool {
+    product(graph, node).is_some()
+}
+
+ir::named! {
+    /// A kind of product with a rate of its own.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+    pub enum ProductKind {
+        /// Products of bf16 or f16.
+        Half = "bf16",
+        /// Products of other numbers.
+        Single = "f32",
+        /// Attention.
+        Attention = "attention",
+    }
+}
+
+/// A node that runs at the rate of products.
+#[derive(Clone, Copy)]
+struct Product {
+    flops: f64,
+    is_half: bool,
+    is_attention: bool,
+}
+
+impl Product {
+    fn kind(self) -> ProductKind {
+        match (self.is_attention, self.is_half) {
+            (true, _) => ProductKind::Attention,
+            (false, true) => ProductKind::Half,
+            (false, false) => ProductKind::Single,
+        }
+    }
+}
+
+/// A node's product; none if it does not run at the rate of products.
+fn product(graph: &Graph, node: Node) -> Option<Product> {
     let data = &graph.nodes[node];
-    let ty = |&v: &ir::Value| &graph.values[v].ty;
-    let outputs: Vec<TensorType> = data.outputs.iter().map(|v| ty(v).clone()).collect();
-    data.op
-        .work(&data.inputs.iter().map(ty).collect::<Vec<_>>(), &outputs)
-        .matrix
+    let work = graph.work(node);
+    // The result may be wider than the factors.
+    let is_half = |&v: &Value| matches!(graph.values[v].ty.dtype(), DType::BF16 | DType::F16);
+    work.matrix.then(|| Product {
+        flops: work.flops,
+        is_half: data.inputs.first().is_some_and(is_half),
+        is_attention: matches!(data.op, Op::Sdpa(_) | Op::SdpaBwd(_)),
+    })
+}
+
+/// What one run of all products of a kind takes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ProductRate {
+    /// The kind.
+    pub kind: ProductKind,
+    /// Operations of all of them.
+    pub flops: f64,
+    /// Their time, µs.
+    pub micros: f64,
+}
+
+impl ProductRate {
+    /// Operations per second.
+    pub fn per_second(&self) -> f64 {
+        1e6 * self.flops / self.micros
+    }
+}
+
+/// The rates at which a graph's products run, for each kind that it has.
+pub fn product_rates(graph: &Graph, cost: &dyn Cost) -> Vec<ProductRate> {
+    let mut all: BTreeMap<ProductKind, ProductRate> = BTreeMap::new();
+    for &node in &graph.order {
+        let Some(product) = product(graph, node).filter(|product| product.flops > 0.0) else {
+            continue;
+        };
+        let kind = product.kind();
+        let rate = all.entry(kind).or_insert(ProductRate {
+            kind,
+            flops: 0.0,
+            micros: 0.0,
+        });
+        rate.flops += product.flops;
+        rate.micros += cost.run(graph, node);
+    }
+    all.into_values().collect()
 }
 
 /// A cost with every node's time computed once, because planners read it many times.
@@ -226,5 +313,69 @@ impl Cost for Tabled<'_> {
     }
     fn shares(&self) -> Shares {
         self.cost.shares()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::devices;
+    use ir::text::parse_graph;
+
+    fn times(device: &Device, nodes: &str) -> (Graph, Vec<f64>) {
+        let text = format!("graph g {{\n  input %x : f32[1000,10]\n{nodes}\n  output y = %y\n}}");
+        let graph = parse_graph(&text).unwrap();
+        let roofline = Roofline::new(device);
+        let times = graph
+            .order
+            .iter()
+            .map(|&node| roofline.run(&graph, node))
+            .collect();
+        (graph, times)
+    }
+
+    /// A byte takes a nanosecond, a start a microsecond.
+    #[test]
+    fn a_slice_reads_what_it_takes() {
+        let slice = "  fwd - %y = slice %x dim=0 end=10 start=0 step=1 : f32[10,10]";
+        let test = devices::named("test").unwrap();
+        let nanos = |nodes| (1e3 * times(&test, nodes).1[0]).round();
+        assert_eq!(nanos(slice), 1000.0 + 2.0 * 400.0);
+        let all = "  fwd - %y = neg %x : f32[1000,10]";
+        assert_eq!(nanos(all), 1000.0 + 2.0 * 40_000.0);
+    }
+
+    /// Attention has a rate of its own, and the sum of a product in half precision has the rate of
+    /// its factors.
+    #[test]
+    fn products_have_rates_by_kind() {
+        let nodes = [
+            "%q = cast %x dtype=bf16 : bf16[1000,10]",
+            "%a = matmul_sum %q, %q ta=true tb=false : f32[10,10]",
+            "%b = matmul %x, %x ta=true tb=false : f32[10,10]",
+            "%h = reshape %q shape=[1,1,1000,10] : bf16[1,1,1000,10]",
+            "%s, %l = sdpa %h, %h, %h causal=true scale=1.0 : bf16[1,1,1000,10], f32[1,1,1000]",
+            "%y = add %a, %b : f32[10,10]",
+        ];
+        let nodes = nodes.map(|node| format!("  fwd - {node}")).join("\n");
+        let device = Device {
+            attention_flops: Some(4e9),
+            launch_micros: 0.0,
+            ..devices::named("test").unwrap()
+        };
+        let (graph, _) = times(&device, &nodes);
+        let rates = product_rates(&graph, &Roofline::new(&device));
+        let rates: Vec<_> = rates.iter().map(|r| (r.kind, r.per_second())).collect();
+        let (half, single) = (device.bf16_flops, device.f32_flops);
+        let expected = [
+            (ProductKind::Half, half),
+            (ProductKind::Single, single),
+            (ProductKind::Attention, 4e9),
+        ];
+        let near = |(a, b): (&(_, f64), &(_, f64))| a.0 == b.0 && (a.1 / b.1 - 1.0).abs() < 1e-9;
+        assert!(
+            rates.len() == 3 && rates.iter().zip(&expected).all(near),
+            "{rates:?}"
+        );
     }
 }

@@ -5,8 +5,8 @@
 //! planned in addition to the whole loss. Two figures are compared: the bytes that keeping
 //! everything needs, and the bytes of the neediest line, which no plan can go below. The variant
 //! has the smallest power of two of chunks for which both figures exceed those of the largest
-//! number by at most [`NOTHING`]. This does not depend on the budget: see [`decide`](crate::decide)
-//! on why peaks are monotone.
+//! number by at most the share [`worth_a_chunk`]. This does not depend on the budget: see
+//! [`decide`](crate::decide) on why peaks are monotone.
 
 use crate::alloc;
 use crate::cost::{Cost, Tabled};
@@ -14,7 +14,7 @@ use crate::graph::loss::{self, Chunks};
 use crate::list::{GraphContext, PER_VARIANT};
 use crate::manager::{Manager, Ran, run_graph};
 use crate::plan::machine::DEVICE;
-use crate::plan::tuning::{MOST_LOSS_CHUNKS, NOTHING};
+use crate::plan::tuning::{MOST_LOSS_CHUNKS, worth_a_chunk};
 use crate::plan::{Decisions, Error, Options, Problem};
 use crate::realise;
 use ir::{Device, Graph};
@@ -87,11 +87,12 @@ impl<'a, 'c> Stage<'_, 'a, 'c> {
         let most = most.ilog2() as usize;
         let (whole, last) = rayon::join(|| self.needs(0), || self.needs(most));
         let (whole, least) = (whole?, last?);
-        if close(whole, least) {
+        let close = |needs| is_close(needs, least, worth_a_chunk(self.device.processor()));
+        if close(whole) {
             return Ok(vec![0]);
         }
         let mut slot = most;
-        while slot > 1 && close(self.needs(slot - 1)?, least) {
+        while slot > 1 && close(self.needs(slot - 1)?) {
             slot -= 1;
         }
         log::debug!("loss: whole or in {} chunks", 1u64 << slot);
@@ -144,12 +145,12 @@ impl<'a, 'c> Stage<'_, 'a, 'c> {
     }
 }
 
-/// True if a variant needs at most [`NOTHING`] more than another.
-fn close(needs: Needs, least: Needs) -> bool {
+/// True if a variant needs at most this share more than another.
+fn is_close(needs: Needs, least: Needs, share: f64) -> bool {
     needs
         .iter()
         .zip(least)
-        .all(|(&needs, least)| needs as f64 <= least as f64 * (1.0 + NOTHING))
+        .all(|(&needs, least)| needs as f64 <= least as f64 * (1.0 + share))
 }
 
 /// The variants of slots.

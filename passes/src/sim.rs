@@ -408,6 +408,7 @@ impl<'a> Player<'a> {
         let Some(step) = self.steps.get(head.step) else {
             return;
         };
+        let lanes = &self.lines.lanes;
         let deps = self.waits.of(line as usize);
         while let Some(dep) = deps.get(head.seen) {
             // Before the first step nothing runs.
@@ -419,7 +420,12 @@ impl<'a> Player<'a> {
             if self.now < end {
                 break;
             }
-            head.ready = head.ready.max(end);
+            let on_host = |line: usize| lanes[line] == Lane::Host;
+            let handoff = match on_host(line as usize) || on_host(dep.instr.index()) {
+                true => self.lines.shares.host_handoff,
+                false => 0.0,
+            };
+            head.ready = head.ready.max(end + handoff);
             head.seen += 1;
         }
         if head.seen == deps.len() {

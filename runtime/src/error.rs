@@ -22,6 +22,14 @@ pub enum Error {
     /// size, a state without a value.
     #[error("{0}")]
     Host(String),
+    /// The device failed while a step ran, or is stuck. The machine is stopped from then on.
+    #[error("line {line} failed: {why}")]
+    Device {
+        /// The schedule's line, as far as it is known.
+        line: String,
+        /// The driver's reason.
+        why: String,
+    },
     /// A command failed while a step ran. The machine is stopped from then on.
     #[error("line {line} failed: {why}")]
     Failed {

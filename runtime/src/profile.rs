@@ -13,6 +13,9 @@
 //! Concurrent work is measured in pairs: both loop for a while, and the progress of each is
 //! compared with its progress alone.
 
+#[cfg(feature = "cuda")]
+mod gpu;
+
 use crate::code::{self, CodeLaunch, Loaded};
 use crate::init::{mix, normal};
 use crate::kernel::Tensor;
@@ -25,6 +28,8 @@ use crate::team::{Team, caught};
 use crate::validate::{self, ALIGN};
 use crate::{Error, Options, kernel};
 use artifact::{Artifact, Attr, DType, Kernel, MemorySpace, Object, Operand, Place, Pool, Range};
+#[cfg(feature = "cuda")]
+pub use gpu::{drawn, gpu, index_bound};
 use ops::OpKind;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -590,6 +595,9 @@ const AROUND: usize = 16 << 20;
 /// Elements of one update of the host's load.
 const UPDATE: u64 = 1 << 18;
 
+/// Does some work, the `i`-th of a load, and returns how much it was.
+type Work<'a> = dyn Fn(usize) -> Result<f64, Error> + Sync + 'a;
+
 /// The number of comparisons of two loads; the median counts. Each is measured between runs of the
 /// loads alone, because other work on the machine changes slowly.
 const TURNS: usize = 5;
@@ -627,58 +635,31 @@ pub fn machine(
     let next_op = AtomicUsize::new(0);
     let compute = |_: usize| {
         let i = next_op.fetch_add(1, Ordering::Relaxed) % medians.len().max(1);
-        match replay.ops.get(i) {
+        Ok(match replay.ops.get(i) {
             Some(Ok(op)) if op.run(&replay.team).is_ok() => medians[i] * 1e-6,
             _ => 0.0,
-        }
+        })
     };
     let copying = |link: &Link, way: Way, copies: &[(Tensor, Tensor)], i: usize| {
         let (src, dst) = &copies[i % n];
         link.copy(way, src, dst, || false);
-        COPY as f64
+        Ok(COPY as f64)
     };
     let to_device = |i: usize| copying(&paced, Way::ToDevice, &inwards, i);
     let to_host = |i: usize| copying(&paced, Way::FromDevice, &outwards, i);
-    let updating = |_: usize| update.run(&replay.team);
-    let loads: [&(dyn Fn(usize) -> f64 + Sync); 4] = [&compute, &to_device, &to_host, &updating];
+    let updating = |_: usize| Ok(update.run(&replay.team));
+    let loads: [&Work<'_>; 4] = [&compute, &to_device, &to_host, &updating];
 
-    let copy_bandwidth = alone(&|i| copying(&free, Way::ToDevice, &inwards, i), seconds);
-    let rates = loads.map(|load| alone(load, seconds));
-    let mut keeps = [[1.0; 4]; 4];
-    for (i, one) in loads.iter().enumerate() {
-        for (j, other) in loads.iter().enumerate().skip(i + 1) {
-            // A share above 1 is noise, and a share of 0 would stop a simulation.
-            let share = |rate: f64, alone: f64| {
-                if 0.0 < alone {
-                    (rate / alone).clamp(0.01, 1.0)
-                } else {
-                    1.0
-                }
-            };
-            let mut shares = [vec![], vec![]];
-            for _ in 0..TURNS {
-                let one_alone = alone(*one, seconds);
-                let both = together(*one, *other, seconds);
-                shares[0].push(share(both.0, one_alone));
-                shares[1].push(share(both.1, alone(*other, seconds)));
-            }
-            let [one, other] = shares.map(|shares| median(&shares).unwrap_or(1.0));
-            (keeps[i][j], keeps[j][i]) = (one, other);
-        }
-    }
+    let copy_bandwidth = alone(&|i| copying(&free, Way::ToDevice, &inwards, i), seconds)?;
+    let (rates, keeps) = loads_alone_and_together(loads, seconds)?;
     let small = (a.range(0, ALIGN), b.range(0, ALIGN));
     let start = |_: usize| {
         paced.copy(Way::ToDevice, &small.0, &small.1, || false);
-        1.0
+        Ok(1.0)
     };
-    let link_micros = 1e6 / alone(&start, seconds / 10.0).max(1.0);
-    // A measured rate includes the start of each copy; a bandwidth does not.
-    let bandwidth = |rate: f64| COPY as f64 / (COPY as f64 / rate - link_micros * 1e-6).max(1e-12);
+    let link_micros = 1e6 / alone(&start, seconds / 10.0)?.max(1.0);
     Ok(Figures {
-        link_bandwidth: [
-            bandwidth(rates[Load::In as usize]),
-            bandwidth(rates[Load::Out as usize]),
-        ],
+        link_bandwidth: link_bandwidth(&rates, COPY as f64, link_micros),
         link_micros,
         copy_bandwidth,
         host_bandwidth: rates[Load::Host as usize],
@@ -688,40 +669,78 @@ pub fn machine(
     })
 }
 
+/// Bytes per second of copies to the device and from it. A measured rate includes the start of each
+/// copy; a bandwidth does not.
+fn link_bandwidth(rates: &[f64; 4], copy: f64, link_micros: f64) -> [f64; 2] {
+    [Load::In, Load::Out].map(|load| {
+        let taken = copy / rates[load as usize].max(1.0) - link_micros * 1e-6;
+        copy / taken.max(1e-12)
+    })
+}
+
+/// The work that each load does in a second alone, and the share of that which it does beside each
+/// other one.
+fn loads_alone_and_together(
+    loads: [&Work<'_>; 4],
+    seconds: f64,
+) -> Result<([f64; 4], [[f64; 4]; 4]), Error> {
+    // A share above 1 is noise, and a share of 0 would stop a simulation.
+    let share = |rate: f64, alone: f64| match 0.0 < alone {
+        true => (rate / alone).clamp(0.01, 1.0),
+        false => 1.0,
+    };
+    let mut rates = [0.0; 4];
+    for (rate, load) in rates.iter_mut().zip(loads) {
+        *rate = alone(load, seconds)?;
+    }
+    let mut keeps = [[1.0; 4]; 4];
+    for (i, one) in loads.into_iter().enumerate() {
+        for (j, other) in loads.into_iter().enumerate().skip(i + 1) {
+            let mut shares = [vec![], vec![]];
+            for _ in 0..TURNS {
+                let one_alone = alone(one, seconds)?;
+                let both = together(one, other, seconds)?;
+                shares[0].push(share(both.0, one_alone));
+                shares[1].push(share(both.1, alone(other, seconds)?));
+            }
+            let [one, other] = shares.map(|shares| median(&shares).unwrap_or(1.0));
+            (keeps[i][j], keeps[j][i]) = (one, other);
+        }
+    }
+    Ok((rates, keeps))
+}
+
 /// The work that a load does in a second alone.
-fn alone(load: &(dyn Fn(usize) -> f64 + Sync), seconds: f64) -> f64 {
+fn alone(load: &Work<'_>, seconds: f64) -> Result<f64, Error> {
     // To warm up.
-    run_for(load, seconds / 10.0, &AtomicBool::new(false));
+    run_for(load, seconds / 10.0, &AtomicBool::new(false))?;
     run_for(load, seconds, &AtomicBool::new(false))
 }
 
 /// The work that each of two loads does in a second while the other runs.
-fn together(
-    one: &(dyn Fn(usize) -> f64 + Sync),
-    other: &(dyn Fn(usize) -> f64 + Sync),
-    seconds: f64,
-) -> (f64, f64) {
+fn together(one: &Work<'_>, other: &Work<'_>, seconds: f64) -> Result<(f64, f64), Error> {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let other = scope.spawn(|| run_for(other, f64::INFINITY, &stop));
         let one = run_for(one, seconds, &stop);
         stop.store(true, Ordering::SeqCst);
         // A load that panicked did nothing.
-        (one, other.join().unwrap_or(0.0))
+        let other = other.join().unwrap_or(Ok(0.0));
+        Ok((one?, other?))
     })
 }
 
 /// The work that a load does in a second.
-fn run_for(load: &(dyn Fn(usize) -> f64 + Sync), seconds: f64, stop: &AtomicBool) -> f64 {
+fn run_for(load: &Work<'_>, seconds: f64, stop: &AtomicBool) -> Result<f64, Error> {
     let start = Instant::now();
     let mut done = 0.0;
     let mut i = 0;
     loop {
-        done += load(i);
+        done += load(i)?;
         i += 1;
         let elapsed = start.elapsed().as_secs_f64();
         if seconds <= elapsed || stop.load(Ordering::SeqCst) {
-            return done / elapsed.max(1e-9);
+            return Ok(done / elapsed.max(1e-9));
         }
     }
 }

@@ -7,6 +7,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// The number of checks before sleeping. They take about a microsecond: less than a sleep and a
 /// wake cost, and little waste if there are more streams than cores.
@@ -42,6 +43,23 @@ impl Bell {
         }
         drop(guard);
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// The same, but it returns after `most` at the latest; whether `ready` was true.
+    pub(crate) fn wait_at_most(&self, most: Duration, ready: impl Fn() -> bool) -> bool {
+        let end = Instant::now() + most;
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let mut guard = unpoisoned(&self.lock);
+        let mut is_ready = ready();
+        while !is_ready && Instant::now() < end {
+            let left = end.saturating_duration_since(Instant::now());
+            let waited = self.rung.wait_timeout(guard, left);
+            guard = waited.unwrap_or_else(PoisonError::into_inner).0;
+            is_ready = ready();
+        }
+        drop(guard);
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        is_ready
     }
 
     /// Wakes every sleeping thread, which then checks again.

@@ -2,6 +2,7 @@
 //! full buffer overwrites its oldest entries. Written in Chrome's trace format, which Perfetto
 //! (<https://ui.perfetto.dev>) opens: one row for each stream.
 
+use crate::machine::backend::Ran;
 use crate::machine::program::{Action, Program};
 use crate::sync::unpoisoned;
 use artifact::Line;
@@ -51,12 +52,13 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    pub(crate) fn note(&mut self, at: usize, step: u64, start: Instant) {
+    /// Notes that the instruction at a position ran.
+    pub(crate) fn note(&mut self, at: usize, step: u64, Ran { start, end }: Ran) {
         let noted = Noted {
             at: at as u32,
             step,
             start,
-            end: Instant::now(),
+            end,
         };
         if self.noted.len() < self.noted.capacity() {
             self.noted.push(noted);
@@ -104,7 +106,10 @@ impl Trace {
         for (s, (program, ring)) in programs.iter().zip(&self.rings).enumerate() {
             let ring = unpoisoned(ring);
             let (newer, older) = ring.noted.split_at(ring.next);
-            for noted in older.iter().chain(newer) {
+            // What a device ran is noted later than what the host did.
+            let mut noted: Vec<&Noted> = older.iter().chain(newer).collect();
+            noted.sort_by_key(|noted| noted.start);
+            for noted in noted {
                 let instruction = &program[noted.at as usize];
                 let line = &lines[instruction.line as usize];
                 let micros = |from: Instant, to: Instant| {

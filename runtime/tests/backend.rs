@@ -38,7 +38,7 @@ impl Counting {
     }
     fn run(&self, what: &'static str) -> Result<(), CommandError> {
         match self.count(what) {
-            true => Err(CommandError { why: what.into() }),
+            true => Err(CommandError::from(what.to_string())),
             false => Ok(()),
         }
     }

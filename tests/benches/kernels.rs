@@ -236,11 +236,7 @@ fn compile_times(target: &Target) {
         let mut seen = std::collections::BTreeSet::new();
         for &node in &graph.order {
             let data = &graph.nodes[node];
-            let types: Vec<TensorType> = data
-                .inputs
-                .iter()
-                .map(|&v| graph.values[v].ty.clone())
-                .collect();
+            let types = graph.types(&data.inputs);
             let start = Instant::now();
             let Ok(kernel) = kernels::generate_op(&data.op, &types, target) else {
                 continue;

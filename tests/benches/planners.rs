@@ -292,7 +292,7 @@ fn row(name: &str, graph: &Graph, device: &Device) -> f64 {
 }
 
 /// Each heuristic's name, and all other heuristics.
-fn heuristics() -> [(&'static str, Heuristics); 6] {
+fn heuristics() -> [(&'static str, Heuristics); 7] {
     let all = Heuristics::ALL;
     [
         (
@@ -331,6 +331,13 @@ fn heuristics() -> [(&'static str, Heuristics); 6] {
             },
         ),
         ("all five", Heuristics::NONE),
+        (
+            "take_back",
+            Heuristics {
+                take_back: false,
+                ..all
+            },
+        ),
     ]
 }
 

@@ -71,6 +71,34 @@ fn attr(key: &str, kind: Kind, x: &TensorType) -> Option<Attr> {
     })
 }
 
+/// The op along each single dimension of its first operand, if it has such an attribute and its
+/// shape rule accepts this; else the op as it is.
+pub fn along_each_dimension(op: Op, types: &[TensorType]) -> Vec<Op> {
+    let operands: Vec<&TensorType> = types.iter().collect();
+    let along = |dim: i64| {
+        let changed = op.attrs().into_iter().map(|(key, attr)| match (key, attr) {
+            ("dim", Attr::Int(_)) => (key, Attr::Int(dim)),
+            ("dims", Attr::Ints(_)) => (key, Attr::Ints(vec![dim])),
+            unchanged => unchanged,
+        });
+        Op::new(op.name(), changed).expect("the attributes should be the op's")
+    };
+    let rank = types.first().map_or(0, TensorType::rank) as i64;
+    let all = (0..rank)
+        .map(along)
+        .filter(|op| op.infer(&operands).is_ok());
+    let mut distinct: Vec<Op> = vec![];
+    for op in all {
+        if !distinct.contains(&op) {
+            distinct.push(op);
+        }
+    }
+    match distinct.is_empty() {
+        true => vec![op],
+        false => distinct,
+    }
+}
+
 /// The operands, changed by the messages of the op's shape rule until they fit. `None` if a message
 /// does not say how.
 pub fn fitting(op: &Op, mut types: Vec<TensorType>) -> Option<Vec<TensorType>> {

@@ -443,11 +443,7 @@ fn groups(target: &Target) -> Vec<Wanted> {
             .filter(|&&node| graph.nodes[node].op.body().is_some())
         {
             let data = &graph.nodes[node];
-            let types: Vec<TensorType> = data
-                .inputs
-                .iter()
-                .map(|&v| graph.values[v].ty.clone())
-                .collect();
+            let types = graph.types(&data.inputs);
             let kernel =
                 kernels::generate_op(&data.op, &types, target).expect("groups should have kernels");
             if seen.insert(kernel.name) {

@@ -334,7 +334,13 @@ fn losses(w: &mut Wishes) {
         ins.push(w.of_numbers(F64, &[], &[0.1]));
         w.of("nll_sum", &attrs, ins, SAME);
     }
-    for (dtype, n) in [(F32, 3000), (BF16, 1037), (F64, 5), (F16, 0)] {
+    for (dtype, n) in [
+        (F32, 3000),
+        (BF16, 1037),
+        (F64, 5),
+        (F16, 0),
+        (BF16, 40_002),
+    ] {
         w.on("sum_squares", &[], &[ty(dtype, &[n])], Close::Ulps(16.0));
     }
     for sums in [[0.25, 0.5], [9.0, 16.0], [f64::NAN, 1.0]] {
@@ -582,7 +588,16 @@ fn products(w: &mut Wishes) {
             let x = ty(dtype, &if ta { [k, m] } else { [m, k] });
             let y = ty(dtype, &if tb { [n, k] } else { [k, n] });
             w.on("matmul", &flags(ta, tb), &[x.clone(), y.clone()], PRODUCT);
-            w.on("addmm", &flags(ta, tb), &[ty(dtype, &[n]), x, y], PRODUCT);
+            w.on(
+                "addmm",
+                &flags(ta, tb),
+                &[ty(dtype, &[n]), x.clone(), y.clone()],
+                PRODUCT,
+            );
+            if dtype == BF16 {
+                let before = ty(F32, &[m, n]);
+                w.on("matmul_sum", &flags(ta, tb), &[x, y, before], PRODUCT);
+            }
         }
         let batch = |rows: u64, columns: u64, flipped: bool| {
             let [a, b] = if flipped {
@@ -604,12 +619,42 @@ fn products(w: &mut Wishes) {
     // Sums that are cut.
     let long = [ty(F32, &[2, 1100]), ty(F32, &[1100, 3])];
     w.on("matmul", &flags(false, false), &long, PRODUCT);
+    let added = [&[ty(F32, &[3])], &long[..]].concat();
+    w.on("addmm", &flags(false, false), &added, PRODUCT);
+    let half = [ty(F16, &[1100, 2]), ty(F16, &[1100, 3])];
+    w.on("matmul_sum", &flags(true, false), &half, PRODUCT);
+    let continued = [&half[..], &[ty(F32, &[2, 3])]].concat();
+    w.on("matmul_sum", &flags(true, false), &continued, PRODUCT);
     for dtype in [F16, F64, I32, I64, U8] {
         let ins = [ty(dtype, &[3, 17]), ty(dtype, &[17, 5])];
         w.on("matmul", &flags(false, false), &ins, PRODUCT);
     }
+    tensor_cores(w);
     let none = [ty(F32, &[2, 1]), ty(F32, &[2, 0]), ty(F32, &[0, 3])];
     w.on("addmm", &flags(false, false), &none, PRODUCT);
+}
+
+/// Products whose lines are multiples of 16 bytes. The interpreter rounds the sum of 16 products
+/// once, the plain kernel after each.
+fn tensor_cores(w: &mut Wishes) {
+    let (rounded, sums) = (Close::OfLargest(1.0), Close::OfLargest(16.0));
+    let [m, k, n] = [136, 72, 200];
+    for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
+        let flags = [("ta", Attr::Bool(ta)), ("tb", Attr::Bool(tb))];
+        let x = ty(BF16, &if ta { [k, m] } else { [m, k] });
+        let y = ty(BF16, &if tb { [n, k] } else { [k, n] });
+        w.on("matmul", &flags, &[x.clone(), y.clone()], rounded);
+        let bias = ty(BF16, &if ta { vec![m, 1] } else { vec![n] });
+        w.on("addmm", &flags, &[bias, x.clone(), y.clone()], rounded);
+        let before = ty(F32, &[m, n]);
+        w.on("matmul_sum", &flags, &[x, y, before], sums);
+    }
+    // Any number of terms, if no line goes over them; several matrices; several tiles.
+    let flags = [("ta", Attr::Bool(true)), ("tb", Attr::Bool(false))];
+    let odd = [ty(BF16, &[2, 67, 8]), ty(BF16, &[2, 67, 16])];
+    w.on("matmul", &flags, &odd, rounded);
+    let wide = [ty(BF16, &[33, 264]), ty(BF16, &[33, 136])];
+    w.on("matmul_sum", &flags, &wide, sums);
 }
 
 fn attention(w: &mut Wishes) {

@@ -2,9 +2,12 @@
 //! GPU would do silently wrong: here by hand, through streams and events, and in `machine` by whole
 //! steps.
 
+mod answers;
+mod hostile;
 mod machine;
 mod models;
 mod steps;
+mod traced;
 mod watched;
 
 use runtime::cuda::{

@@ -36,21 +36,8 @@ fn fused(graph: &Graph) -> Graph {
         if data.op.body().is_none() {
             continue;
         }
-        let ins: Vec<TensorType> = data
-            .inputs
-            .iter()
-            .map(|&v| fused.values[v].ty.clone())
-            .collect();
-        let outs: Vec<TensorType> = data
-            .outputs
-            .iter()
-            .map(|&v| fused.values[v].ty.clone())
-            .collect();
-        let scratch = data
-            .op
-            .work(&ins.iter().collect::<Vec<_>>(), &outs)
-            .scratch
-            .cpu;
+        let (ins, outs) = (fused.types(&data.inputs), fused.types(&data.outputs));
+        let scratch = fused.work(node).scratch.cpu;
         for target in Target::ALL {
             let kernel = generate_op(&data.op, &ins, &target);
             let kernel = kernel.unwrap_or_else(|e| panic!("{e}\n{}", fused.node_name(node)));

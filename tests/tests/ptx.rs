@@ -36,15 +36,21 @@ fn ptx(kernels: &[Generated], target: &Target) -> String {
 
 /// Assembles PTX; returns the registers of each kernel. Panics if a kernel spills registers.
 fn assemble(ptxas: &Path, of: &str, ptx: &str, target: &Target) -> Vec<u32> {
-    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!(
-        "{of}.{}.{}.ptx",
-        target.cpu(),
-        std::process::id()
-    ));
+    if *target == Target::SM_100 {
+        // A driver compiles the text for later GPUs too.
+        assemble_for(ptxas, of, ptx, "sm_120");
+    }
+    assemble_for(ptxas, of, ptx, target.cpu())
+}
+
+/// The same for GPUs of an architecture.
+fn assemble_for(ptxas: &Path, of: &str, ptx: &str, arch: &str) -> Vec<u32> {
+    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("{of}.{arch}.{}.ptx", std::process::id()));
     std::fs::write(&file, ptx).unwrap();
     let cubin = file.with_extension("cubin");
     let out = Command::new(ptxas)
-        .arg(format!("-arch={}", target.cpu()))
+        .arg(format!("-arch={arch}"))
         .arg("-v")
         .arg(&file)
         .arg("-o")
@@ -54,7 +60,7 @@ fn assemble(ptxas: &Path, of: &str, ptx: &str, target: &Target) -> Vec<u32> {
     let said = String::from_utf8_lossy(&out.stderr).into_owned();
     assert!(
         out.status.success(),
-        "{} of {target}:\n{said}",
+        "{} for {arch}:\n{said}",
         file.display()
     );
     let mut registers = vec![];
@@ -117,21 +123,11 @@ fn assemble_models(ptxas: &Path, target: Target) {
             passes::graph::fuse::run(&mut graph);
             for &node in &graph.order {
                 let data = &graph.nodes[node];
-                let types: Vec<TensorType> = data
-                    .inputs
-                    .iter()
-                    .map(|&v| graph.values[v].ty.clone())
-                    .collect();
+                let types = graph.types(&data.inputs);
                 if data.op.is_alias() {
                     continue;
                 }
-                let outs = data.outputs.iter().map(|&v| graph.values[v].ty.clone());
-                let outs: Vec<TensorType> = outs.collect();
-                let scratch = data
-                    .op
-                    .work(&types.iter().collect::<Vec<_>>(), &outs)
-                    .scratch
-                    .gpu;
+                let scratch = graph.work(node).scratch.gpu;
                 let kernel = codegen::kernel(&data.op, &types, &target, scratch);
                 let kernel = kernel.unwrap_or_else(|e| panic!("{e}"));
                 if !kernel.phases.is_empty() {

@@ -388,6 +388,37 @@ fn clipping_is_pytorchs() {
     }
 }
 
+/// A kernel of a GPU reads a few hundred numbers at most, and a model may have more parameters.
+#[test]
+fn the_norm_of_many_gradients_is_added_up_in_parts() {
+    let model = linears(140, 4, 2);
+    let (rate, norm) = (1.0, 0.05);
+    let options = Options {
+        optimizer: Optimizer::Sgd,
+        clip_norm: Some(norm),
+        ..Options::default()
+    };
+    let compiled = compile(&model, &options);
+    let operands = |graph: &Graph| graph.nodes.values().map(|node| node.inputs.len()).max();
+    let (parameters, most) = (2 * 140, operands(&compiled.program.graph).unwrap());
+    assert!(most < parameters, "{most} operands");
+
+    let start = start(&model, 0.2);
+    let states = train(&compiled, &start, &[rate, 0.0, 0.0], 1).states;
+    let moved = start.iter().flat_map(|(path, before)| {
+        let after = floats(&states[path]);
+        let pairs = floats(before).into_iter().zip(after);
+        pairs.map(|(before, after)| f64::from(before - after).powi(2))
+    });
+    let moved = moved.sum::<f64>().sqrt();
+    assert!((moved - rate * norm).abs() < 1e-3 * norm, "{moved}");
+
+    let gpu = devices::named("h100").unwrap();
+    let cost = Roofline::new(&gpu);
+    let compiled = pipeline::compile(model, &options, &gpu, &cost, &mut |_| ()).unwrap();
+    codegen::emit(&compiled, &start, Some(codegen::Target::SM_90)).unwrap();
+}
+
 /// Clipping in two phases needs only decisions: gradients leave memory after their squares are
 /// summed, and are recomputed for their updates.
 #[test]

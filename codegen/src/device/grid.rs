@@ -36,8 +36,9 @@ pub(super) struct Grid {
     pub(super) thread: Value,
     block: Value,
     blocks: Value,
-    /// Bytes of memory that the block's threads share.
+    /// Bytes of memory that the block's threads share, and whether the launch gives them.
     shared_bytes: u64,
+    dynamic: bool,
 }
 
 impl Emit for Grid {
@@ -88,6 +89,7 @@ impl Grid {
             block,
             blocks,
             shared_bytes: 0,
+            dynamic: false,
         }
     }
 
@@ -96,9 +98,9 @@ impl Grid {
         if self.shared_bytes > 0 {
             self.b.set_shared(Shared {
                 symbol: format!("{}_shared", self.symbol),
-                bytes: self.shared_bytes,
-                align: 16,
-                dynamic: false,
+                bytes: if self.dynamic { 0 } else { self.shared_bytes },
+                align: if self.dynamic { 1024 } else { 16 },
+                dynamic: self.dynamic,
             });
         }
         self.b.finish()
@@ -131,6 +133,17 @@ impl Grid {
         let base = self.b.shared();
         let pointer = self.b.offset(base, from, Kind::I8);
         Tensor { pointer, dtype }
+    }
+
+    /// All shared memory of the block, for tiles: more than a kernel can have by itself.
+    pub(super) fn tiles(&mut self, bytes: u64) -> Value {
+        (self.shared_bytes, self.dynamic) = (bytes, true);
+        self.b.shared()
+    }
+
+    /// Bytes of shared memory that a launch gives.
+    pub(super) fn dynamic_bytes(&self) -> u64 {
+        if self.dynamic { self.shared_bytes } else { 0 }
     }
 
     // --- control ---
@@ -226,48 +239,28 @@ impl Grid {
     // --- numbers ---
 
     pub(super) fn add(&mut self, a: Value, b: Value) -> Value {
-        let op = if is_float(a) {
-            Arith::Addf
-        } else {
-            Arith::Addi
-        };
+        let op = by_kind(a, Arith::Addf, Arith::Addi);
         self.b.arith(op, &[a, b])
     }
 
     pub(super) fn sub(&mut self, a: Value, b: Value) -> Value {
-        let op = if is_float(a) {
-            Arith::Subf
-        } else {
-            Arith::Subi
-        };
+        let op = by_kind(a, Arith::Subf, Arith::Subi);
         self.b.arith(op, &[a, b])
     }
 
     pub(super) fn mul(&mut self, a: Value, b: Value) -> Value {
-        let op = if is_float(a) {
-            Arith::Mulf
-        } else {
-            Arith::Muli
-        };
+        let op = by_kind(a, Arith::Mulf, Arith::Muli);
         self.b.arith(op, &[a, b])
     }
 
     /// Compares signed integers.
     pub(super) fn less(&mut self, a: Value, b: Value) -> Value {
-        let by = if is_float(a) {
-            Predicate::Olt
-        } else {
-            Predicate::Slt
-        };
+        let by = by_kind(a, Predicate::Olt, Predicate::Slt);
         self.b.compare(by, a, b)
     }
 
     pub(super) fn equal(&mut self, a: Value, b: Value) -> Value {
-        let by = if is_float(a) {
-            Predicate::Oeq
-        } else {
-            Predicate::Eq
-        };
+        let by = by_kind(a, Predicate::Oeq, Predicate::Eq);
         self.b.compare(by, a, b)
     }
 
@@ -434,11 +427,7 @@ impl Grid {
         match dtype {
             DType::Bool => {
                 let zero = b.constant(0, x.ty());
-                let by = if is_float(x) {
-                    Predicate::Une
-                } else {
-                    Predicate::Ne
-                };
+                let by = by_kind(x, Predicate::Une, Predicate::Ne);
                 let bit = b.compare(by, x, zero);
                 b.convert(Convert::Extui, bit, Kind::I8)
             }
@@ -495,6 +484,10 @@ pub(super) fn kind_of(dtype: DType) -> Kind {
     storage(dtype).unwrap_or(Kind::I8)
 }
 
-fn is_float(x: Value) -> bool {
-    x.ty().kind().is_some_and(Kind::is_float)
+/// The choice for floating-point numbers, or the one for integers.
+fn by_kind<T>(x: Value, float: T, integer: T) -> T {
+    match x.ty().kind().is_some_and(Kind::is_float) {
+        true => float,
+        false => integer,
+    }
 }

@@ -5,6 +5,7 @@ use super::grid::{Grid, THREADS, Tensor, Unit, kind_of};
 use crate::mlir::{Arith, Emit, Kind, Predicate, Type, Value};
 use ir::DType;
 use ir::op::attrs::{ClipScale, NllLoss, NllLossBwd, NllSum};
+use ir::op::square_parts;
 
 /// The terms of some rows: -logp[i, target[i]], and whether the row counts.
 struct Terms {
@@ -172,18 +173,33 @@ fn slope(g: &mut Grid, reduction: i64, row: Value) -> Value {
     g.b.divf(minus, weight)
 }
 
-/// The sum of squares by one block, in f64.
+/// The sum of squares in f64: of each part by a block, then of the parts.
 pub(super) fn sum_squares(k: &mut Kernel<'_>) {
-    /// The number of loads that threads can have in flight.
-    const MANY: u32 = 1024;
+    /// The number of loads that a block's threads can have in flight.
+    const MANY: u32 = 512;
     let (n, dtype) = (k.x().numel(), k.x().dtype());
     let unit = Unit::dividing([k.x().bytes()]);
     let each = unit.0 / dtype.bytes();
-    k.phase(MANY, 1, |g| {
-        g.parts(1, |g, _| {
+    let units = n / each;
+    let parts = square_parts(n);
+    let in_part = units.div_ceil(parts);
+    k.scratch_bytes = match parts {
+        1 => 0,
+        _ => (8 * parts).next_multiple_of(64),
+    };
+    k.phase(MANY, parts, |g| {
+        let sums = match parts {
+            1 => g.result(0),
+            _ => g.scratch(0, DType::F64),
+        };
+        g.parts(parts, |g, part| {
             let x = g.operand(0);
+            let first = g.times(part, in_part);
+            let (end, all) = (g.plus(first, in_part as i64), g.b.long(units));
+            let (end, step) = (g.b.minui(end, all), g.b.long(MANY.into()));
+            let from = g.b.addi(first, g.thread);
             let start = g.float(0.0, Kind::F64);
-            let sum = g.share(n / each, &[start], |g, i, sum| {
+            let sum = g.repeat([from, end, step], &[start], |g, i, sum| {
                 let ty = Type::of(kind_of(dtype), each);
                 let pointer = g.b.offset_by(x.pointer, i.into(), unit.ty());
                 let all = g.b.load(pointer, ty, unit.0);
@@ -196,6 +212,22 @@ pub(super) fn sum_squares(k: &mut Kernel<'_>) {
                     sum = g.add(sum, square);
                 }
                 vec![sum]
+            });
+            let room = g.shared(MANY.into(), DType::F64);
+            let total = g.total(sum[0], room);
+            g.once(|g| g.put(sums, part, total));
+        });
+    });
+    if parts == 1 {
+        return;
+    }
+    k.phase(MANY, 1, |g| {
+        g.parts(1, |g, _| {
+            let sums = g.scratch(0, DType::F64);
+            let start = g.float(0.0, Kind::F64);
+            let sum = g.share(parts, &[start], |g, part, sum| {
+                let one = g.get(sums, part);
+                vec![g.add(sum[0], one)]
             });
             let room = g.shared(MANY.into(), DType::F64);
             let total = g.total(sum[0], room);

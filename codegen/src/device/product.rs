@@ -1,12 +1,16 @@
-//! Products of matrices: a block of threads computes a tile of 64 × 64, each thread 4 × 4 of it.
-//! Tiles of the factors pass through shared memory, 16 deep.
+//! Products of matrices. Those of bf16 are computed by tensor cores where sizes permit it:
+//! [`super::tensor`]. Otherwise a block of threads computes a tile of 64 × 64, each thread 4 × 4 of
+//! it. Tiles of the factors pass through shared memory, 16 deep.
 //!
 //! A sum is a chain of fused multiply-adds that is cut every [`artifact::PRODUCT_DEPTH`] terms, as
-//! in the plain kernel. So on processors with fused multiply-adds both have the same bits.
+//! in the plain kernel. The parts are added one after the other to the addend, or to nothing. So on
+//! processors with fused multiply-adds both have the same bits, and a sum may be continued by
+//! another product.
 
 use super::Kernel;
 use super::grid::{Grid, Tensor};
 use super::moves::broadcast;
+use super::tensor;
 use crate::kernels::wide;
 use crate::mlir::{Emit, Kind, Type, Value};
 use ir::op::attrs::Product;
@@ -27,28 +31,29 @@ const STEPS: u64 = artifact::PRODUCT_DEPTH as u64 / DEPTH;
 /// A factor: the position of element (outer, depth) of a matrix. `outer` is a row of the left
 /// factor or a column of the right one.
 #[derive(Clone, Copy)]
-struct Factor {
-    operand: usize,
-    outer: u64,
+pub(super) struct Factor {
+    pub(super) operand: usize,
+    pub(super) outer: u64,
     /// The strides along both.
-    steps: [u64; 2],
+    pub(super) steps: [u64; 2],
 }
 
-struct Sizes {
-    batch: u64,
-    m: u64,
-    k: u64,
-    n: u64,
-    left: Factor,
-    right: Factor,
-    /// The strides of the operand that is added, along the result's dimensions.
-    addend: Option<Vec<i64>>,
+pub(super) struct Sizes {
+    pub(super) batch: u64,
+    pub(super) m: u64,
+    pub(super) k: u64,
+    pub(super) n: u64,
+    pub(super) left: Factor,
+    pub(super) right: Factor,
+    /// The operand that is added, with its strides along the result's dimensions.
+    pub(super) addend: Option<(usize, Vec<i64>)>,
     /// The type of sums.
     sums: DType,
 }
 
 impl Sizes {
-    fn new(k: &Kernel<'_>, a: &Product, first: usize) -> Sizes {
+    /// The factors are operands `first` and `first + 1`.
+    fn new(k: &Kernel<'_>, a: &Product, first: usize, addend: Option<usize>) -> Sizes {
         let last2 = |ty: &TensorType| [ty.shape()[ty.rank() - 2], ty.shape()[ty.rank() - 1]];
         let (x, w) = (last2(&k.operands[first]), last2(&k.operands[first + 1]));
         let [m, n] = last2(k.y());
@@ -73,21 +78,29 @@ impl Sizes {
                 outer: n,
                 steps: if a.tb { [w[1], 1] } else { [1, w[1]] },
             },
-            addend: (first == 1).then(|| broadcast(k.x().shape(), k.y().shape())),
+            addend: addend.map(|i| (i, broadcast(k.operands[i].shape(), k.y().shape()))),
             sums,
         }
     }
 }
 
 pub(super) fn matmul(k: &mut Kernel<'_>, a: &Product) {
-    product(k, &Sizes::new(k, a, 0));
+    product(k, &Sizes::new(k, a, 0, None));
 }
 
 pub(super) fn addmm(k: &mut Kernel<'_>, a: &Product) {
-    product(k, &Sizes::new(k, a, 1));
+    product(k, &Sizes::new(k, a, 1, Some(0)));
+}
+
+pub(super) fn matmul_sum(k: &mut Kernel<'_>, a: &Product) {
+    let before = (k.operands.len() == 3).then_some(2);
+    product(k, &Sizes::new(k, a, 0, before));
 }
 
 fn product(k: &mut Kernel<'_>, s: &Sizes) {
+    if tensor::fits(k, s) {
+        return tensor::product(k, s);
+    }
     let parts = s.batch * s.m.div_ceil(TILE) * s.n.div_ceil(TILE);
     k.phase(THREADS as u32, parts, |g| {
         g.parts(parts, |g, part| {
@@ -123,9 +136,13 @@ impl Tile<'_> {
         let nothing = vec![zero; (EACH * EACH) as usize];
         let steps = self.s.k.div_ceil(DEPTH);
         if steps <= STEPS {
-            return g.count(steps, &nothing, |g, step, sums| self.step(g, step, sums));
+            let sums = g.count(steps, &nothing, |g, step, sums| self.step(g, step, sums));
+            let starts = self.starts(g);
+            let pairs = starts.iter().zip(&sums);
+            return pairs.map(|(&start, &sum)| g.add(start, sum)).collect();
         }
-        g.count(steps.div_ceil(STEPS), &nothing, |g, cut, totals| {
+        let starts = self.starts(g);
+        g.count(steps.div_ceil(STEPS), &starts, |g, cut, totals| {
             let first = g.times(cut, STEPS);
             let (end, all) = (g.plus(first, STEPS as i64), g.b.long(steps));
             let (end, one) = (g.b.minui(end, all), g.b.long(1));
@@ -208,35 +225,55 @@ impl Tile<'_> {
         (0..EACH).map(|i| g.b.extract(all, i)).collect()
     }
 
+    /// What the sums of a thread's part are added to: the addend, or the number that changes none.
+    fn starts(&self, g: &mut Grid) -> Vec<Value> {
+        let none = match self.s.sums {
+            DType::I64 => zero(g, self.s.sums),
+            sums => g.float(-0.0, wide(sums)),
+        };
+        let Some((operand, steps)) = &self.s.addend else {
+            return vec![none; (EACH * EACH) as usize];
+        };
+        let mut starts = vec![];
+        for (at, inside) in self.places(g) {
+            let start = g.choose(inside, &[none], |g| {
+                let from = g.offset(&at[3 - steps.len()..], steps, 0);
+                let c = g.operand(*operand);
+                vec![g.get(c, from)]
+            });
+            starts.push(start[0]);
+        }
+        starts
+    }
+
     /// Writes a thread's part of the result.
     fn write(&self, g: &mut Grid, sums: &[Value]) {
+        let steps = [self.s.m * self.s.n, self.s.n, 1].map(|step| step as i64);
+        for ((at, inside), &sum) in self.places(g).into_iter().zip(sums) {
+            g.when(inside, |g| {
+                let (to, y) = (g.offset(&at, &steps, 0), g.result(0));
+                g.put(y, to, sum);
+            });
+        }
+    }
+
+    /// The elements of a thread's part: batch, row and column of each, and whether it exists.
+    fn places(&self, g: &mut Grid) -> Vec<([Value; 3], Value)> {
         let s = self.s;
         let [row, column] = g.divided(g.thread, TILE / EACH);
         let [row, column] = [(row, self.top), (column, self.left)].map(|(at, first)| {
             let past = g.times(at, EACH);
             g.b.addi(first, past)
         });
-        for (number, &sum) in sums.iter().enumerate() {
-            let row = g.plus(row, (number as u64 / EACH) as i64);
-            let column = g.plus(column, (number as u64 % EACH) as i64);
+        let mut places = vec![];
+        for number in 0..EACH * EACH {
+            let row = g.plus(row, (number / EACH) as i64);
+            let column = g.plus(column, (number % EACH) as i64);
             let [a, b] = [g.below(row, s.m), g.below(column, s.n)];
             let inside = g.b.andi(a, b);
-            g.when(inside, |g| {
-                let at = [self.batch, row, column];
-                let sum = match &s.addend {
-                    Some(steps) => {
-                        let from = g.offset(&at[3 - steps.len()..], steps, 0);
-                        let c = g.operand(0);
-                        let c = g.get(c, from);
-                        g.add(c, sum)
-                    }
-                    None => sum,
-                };
-                let steps = [s.m * s.n, s.n, 1].map(|step| step as i64);
-                let (to, y) = (g.offset(&at, &steps, 0), g.result(0));
-                g.put(y, to, sum);
-            });
+            places.push(([self.batch, row, column], inside));
         }
+        places
     }
 }
 

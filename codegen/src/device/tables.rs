@@ -18,6 +18,21 @@ fn element(ty: &TensorType) -> Unit {
     Unit(ty.dtype().bytes())
 }
 
+/// The bits at a column of a row of `width` units, if the row exists; otherwise all ones.
+fn row_bits(
+    g: &mut Grid,
+    table: Tensor,
+    (row, exists): (Value, Value),
+    (column, width): (Value, u64),
+    unit: Unit,
+) -> Value {
+    guarded(g, exists, unit, |g| {
+        let from = g.times(row, width);
+        let from = g.b.addi(from, column);
+        g.bits(table, from, unit)
+    })
+}
+
 /// Bits that are read if a condition holds; otherwise all ones.
 fn guarded(
     g: &mut Grid,
@@ -41,12 +56,8 @@ pub(super) fn embedding(k: &mut Kernel<'_>) {
         let [which, column] = g.divided(i, width);
         let (w, index, y) = (g.operand(0), g.operand(1), g.result(0));
         let row = g.get(index, which);
-        let inside = g.below(row, rows);
-        let bits = guarded(g, inside, unit, |g| {
-            let from = g.times(row, width);
-            let from = g.b.addi(from, column);
-            g.bits(w, from, unit)
-        });
+        let exists = g.below(row, rows);
+        let bits = row_bits(g, w, (row, exists), (column, width), unit);
         g.put_bits(y, i, bits, unit);
     });
 }
@@ -252,12 +263,8 @@ pub(super) fn index(k: &mut Kernel<'_>) {
     k.elements(points.n() * width, |g, i| {
         let (x, y) = (g.operand(0), g.result(0));
         let [point, column] = g.divided(i, width);
-        let (row, inside) = points.row(g, point);
-        let bits = guarded(g, inside, unit, |g| {
-            let from = g.times(row, width);
-            let from = g.b.addi(from, column);
-            g.bits(x, from, unit)
-        });
+        let row = points.row(g, point);
+        let bits = row_bits(g, x, row, (column, width), unit);
         g.put_bits(y, i, bits, unit);
     });
 }

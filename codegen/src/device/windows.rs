@@ -3,7 +3,7 @@
 //! dimension is treated as two, the first of size 1.
 
 use super::Kernel;
-use super::grid::{Grid, THREADS};
+use super::grid::{Grid, THREADS, Tensor};
 use crate::kernels::wide;
 use crate::mlir::{Emit, Kind, Predicate, Type, Value};
 use ir::DType;
@@ -45,6 +45,20 @@ impl Axis {
     }
 }
 
+/// Where an image is read at a tap, in both dimensions, and whether that place exists: `along` is
+/// [`Axis::input`] or [`Axis::output`].
+fn reads(
+    g: &mut Grid,
+    axes: [Axis; 2],
+    along: impl Fn(&Axis, &mut Grid, Value, Value) -> (Value, Value),
+    [y, x]: [Value; 2],
+    [tap_y, tap_x]: [Value; 2],
+) -> ([Value; 2], Value) {
+    let (y, in_y) = along(&axes[0], g, y, tap_y);
+    let (x, in_x) = along(&axes[1], g, x, tap_x);
+    ([y, x], g.b.andi(in_y, in_x))
+}
+
 /// Loops over the taps of a window; returns the values that iterations pass on.
 fn taps(
     g: &mut Grid,
@@ -79,10 +93,8 @@ pub(super) fn max_pool2d(k: &mut Kernel<'_>, a: &Pool) {
             Kind::I64 => g.b.long(i64::MIN as u64),
             kind => g.float(f64::NEG_INFINITY, kind),
         };
-        let best = taps(g, axes, &[lowest, none], |g, [ky, kx], best| {
-            let (iy, in_y) = axes[0].input(g, row, ky);
-            let (ix, in_x) = axes[1].input(g, column, kx);
-            let inside = g.b.andi(in_y, in_x);
+        let best = taps(g, axes, &[lowest, none], |g, tap, best| {
+            let ([iy, ix], inside) = reads(g, axes, Axis::input, [row, column], tap);
             g.choose(inside, best, |g| {
                 let place = g.times(iy, xs[3]);
                 let place = g.b.addi(place, ix);
@@ -230,13 +242,11 @@ pub(super) fn convolution(k: &mut Kernel<'_>, a: &Convolution) {
         let zero = g.float(0.0, kind);
         let sum = g.count(s.inputs, &[zero], |g, c, sum| {
             let channel = g.b.addi(first, c);
-            taps(g, s.axes, sum, |g, [ky, kx], sum| {
-                let (iy, in_y) = s.axes[0].input(g, oy, ky);
-                let (ix, in_x) = s.axes[1].input(g, ox, kx);
-                let inside = g.b.andi(in_y, in_x);
+            taps(g, s.axes, sum, |g, tap, sum| {
+                let ([iy, ix], inside) = reads(g, s.axes, Axis::input, [oy, ox], tap);
                 g.choose(inside, sum, |g| {
                     let from = place(g, [image, channel, iy, ix], s.x());
-                    let by = place(g, [o, c, ky, kx], s.w());
+                    let by = place(g, [o, c, tap[0], tap[1]], s.w());
                     let (x, w) = (g.operand(0), g.operand(1));
                     let (x, w) = (g.get(x, from), g.get(w, by));
                     vec![g.b.fma(x, w, sum[0])]
@@ -279,13 +289,11 @@ fn of_inputs(k: &mut Kernel<'_>, s: &Sizes, j: usize) {
         let zero = g.float(0.0, kind);
         let sum = g.count(s.outputs, &[zero], |g, o, sum| {
             let o = g.b.addi(first, o);
-            taps(g, s.axes, sum, |g, [ky, kx], sum| {
-                let (oy, in_y) = s.axes[0].output(g, iy, ky);
-                let (ox, in_x) = s.axes[1].output(g, ix, kx);
-                let inside = g.b.andi(in_y, in_x);
+            taps(g, s.axes, sum, |g, tap, sum| {
+                let ([oy, ox], inside) = reads(g, s.axes, Axis::output, [iy, ix], tap);
                 g.choose(inside, sum, |g| {
-                    let from = self::place(g, [image, o, oy, ox], s.y());
-                    let by = self::place(g, [o, c, ky, kx], s.w());
+                    let from = place(g, [image, o, oy, ox], s.y());
+                    let by = place(g, [o, c, tap[0], tap[1]], s.w());
                     let (dy, w) = (g.operand(0), g.operand(2));
                     let (dy, w) = (g.get(dy, from), g.get(w, by));
                     vec![g.b.fma(dy, w, sum[0])]
@@ -297,9 +305,19 @@ fn of_inputs(k: &mut Kernel<'_>, s: &Sizes, j: usize) {
     });
 }
 
+/// Adds up a block's threads, and writes the sum as element `i` of result `j`.
+fn put_total(g: &mut Grid, sum: Value, room: Tensor, (j, i): (usize, Value)) {
+    let total = g.total(sum, room);
+    g.once(|g| {
+        let result = g.result(j);
+        let total = g.rounded(total, result.dtype);
+        g.put(result, i, total);
+    });
+}
+
 /// A block has a weight: its threads share the outputs. Sums are f64.
 fn of_weights(k: &mut Kernel<'_>, s: &Sizes, j: usize) {
-    let (n, dtype) = (s.w().iter().product(), k.results[j].dtype());
+    let n = s.w().iter().product();
     let outputs = [s.batch, s.axes[0].output, s.axes[1].output];
     k.phase(THREADS, n, |g| {
         g.parts(n, |g, weight| {
@@ -311,9 +329,7 @@ fn of_weights(k: &mut Kernel<'_>, s: &Sizes, j: usize) {
             let zero = g.float(0.0, Kind::F64);
             let sum = g.share(outputs.iter().product(), &[zero], |g, i, sum| {
                 let at = g.coordinates(i, &outputs);
-                let (iy, in_y) = s.axes[0].input(g, at[1], ky);
-                let (ix, in_x) = s.axes[1].input(g, at[2], kx);
-                let inside = g.b.andi(in_y, in_x);
+                let ([iy, ix], inside) = reads(g, s.axes, Axis::input, [at[1], at[2]], [ky, kx]);
                 g.choose(inside, sum, |g| {
                     let from = place(g, [at[0], o, at[1], at[2]], s.y());
                     let of = place(g, [at[0], channel, iy, ix], s.x());
@@ -323,18 +339,14 @@ fn of_weights(k: &mut Kernel<'_>, s: &Sizes, j: usize) {
                     vec![g.b.fma(dy, x, sum[0])]
                 })
             });
-            let total = g.total(sum[0], room);
-            g.once(|g| {
-                let (dw, total) = (g.result(j), g.rounded(total, dtype));
-                g.put(dw, weight, total);
-            });
+            put_total(g, sum[0], room, (j, weight));
         });
     });
 }
 
 /// A block has a channel of outputs.
 fn of_biases(k: &mut Kernel<'_>, s: &Sizes, j: usize) {
-    let (channels, dtype) = (s.y()[1], k.results[j].dtype());
+    let channels = s.y()[1];
     let outputs = [s.batch, s.axes[0].output, s.axes[1].output];
     k.phase(THREADS, channels, |g| {
         g.parts(channels, |g, o| {
@@ -348,11 +360,7 @@ fn of_biases(k: &mut Kernel<'_>, s: &Sizes, j: usize) {
                 let dy = g.double(dy);
                 vec![g.add(sum[0], dy)]
             });
-            let total = g.total(sum[0], room);
-            g.once(|g| {
-                let (db, total) = (g.result(j), g.rounded(total, dtype));
-                g.put(db, o, total);
-            });
+            put_total(g, sum[0], room, (j, o));
         });
     });
 }

@@ -6,6 +6,7 @@ use super::emit::{Emitter, Threads};
 use super::machine::Machine;
 use super::plan::Plan;
 use crate::mlir::{Body, Builder, Kind, Parameter, Space, Step, Type, Value};
+use ir::Processor;
 
 /// Elements of a vector. It does not depend on the width of the processor's registers, so results
 /// are the same bits on every CPU.
@@ -27,12 +28,14 @@ pub(super) struct Cpu {
 }
 
 impl Machine for Cpu {
+    const PROCESSOR: Processor = Processor::Cpu;
     const MOST_ALIGN: u64 = 64;
     const FUNCTIONS: Functions = Functions::Polynomials;
     const UNROLLS: bool = true;
     const ROLLED: bool = false;
     const CACHES: bool = true;
     const PARTS_FOLLOW: bool = true;
+    const SUMS_AT_ONCE: u64 = 1;
 
     fn new(plan: &Plan<'_>) -> Cpu {
         let draws = |prim: &Prim| matches!(prim, Prim::Random(_));

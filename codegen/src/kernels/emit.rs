@@ -47,10 +47,10 @@ pub(super) fn emit<M: Threads>(plan: &Plan<'_>) -> Result<Emitted, mlir::Error> 
         if let Known::Columns { of, .. } = out.known {
             let (kind, offset) = (plan.dag.kind(of), scratch_bytes);
             sums.insert(j, Sums { kind, offset });
-            scratch_bytes += plan.space.partial_bytes(out.value);
+            scratch_bytes += plan.space.partial_bytes(out.value, M::PROCESSOR);
         }
     }
-    let (rows_each, sum_parts) = plan.space.parts();
+    let (rows_each, sum_parts) = plan.space.parts(M::PROCESSOR);
     let (mut module, mut functions) = (Module::default(), vec![]);
 
     let mut emitter = Emitter::<M>::new(plan, &passes, &sums, scratch_bytes, 0);

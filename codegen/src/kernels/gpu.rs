@@ -8,6 +8,7 @@ use super::plan::Plan;
 use crate::mlir::{
     Body, Builder, Convert, Kind, Parameter, Predicate, Shared, Space, Special, Type, Value,
 };
+use ir::Processor;
 
 /// Bytes of a thread's load or store.
 const VECTOR: u64 = 16;
@@ -96,12 +97,14 @@ fn exchanged(b: &mut Builder, x: Value, all: Value, distance: Value, clamp: Valu
 }
 
 impl Machine for Gpu {
+    const PROCESSOR: Processor = Processor::Gpu;
     const MOST_ALIGN: u64 = VECTOR;
     const FUNCTIONS: Functions = Functions::Hardware;
     const UNROLLS: bool = false;
     const ROLLED: bool = true;
     const CACHES: bool = false;
     const PARTS_FOLLOW: bool = false;
+    const SUMS_AT_ONCE: u64 = 8;
 
     fn new(plan: &Plan<'_>) -> Gpu {
         let lanes = lanes(plan);

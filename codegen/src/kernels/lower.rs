@@ -420,6 +420,7 @@ impl<'a> Lowering<'a> {
             | Op::BatchNormBwd(_)
             | Op::Matmul(_)
             | Op::Addmm(_)
+            | Op::MatmulSum(_)
             | Op::Convolution(_)
             | Op::ConvolutionBwd(_)
             | Op::MaxPool2d(_)

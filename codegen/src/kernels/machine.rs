@@ -4,9 +4,12 @@
 
 use super::dag::Functions;
 use super::plan::Plan;
+use ir::Processor;
 
 /// A machine for which kernels are planned.
 pub(super) trait Machine: Sized {
+    /// Its kind.
+    const PROCESSOR: Processor;
     /// The largest alignment that a load or store states: the one of the widest register.
     const MOST_ALIGN: u64;
     /// How functions such as the exponential are computed.
@@ -21,6 +24,9 @@ pub(super) trait Machine: Sized {
     const CACHES: bool;
     /// One call computes consecutive parts, so their rows are one loop.
     const PARTS_FOLLOW: bool;
+    /// Parts whose sums over rows are added up at the same time: loads that wait for memory
+    /// together.
+    const SUMS_AT_ONCE: u64;
 
     /// The machine for a kernel.
     fn new(plan: &Plan<'_>) -> Self;

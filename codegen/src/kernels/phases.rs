@@ -205,7 +205,6 @@ impl<M: Threads> Emitter<'_, M> {
         [from, to]: [Value; 2],
         sum_parts: u64,
     ) {
-        let columns = self.plan.space.columns();
         let memory = self.memory(j);
         let result = Elements {
             pointer: self.arguments[self.plan.operands.len() + j],
@@ -214,19 +213,44 @@ impl<M: Threads> Emitter<'_, M> {
         };
         let [from, step] = M::share(self, from, width, width);
         self.repeat([from, to, step], &[], |e, at, _| {
-            let bounds = [0, sum_parts, 1].map(|i| e.index(i));
-            let start = e.constant(0, sums.kind, width);
-            let total = e.repeat(bounds, &[start], |e, part, before| {
-                let stride = e.index(columns);
-                let row = e.b.muli(part, stride);
-                let place = e.b.addi(row, at);
-                let x = e.load(sums, place, width);
-                vec![e.combine(Fold::Sum, before[0], x)]
+            let whole = sum_parts / M::SUMS_AT_ONCE * M::SUMS_AT_ONCE;
+            let bounds = [0, whole, M::SUMS_AT_ONCE].map(|i| e.index(i));
+            let zero = e.constant(0, sums.kind, width);
+            let starts = vec![zero; M::SUMS_AT_ONCE as usize];
+            let totals = e.repeat(bounds, &starts, |e, part, before| {
+                let parts = (0..M::SUMS_AT_ONCE).map(|i| e.sum_of_part(sums, part, i, at, width));
+                let parts: Vec<Value> = parts.collect();
+                let pairs = before.iter().zip(parts);
+                pairs
+                    .map(|(&before, x)| e.combine(Fold::Sum, before, x))
+                    .collect()
             });
-            let x = e.finished(j, total[0]);
+            let mut total = totals[0];
+            for &more in &totals[1..] {
+                total = e.combine(Fold::Sum, total, more);
+            }
+            for i in 0..sum_parts - whole {
+                let part = e.index(whole);
+                let x = e.sum_of_part(sums, part, i, at, width);
+                total = e.combine(Fold::Sum, total, x);
+            }
+            let x = e.finished(j, total);
             e.store(x, result, at);
             vec![]
         });
+    }
+
+    /// The sums of part `part + i` for `width` columns from `at` on.
+    fn sum_of_part(&mut self, sums: Elements, part: Value, i: u64, at: Value, width: u64) -> Value {
+        let [stride, past] = [self.plan.space.columns(), i].map(|i| self.index(i));
+        let part = if i == 0 {
+            part
+        } else {
+            self.b.addi(part, past)
+        };
+        let row = self.b.muli(part, stride);
+        let place = self.b.addi(row, at);
+        self.load(sums, place, width)
     }
 
     /// A sum over all rows in the type of its result.

@@ -160,8 +160,9 @@ pub(crate) struct Compiling {
     /// parameters after the backward [default: backward]
     #[arg(long, value_parser = update())]
     pub(crate) update: Option<Update>,
-    /// The machine to plan for: its name, or a .toml file that describes it [default: cpu]
-    #[arg(long, value_name = "NAME|FILE.toml")]
+    /// The machine to plan for: its name, or a .toml file that describes it. cuda or cuda:1 is a
+    /// GPU of this machine, with the memory that is free; `train` then runs there [default: cpu]
+    #[arg(long, value_name = "NAME|FILE.toml|cuda:N")]
     pub(crate) device: Option<String>,
     /// Limit of device memory for the whole step: 20GiB, 64MiB, a number of bytes, or 60% of what
     /// keeping everything needs [default: the device's memory]
@@ -387,8 +388,9 @@ pub(crate) struct ProfileArgs {
     /// When updates run, as for `plan` [default: backward]
     #[arg(long, value_parser = update())]
     pub(crate) update: Option<Update>,
-    /// The device that the profile describes: its name, or a .toml file [default: cpu]
-    #[arg(long, value_name = "NAME|FILE.toml")]
+    /// The device that the profile describes: its name, or a .toml file. cuda:0 is a GPU of this
+    /// machine, which is then measured instead of the processor [default: cpu]
+    #[arg(long, value_name = "NAME|FILE.toml|cuda:N")]
     pub(crate) device: Option<String>,
     /// The kernels, as for `plan`. Each generated kernel is measured, and also its ops separately
     /// [default: generated]

@@ -166,11 +166,26 @@ pub(crate) fn artifact(
     code_for: Option<CodeFor>,
     dumps: Dumps,
 ) -> Result<Artifact, Failure> {
-    // Checked before any work: a model that cannot run need not be planned.
+    artifact_on(
+        model::machine(compiling)?,
+        model,
+        compiling,
+        code_for,
+        dumps,
+    )
+}
+
+/// The same on a machine that is known already.
+pub(crate) fn artifact_on(
+    mut machine: model::Machine,
+    model: Model,
+    compiling: &Compiling,
+    code_for: Option<CodeFor>,
+    dumps: Dumps,
+) -> Result<Artifact, Failure> {
     if !model.unsupported.is_empty() {
         return Err(Failure::Input(unsupported(&model.unsupported)));
     }
-    let mut machine = model::machine(compiling)?;
     let target = target(code_for, &machine.device)?;
     // Scratch differs by what runs the kernels.
     machine.device.sm = target.and_then(|target| target.sm());

@@ -118,8 +118,8 @@ pub(crate) fn json(points: &[Point]) -> Vec<Json> {
 /// The curve for people: every point, one a line.
 pub(crate) fn table(points: &[Point]) -> String {
     let mut out = format!(
-        "{:>12}  {:>9}  {:>14}  {:>10}  {:>14}\n",
-        "budget", "of keep", "predicted step", "overhead", "1% less costs"
+        "{:>12}  {:>8}  {:>14}  {:>14}  {:>8}  {:>14}\n",
+        "budget", "of keep", "bytes", "predicted step", "overhead", "1% less costs"
     );
     for p in points {
         let price = p.micros_per_percent.map_or("-".into(), micros);
@@ -133,9 +133,10 @@ pub(crate) fn table(points: &[Point]) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(
             out,
-            "{:>12}  {:>8.1}%  {:>14}  {:>+9.1}%  {price:>14}{chosen}",
+            "{:>12}  {:>7.1}%  {:>14}  {:>14}  {:>+7.1}%  {price:>14}{chosen}",
             short(p.bytes),
             100.0 * p.of_keep,
+            p.bytes,
             micros(p.micros),
             100.0 * p.slower,
         );

@@ -2,19 +2,16 @@
 
 use crate::args::DevicesArgs;
 use crate::failure::Failure;
+use crate::gpu;
 use crate::out::out;
 use crate::size::{flops, rate, short};
 use ir::Device;
-use passes::devices;
 use runtime::cuda::{Driver, DriverError, Found};
 use serde_json::json;
 
 /// Runs the command.
 pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
-    let known: Vec<Device> = devices::names()
-        .into_iter()
-        .map(|name| devices::named(name).expect("a machine that comes with Lighterage should read"))
-        .collect();
+    let known = gpu::known();
     let gpus = gpus();
     if args.json {
         out!("{}", to_json(&known, &gpus));
@@ -37,18 +34,6 @@ fn gpus() -> Result<Gpus, DriverError> {
         version: driver.version()?,
         found: Found::all(&driver)?,
     })
-}
-
-/// The known machine that describes a GPU, if any.
-fn described<'a>(known: &'a [Device], gpu: &Found) -> Option<&'a str> {
-    let words = |text: &str| text.to_uppercase().replace([' ', '-', '_'], "");
-    let name = words(&gpu.name);
-    let model = |device: &&Device| {
-        let model = device.name.split('-').next().unwrap_or_default();
-        // Names of GPUs have digits; `cpu` and `test` have none.
-        model.contains(|c: char| c.is_ascii_digit()) && name.contains(&words(model))
-    };
-    known.iter().find(model).map(|device| device.name.as_str())
 }
 
 fn print(known: &[Device], gpus: &Result<Gpus, DriverError>) {
@@ -79,8 +64,8 @@ fn print(known: &[Device], gpus: &Result<Gpus, DriverError>) {
             let (major, minor) = (version / 1000, version % 1000 / 10);
             out!("GPUs of this machine; the driver serves CUDA {major}.{minor}");
             for gpu in found {
-                let like = match described(known, gpu) {
-                    Some(name) => format!("--device {name} describes it"),
+                let like = match gpu::described(known, gpu) {
+                    Some(device) => format!("--device {} describes it", device.name),
                     None => "no --device describes it: write a .toml file".to_string(),
                 };
                 let Found {
@@ -116,7 +101,7 @@ fn to_json(known: &[Device], gpus: &Result<Gpus, DriverError>) -> serde_json::Va
             "name": gpu.name,
             "sm": gpu.sm,
             "bytes": gpu.bytes,
-            "device": described(known, gpu),
+            "device": gpu::described(known, gpu).map(|device| &device.name),
         })
     };
     let known_json: Vec<_> = known.iter().map(machine).collect();

@@ -8,7 +8,9 @@ use crate::out::{self, out};
 use crate::size::{bytes, micros, short};
 use ir::{Graph, Value};
 use passes::decide::Problem;
-use passes::explain::{self, Choice, Explanation, Named, Stay};
+use passes::explain::{
+    self, Choice, ChunkExplanation, Event, Explanation, Hosted, Named, Outcome, Stay,
+};
 use serde_json::{Value as Json, json};
 
 /// Members of a module that are listed.
@@ -60,6 +62,14 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
                 &note,
             );
         }
+        Named::Chunk(chunk) => {
+            let explanation = explain::explain_chunk(&compiled, &problem, &chunk);
+            let values = chunk.states.iter().map(|&state| graph.states[state].before);
+            let rows: Vec<Row> = values
+                .map(|value| row(&compiled, &problem, value))
+                .collect();
+            show_chunk(args, &explanation, &rows);
+        }
         Named::Module(values) | Named::Buffer(values) => {
             let rows: Vec<Row> = values
                 .iter()
@@ -73,7 +83,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
                 false => format!("near: {}", near.join(", ")),
             };
             return Err(Failure::Input(format!(
-                "there is no value, state or module {asked}; {near}"
+                "there is no value, state or module {asked:?}; {near}"
             )));
         }
     }
@@ -132,23 +142,49 @@ fn row(compiled: &passes::pipeline::Compiled, problem: &Problem<'_>, value: Valu
 
 fn list(args: &ExplainArgs, module: &str, rows: &[Row]) {
     if args.json {
-        let rows: Vec<Json> = rows
-            .iter()
-            .map(|r| json!({"name": r.name, "bytes": r.bytes, "class": r.class, "decided": r.what}))
-            .collect();
-        out!("{}", json!({"module": module, "values": rows}));
+        out!("{}", json!({"module": module, "values": rows_json(rows)}));
         return;
     }
     out!("{module}: {} values", rows.len());
+    print_rows(rows);
+}
+
+fn show_chunk(args: &ExplainArgs, chunk: &ChunkExplanation, rows: &[Row]) {
+    if args.json {
+        let copies = chunk.copies.iter().map(event_json);
+        out!(
+            "{}",
+            json!({
+                "chunk": chunk.name,
+                "bytes": chunk.bytes,
+                "places": chunk.stays.iter().map(stay_json).collect::<Vec<_>>(),
+                "copies": copies.collect::<Vec<_>>(),
+                "updated_there": chunk.updated_there,
+                "step_us": chunk.micros,
+                "on_device": outcome_json(&chunk.at_home, chunk.micros),
+                "values": rows_json(rows),
+            })
+        );
+        return;
+    }
+    out::text(&chunk.print(&short, &micros));
+    out!("\nits {} states", rows.len());
+    print_rows(rows);
+}
+
+fn rows_json(rows: &[Row]) -> Vec<Json> {
+    rows.iter()
+        .map(|r| json!({"name": r.name, "bytes": r.bytes, "class": r.class, "decided": r.what}))
+        .collect()
+}
+
+/// The values of a module or a buffer, largest first.
+fn print_rows(rows: &[Row]) {
     let mut sorted: Vec<&Row> = rows.iter().collect();
     sorted.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
-    let width = sorted
-        .iter()
-        .take(LISTED)
-        .map(|r| r.name.chars().count())
-        .max()
-        .unwrap_or(0);
-    for row in sorted.iter().take(LISTED) {
+    let listed = || sorted.iter().take(LISTED);
+    let width = listed().map(|r| r.name.chars().count()).max().unwrap_or(0);
+    for row in listed() {
         out!(
             "  %{:<width$}  {:>10}  {:<10}  {}",
             row.name,
@@ -164,19 +200,22 @@ fn list(args: &ExplainArgs, module: &str, rows: &[Row]) {
     out!("\nname one of them for its figures");
 }
 
-fn to_json(e: &Explanation) -> Json {
-    let stay = |s: &Stay| {
-        json!({"buffer": s.buffer, "pool": s.pool, "address": s.address,
+fn stay_json(s: &Stay) -> Json {
+    json!({"buffer": s.buffer, "pool": s.pool, "address": s.address,
         "from": line_name(s.from), "to": line_name(s.to)})
-    };
-    let events = e.events.iter().map(|event| {
-        json!({
-            "line": format!("{:?}", event.instr),
-            "text": event.text,
-            "start_us": event.start,
-            "end_us": event.end,
-        })
-    });
+}
+
+fn event_json(event: &Event) -> Json {
+    json!({
+        "line": format!("{:?}", event.instr),
+        "text": event.text,
+        "start_us": event.start,
+        "end_us": event.end,
+    })
+}
+
+fn to_json(e: &Explanation) -> Json {
+    let events = e.events.iter().map(event_json);
     let gaps = e.gaps.iter().map(|gap| {
         let mut object = choice_json(&gap.choice, e.micros);
         if let Some(object) = object.as_object_mut() {
@@ -201,10 +240,19 @@ fn to_json(e: &Explanation) -> Json {
         "budget_bytes": e.budget,
         "step_us": e.micros,
         "events": events.collect::<Vec<_>>(),
-        "places": e.stays.iter().map(stay).collect::<Vec<_>>(),
+        "places": e.stays.iter().map(stay_json).collect::<Vec<_>>(),
         "state": e.home.as_ref().map(|home| choice_json(home, e.micros)),
+        "on_host": e.hosted.as_ref().map(hosted_json),
         "gaps": gaps.collect::<Vec<_>>(),
     })
+}
+
+fn hosted_json(hosted: &Hosted) -> Json {
+    let chunk = hosted.chunk.as_ref().map(|chunk| {
+        json!({"name": chunk.name, "states": chunk.states, "bytes": chunk.bytes,
+            "copy_us": chunk.micros})
+    });
+    json!({"comes": hosted.comes, "updated_there": hosted.updated_there, "chunk": chunk})
 }
 
 fn line_name(instr: Option<ir::Instr>) -> Option<String> {
@@ -216,15 +264,12 @@ fn choice_json(choice: &Choice, step: f64) -> Json {
     let others: Vec<Json> = choice
         .others
         .iter()
-        .map(|(way, outcome)| match outcome {
-            Ok(o) => json!({
-                "way": way.name(),
-                "step_us": o.micros,
-                "adds_us": o.micros - step,
-                "peak_bytes": o.peak,
-                "fits": o.fits,
-            }),
-            Err(why) => json!({"way": way.name(), "why_not": why}),
+        .map(|(way, outcome)| {
+            let mut object = outcome_json(outcome, step);
+            if let Some(object) = object.as_object_mut() {
+                object.insert("way".into(), json!(way.name()));
+            }
+            object
         })
         .collect();
     let reason = choice.reason.map(|r| {
@@ -232,4 +277,17 @@ fn choice_json(choice: &Choice, step: f64) -> Json {
             "line": r.line})
     });
     json!({"decided": choice.way.name(), "reason": reason, "alternatives": others})
+}
+
+/// What a step comes to with another decision; it takes `step` µs as planned.
+fn outcome_json(outcome: &Result<Outcome, String>, step: f64) -> Json {
+    match outcome {
+        Ok(o) => json!({
+            "step_us": o.micros,
+            "adds_us": o.micros - step,
+            "peak_bytes": o.peak,
+            "fits": o.fits,
+        }),
+        Err(why) => json!({"why_not": why}),
+    }
 }

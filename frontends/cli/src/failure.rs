@@ -1,8 +1,9 @@
 //! Why a command fails, and its exit code.
 
-use crate::size::bytes;
+use crate::size::{bytes, short};
 use codegen::kernels::GeneratorError;
 use passes::decide::{Infeasible, Planner};
+use passes::plan::HostTooSmall;
 use std::fmt;
 
 /// Why a command failed.
@@ -12,6 +13,8 @@ pub(crate) enum Failure {
     Input(String),
     /// No plan fits.
     NoFit(Box<Infeasible>),
+    /// No plan fits, because `--host` is too small.
+    HostTooSmall(Box<HostTooSmall>),
     /// No schedule of an offloading problem, or no plan of addresses, fits: the reason.
     NoSchedule(String),
     /// The system refused: a disk is full, memory is short.
@@ -30,7 +33,7 @@ impl Failure {
         match self {
             Failure::System(_) => 1,
             Failure::Input(_) => 2,
-            Failure::NoFit(_) | Failure::NoSchedule(_) => 3,
+            Failure::NoFit(_) | Failure::HostTooSmall(_) | Failure::NoSchedule(_) => 3,
             Failure::NotFinite(_) => 4,
             Failure::Bug(_) => 101,
             Failure::Interrupted(_) => 130,
@@ -56,7 +59,10 @@ impl fmt::Display for Failure {
             | Failure::System(message)
             | Failure::NoSchedule(message)
             | Failure::NotFinite(message) => write!(f, "error: {message}"),
-            Failure::NoFit(infeasible) => write!(f, "error: {}", no_fit(infeasible)),
+            Failure::NoFit(infeasible) => write!(f, "error: {}", no_fit(infeasible, None)),
+            Failure::HostTooSmall(host) => {
+                write!(f, "error: {}", no_fit(&host.infeasible, Some(host)))
+            }
             Failure::Bug(message) => {
                 write!(
                     f,
@@ -71,8 +77,9 @@ impl fmt::Display for Failure {
 /// The largest number of listed tensors that do not fit.
 const NAMED: usize = 8;
 
-/// The tensors that do not fit, the pool, and the smallest budget that fits.
-fn no_fit(infeasible: &Infeasible) -> String {
+/// The tensors that do not fit, the pool, and what would fit: a larger budget, or, if `--host` is
+/// too small, a larger pool of the host.
+fn no_fit(infeasible: &Infeasible, host: Option<&HostTooSmall>) -> String {
     let Infeasible {
         budget,
         smallest,
@@ -81,23 +88,38 @@ fn no_fit(infeasible: &Infeasible) -> String {
         pool,
         planner,
     } = infeasible;
-    let (what, option) = match pool.as_str() {
-        "host" => ("the host's pool", "--host"),
-        _ => ("the device", "--budget"),
+    let is_host = pool == "host";
+    let (what, option) = match is_host {
+        true => ("the host's pool", "--host"),
+        false => ("the device", "--budget"),
     };
     let mut text = format!(
-        "the step does not fit {what}: it needs {}, and the limit is {}",
+        "the step does not fit {what}: it needs {}, and the limit is {}, {} too little",
         bytes(*smallest),
-        bytes(*budget)
+        bytes(*budget),
+        short(smallest.saturating_sub(*budget))
     );
     text.push_str(&format!("\n  most is needed at  {line}"));
-    let width = live
-        .iter()
-        .take(NAMED)
-        .map(|(name, _)| name.len())
-        .max()
-        .unwrap_or(0);
-    for (k, (name, size)) in live.iter().take(NAMED).enumerate() {
+    push_tensors(&mut text, live);
+    match host {
+        None => text.push_str(&format!("\n  the smallest that fits: {option} {smallest}")),
+        Some(host) => push_host(&mut text, infeasible, host),
+    }
+    if *planner != Planner::Auto {
+        text.push_str("; --planner auto may do with less: it runs all planners");
+    }
+    // A budget below any tensor: the sign was forgotten.
+    if !is_host && (1..=100).contains(budget) {
+        text.push_str(&format!("; did you mean {option} {budget}%?"));
+    }
+    text
+}
+
+/// Adds what lies where most is needed.
+fn push_tensors(text: &mut String, live: &[(String, u64)]) {
+    let named = || live.iter().take(NAMED);
+    let width = named().map(|(name, _)| name.len()).max().unwrap_or(0);
+    for (k, (name, size)) in named().enumerate() {
         let head = if k == 0 { "what lies there  " } else { "" };
         text.push_str(&format!("\n  {head:<17}  {name:<width$}  {}", bytes(*size)));
     }
@@ -110,13 +132,20 @@ fn no_fit(infeasible: &Infeasible) -> String {
             bytes(rest)
         ));
     }
-    text.push_str(&format!("\n  the smallest that fits: {option} {smallest}"));
-    if *planner != Planner::Auto {
-        text.push_str("; --planner auto may do with less: it runs all planners");
+}
+
+/// Adds what fits if the host's pool is too small.
+fn push_host(text: &mut String, infeasible: &Infeasible, host: &HostTooSmall) {
+    let HostTooSmall { limit, enough, .. } = host;
+    let more = short(enough.saturating_sub(*limit));
+    if infeasible.pool != "host" {
+        text.push_str(&format!(
+            "\n  the limit of the host's pool is a reason: --host {limit}\n  with it, the smallest \
+             that fits: --budget {}",
+            infeasible.smallest
+        ));
     }
-    // A budget below any tensor: the sign was forgotten.
-    if (1..=100).contains(budget) {
-        text.push_str(&format!("; did you mean {option} {budget}%?"));
-    }
-    text
+    text.push_str(&format!(
+        "\n  with this budget fits: --host {enough}, {more} more"
+    ));
 }

@@ -3,6 +3,7 @@
 use crate::args::Compiling;
 use crate::data::read_whole;
 use crate::failure::Failure;
+use crate::gpu::{self, Here};
 use crate::observe::{Dumps, Observer, PassTime};
 use crate::out;
 use ir::text::File;
@@ -199,7 +200,15 @@ pub(crate) struct Machine {
 
 /// The machine that the options name.
 pub(crate) fn machine(compiling: &Compiling) -> Result<Machine, Failure> {
-    let mut device = device(compiling.device.as_deref().unwrap_or("cpu"))?;
+    machine_on(compiling, None)
+}
+
+/// The same for a device that is known already.
+pub(crate) fn machine_on(compiling: &Compiling, known: Option<Device>) -> Result<Machine, Failure> {
+    let mut device = match known {
+        Some(device) => device,
+        None => device(compiling.device.as_deref().unwrap_or("cpu"))?,
+    };
     if let Some(link) = compiling.link {
         device.link_bandwidth = link;
     }
@@ -254,12 +263,15 @@ fn tell_guesses(profiled: &Profiled, graph: &Graph) {
     ));
 }
 
-/// The device of a name, or of a file.
+/// The device of a name, of a file, or of this machine's GPU.
 pub(crate) fn device(name: &str) -> Result<Device, Failure> {
     if name.ends_with(".toml") || name.contains(std::path::MAIN_SEPARATOR) {
         let text = read_text(Path::new(name))?;
         return Device::from_toml(&text)
             .map_err(|e| Failure::Input(format!("{name}: {}", e.to_string().trim_end())));
+    }
+    if let Some(number) = gpu::number(name) {
+        return Here::find(number?).map(|here| here.device);
     }
     devices::named(name).map_err(|e| Failure::Input(e.to_string()))
 }
@@ -302,7 +314,8 @@ pub(crate) fn plan(
     run(graph, compiling, machine, dumps, Extent::Curve)
 }
 
-/// More micro-batches than this take long to compile: 512 of a small model took a minute.
+/// More micro-batches than this take long to compile. The time grows in proportion to them: 64, 128
+/// and 256 of a small model take 3.5, 7.9 and 14.5 s of a core.
 const MANY_MICRO_BATCHES: u64 = 128;
 
 /// Starts the threads that share the compiler's work. If the system has no threads, this thread
@@ -337,7 +350,8 @@ fn run(
     start_threads()?;
     if let Some(n) = compiling.micro_batches.filter(|&n| n > MANY_MICRO_BATCHES) {
         out::note(&format!(
-            "note: each of the {n} micro-batches has lines of its own, so compiling takes minutes"
+            "note: each of the {n} micro-batches has lines of its own, and compiling takes time in \
+             proportion to them; -v prints its progress"
         ));
     }
     let mut observer = Observer::new(compiling, dumps, graph)?;
@@ -362,6 +376,7 @@ fn run(
             pipeline::Error::Graph { message, .. } => Failure::Input(message),
             pipeline::Error::Illegal(illegal) => Failure::Input(illegal.to_string()),
             pipeline::Error::Infeasible(infeasible) => Failure::NoFit(infeasible),
+            pipeline::Error::HostTooSmall(host) => Failure::HostTooSmall(host),
             pipeline::Error::Broken {
                 pass,
                 summary,

@@ -97,7 +97,9 @@ impl Observer {
         }
         match &self.folder {
             Some(folder) if changed => {
-                let path = folder.join(format!("{position:02}-{name}.ir"));
+                // Decisions are a list for reading; every other dump parses as a graph or program.
+                let ending = if name == "decide" { "txt" } else { "ir" };
+                let path = folder.join(format!("{position:02}-{name}.{ending}"));
                 if let Err(e) = fs::write(&path, text()) {
                     self.failure
                         .get_or_insert(Failure::System(format!("{}: {e}", path.display())));

@@ -4,11 +4,11 @@ use crate::args::{PlanArgs, update_name};
 use crate::curve::{self, Point};
 use crate::data::{check_writable, save_atomically};
 use crate::failure::Failure;
-use crate::model;
 use crate::observe::Dumps;
 use crate::size::{micros, short};
-use crate::{out, report, size};
-use ir::{Program, Stream};
+use crate::{model, module, out, report, size};
+use ir::{Device, Program, Stream};
+use passes::cost::{self, ProductKind, ProductRate};
 use passes::decide::bound::Certificate;
 use passes::decide::{Infeasible, Problem};
 use passes::explain::{self, Count, Peak, Tally};
@@ -36,8 +36,18 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let machine = model::machine(&args.compiling)?;
     let planned = model::plan(&model.graph, &args.compiling, &machine, Dumps::Stdout);
     let (compiled, times) = planned.inspect_err(|failure| {
-        if let (true, Failure::NoFit(infeasible)) = (args.json, failure) {
-            out::line(&shortage(infeasible).to_string());
+        let object = match failure {
+            Failure::NoFit(infeasible) => shortage(infeasible),
+            Failure::HostTooSmall(host) => {
+                let mut object = shortage(&host.infeasible);
+                object["host_limit_bytes"] = host.limit.into();
+                object["host_bytes_that_fit"] = host.enough.into();
+                object
+            }
+            _ => return,
+        };
+        if args.json {
+            out::line(&object.to_string());
         }
     })?;
     let problem = Problem::new(&compiled.program.graph, &machine.device, &*machine.cost);
@@ -48,6 +58,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         tally: explain::tally(&problem, &compiled.decided.decisions),
         peak: explain::peak(&compiled),
         curve: curve::points(&compiled),
+        products: cost::product_rates(&compiled.program.graph, &*machine.cost),
+        device: &machine.device,
     };
     if let Some(path) = &args.curve_svg {
         let svg = curve::svg_file(&facts.curve, compiled.decided.budget);
@@ -59,6 +71,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             problem: &problem,
             options: model::options(&args.compiling),
             tally: facts.tally,
+            peak: &facts.peak,
             curve: &facts.curve,
             times: &times,
             command: command_line(),
@@ -115,9 +128,20 @@ struct Facts<'a> {
     tally: Tally,
     peak: Peak,
     curve: Vec<Point>,
+    products: Vec<ProductRate>,
+    device: &'a Device,
 }
 
 impl Facts<'_> {
+    /// The data sheet's figure for products of a kind.
+    fn peak_flops(&self, kind: ProductKind) -> Option<f64> {
+        match kind {
+            ProductKind::Half => self.device.bf16_peak,
+            ProductKind::Single => self.device.f32_peak,
+            ProductKind::Attention => None,
+        }
+    }
+
     fn host_peak(&self) -> u64 {
         self.compiled
             .program
@@ -157,7 +181,14 @@ impl Facts<'_> {
             .collect();
         let tensors = self.peak.tensors.iter().take(NAMED);
         let tensors: Vec<_> = tensors
-            .map(|t| json!({"name": t.name, "bytes": t.bytes, "class": t.class.name()}))
+            .map(|t| {
+                json!({
+                    "name": t.name,
+                    "bytes": t.bytes,
+                    "class": t.class.name(),
+                    "module": module::of(&program.graph, t),
+                })
+            })
             .collect();
         json!({
             "model": program.graph.name,
@@ -174,6 +205,7 @@ impl Facts<'_> {
             "host_peak_bytes": self.host_peak(),
             "addresses": self.addresses_json(),
             "predicted_ms": millis(timeline.micros),
+            "products": self.products_json(),
             "lower_bound_ms": certificate.as_ref()
                 .map(|certificate| millis(certificate.lower_bound)),
             "gap": certificate.as_ref().map(|certificate| certificate.gap),
@@ -200,9 +232,36 @@ impl Facts<'_> {
             "curve": curve::json(&self.curve),
             "peak_at_ms": millis(self.peak.at),
             "peak_line": self.peak.text,
+            "peak_in_use_bytes": self.peak.bytes,
             "peak_tensors": tensors,
             "unsupported": unsupported,
         })
+    }
+
+    fn products_json(&self) -> Vec<Json> {
+        let rate = |rate: &ProductRate| {
+            json!({
+                "kind": rate.kind.name(),
+                "flops": rate.flops,
+                "ms": rate.micros / 1e3,
+                "flops_per_second": rate.per_second(),
+                "peak_flops_per_second": self.peak_flops(rate.kind),
+            })
+        };
+        self.products.iter().map(rate).collect()
+    }
+
+    /// What the prediction takes products to run at.
+    fn products(&self) -> String {
+        let one = |rate: &ProductRate| {
+            let reached = rate.per_second();
+            let share = self.peak_flops(rate.kind).map(|peak| reached / peak);
+            let share = share.map(|share| format!(" ({:.0}% of the peak)", 100.0 * share));
+            let share = share.unwrap_or_default();
+            format!("{} {}{share}", rate.kind.name(), size::flops(reached))
+        };
+        let all: Vec<String> = self.products.iter().map(one).collect();
+        all.join(", ")
     }
 
     fn addresses_json(&self) -> Vec<Json> {
@@ -287,23 +346,23 @@ impl Facts<'_> {
 
     fn write_bytes(&self, out: &mut String) -> std::fmt::Result {
         let decided = &self.compiled.decided;
-        let mut row = |name: &str, bytes: u64| {
-            writeln!(
-                out,
-                "  {name:<18} {:>10}  {}  {bytes}",
-                short(bytes),
-                self.share(bytes)
-            )
+        let mut row = |name: &str, bytes: u64, remark: &str| {
+            let (short, share) = (short(bytes), self.share(bytes));
+            writeln!(out, "  {name:<18} {short:>10}  {share}  {bytes}{remark}")
         };
         if let Some(budget) = decided.budget {
-            row("budget", budget)?;
+            row("budget", budget, "")?;
         }
-        row("planned peak", self.compiled.planned_peak)?;
-        row("most bytes alive", self.compiled.live_peak)?;
+        row("planned peak", self.compiled.planned_peak, "")?;
+        let rest = match self.peak.bytes < self.compiled.planned_peak {
+            true => "; the rest: gaps, and parts of chunks that are no longer used",
+            false => "",
+        };
+        row("in use at the peak", self.peak.bytes, rest)?;
         if let Some(smallest) = decided.smallest {
-            row("smallest feasible", smallest)?;
+            row("smallest feasible", smallest, "")?;
         }
-        row("keep everything", decided.keep_peak)?;
+        row("keep everything", decided.keep_peak, "")?;
         writeln!(out, "  {:<18} {:>10}", "host peak", short(self.host_peak()))?;
         let gaps = self
             .pools()
@@ -325,6 +384,10 @@ impl Facts<'_> {
             "predicted step",
             micros(timeline.micros)
         )?;
+        if !self.products.is_empty() {
+            let label = "products run at";
+            writeln!(out, "  {label:<18} {}", self.products())?;
+        }
         if let Some(Certificate {
             lower_bound,
             gap,
@@ -386,20 +449,28 @@ impl Facts<'_> {
     fn write_peak(&self, out: &mut String) -> std::fmt::Result {
         writeln!(
             out,
-            "\nat the peak, {} into the step: {}",
+            "\nat the peak, {} into the step, {} are in use by {} tensors: {}",
             micros(self.peak.at),
+            short(self.peak.bytes),
+            self.peak.tensors.len(),
             self.peak.text
         )?;
+        let graph = &self.compiled.program.graph;
         let named = self.peak.tensors.iter().take(NAMED);
         let widths = named.clone().map(|t| t.name.chars().count());
         let width = widths.max().unwrap_or(0);
         for tensor in named {
             writeln!(
                 out,
-                "  {:<width$}  {:>10}  {}",
-                tensor.name,
-                short(tensor.bytes),
-                tensor.class.name()
+                "{}",
+                format!(
+                    "  {:<width$}  {:>10}  {:<10}  {}",
+                    tensor.name,
+                    short(tensor.bytes),
+                    tensor.class.name(),
+                    module::short(module::of(graph, tensor))
+                )
+                .trim_end()
             )?;
         }
         let rest = self.peak.tensors.get(NAMED..).unwrap_or(&[]);
@@ -420,7 +491,11 @@ impl Facts<'_> {
             return write!(out, "\n{}", curve::table(&self.curve));
         }
         let rows = curve_rows(&self.curve);
-        writeln!(out, "\n{:>12}  {:>13}  predicted step", "budget", "")?;
+        writeln!(
+            out,
+            "\n{:>12}  {:>8}  {:>14}  {:>14}  {:>8}",
+            "budget", "of keep", "bytes", "predicted step", "overhead"
+        )?;
         for &row in &rows {
             let p = &self.curve[row];
             let chosen = match p.chosen {
@@ -434,15 +509,14 @@ impl Facts<'_> {
                 Some(_) => "  <".to_string(),
                 None => String::new(),
             };
-            let (bytes, share, time, slower) = (
-                short(p.bytes),
-                self.share(p.bytes),
-                micros(p.micros),
-                100.0 * p.slower,
-            );
             writeln!(
                 out,
-                "{bytes:>12}  {share}  {time:>10}  +{slower:.1}%{chosen}"
+                "{:>12}  {:>7.1}%  {:>14}  {:>14}  {:>+7.1}%{chosen}",
+                short(p.bytes),
+                100.0 * p.of_keep,
+                p.bytes,
+                micros(p.micros),
+                100.0 * p.slower
             )?;
         }
         let (shown, all) = (rows.len(), self.curve.len());

@@ -1,6 +1,8 @@
 //! `lighterage profile`: measures the ops of a step, the link and their interference, for
 //! `--profile`.
 
+mod gpu;
+
 use crate::args::{Compiling, ProfileArgs};
 use crate::data::{check_writable, save_atomically};
 use crate::failure::Failure;
@@ -42,6 +44,9 @@ const PART: f64 = 12.0;
 pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
     check_writable("--output", &args.output)?;
     let optimizer = args.optimizer.unwrap_or(Optimizer::AdamW);
+    if let Some(number) = args.device.as_deref().and_then(crate::gpu::number) {
+        return gpu::run(args, optimizer, number?);
+    }
     let kernels = args.kernels.unwrap_or_default();
     let target = codegen::target(kernels)?;
     let compiling = Compiling {
@@ -113,8 +118,20 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
         figures: &figures,
         micros,
         fastest,
+        host_is_device: true,
     };
-    let profile = measured.profile(&machine.device, start.elapsed().as_secs_f64());
+    finish(&measured, &machine.device, start)
+}
+
+/// Writes the file and reports.
+fn finish(measured: &Measured<'_>, device: &ir::Device, start: Instant) -> Result<(), Failure> {
+    let &Measured {
+        args,
+        micros,
+        fastest,
+        ..
+    } = measured;
+    let profile = measured.profile(device, start.elapsed().as_secs_f64());
     let text = profile.to_toml().map_err(|e| Failure::Bug(e.to_string()))?;
     save_atomically(&args.output, &[text.as_bytes()])?;
     if DISTURBED * fastest < micros {
@@ -185,12 +202,6 @@ impl Step {
                 shape: ty.shape().to_vec(),
             }
         };
-        let types = |values: &[Value]| {
-            values
-                .iter()
-                .map(|&v| graph.values[v].ty.clone())
-                .collect::<Vec<_>>()
-        };
         let (mut ops, mut nodes) = (vec![], vec![]);
         let mut generated: Vec<Generated> = vec![];
         let mut objects: BTreeMap<String, usize> = BTreeMap::new();
@@ -221,7 +232,8 @@ impl Step {
                 let object = *objects
                     .entry(kernel.name.clone())
                     .or_insert(generated.len());
-                let code = codegen::code(&kernel, &types(&op.inputs), &types(&op.outputs), object);
+                let [ins, outs] = [&op.inputs, &op.outputs].map(|values| graph.types(values));
+                let code = codegen::code(&kernel, &ins, &outs, object);
                 if object == generated.len() {
                     generated.push(kernel);
                 }
@@ -302,6 +314,8 @@ struct Measured<'a> {
     /// The sum of the ops' times, of the chosen times and of the fastest round, µs.
     micros: f64,
     fastest: f64,
+    /// The measured device is this machine's processor.
+    host_is_device: bool,
 }
 
 impl Measured<'_> {
@@ -397,8 +411,8 @@ impl Measured<'_> {
             op.least_micros = op
                 .least_micros
                 .map(|least| least + (micros.least - least) / n);
-            // The measured device is this machine's processor.
-            op.host_micros = (graph.nodes[node].phase == Phase::Optimizer).then_some(op.micros);
+            let is_update = graph.nodes[node].phase == Phase::Optimizer;
+            op.host_micros = (self.host_is_device && is_update).then_some(op.micros);
         }
         ops
     }

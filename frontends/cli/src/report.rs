@@ -8,6 +8,7 @@
 
 use crate::args::update_name;
 use crate::curve::{self, Chosen, Point};
+use crate::module;
 use crate::observe::PassTime;
 use crate::size::{self, flops, rate, short};
 use ir::graph::Def;
@@ -15,7 +16,7 @@ use ir::schedule::{InstrKind, Why};
 use ir::{Graph, Id, Phase, Pool, Program, Stream, Table, Value};
 use passes::decide::bound::Certificate;
 use passes::decide::{Means, Problem, Reason};
-use passes::explain::{self, Class, Residence, Tally};
+use passes::explain::{self, Class, Peak, Residence, Tally};
 use passes::pipeline::{Compiled, Options};
 use passes::plan::machine::{DEVICE, HOST};
 use serde_json::{Value as Json, json};
@@ -28,6 +29,7 @@ pub(crate) struct Source<'a> {
     pub(crate) problem: &'a Problem<'a>,
     pub(crate) options: Options,
     pub(crate) tally: Tally,
+    pub(crate) peak: &'a Peak,
     pub(crate) curve: &'a [Point],
     pub(crate) times: &'a [PassTime],
     /// The command line.
@@ -169,7 +171,7 @@ fn write(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
          class\"></canvas>\n<div id=\"tip\" hidden=\"hidden\"></div>\n</section>",
         duration(timeline.micros)
     )?;
-    peak(out, source, &residences, &grouped)?;
+    peak(out, source)?;
     decisions(out, source)?;
     budgets(out, source)?;
     streams(out, source)?;
@@ -271,9 +273,9 @@ fn figures(source: &Source<'_>) -> Vec<Figure> {
             ),
         ),
         (
-            "swapped a step",
+            "moved a step",
             short(timeline.swapped_bytes),
-            "both ways over the link".into(),
+            "swaps and states, both ways over the link".into(),
         ),
     ]);
     figures.extend(loss(source.compiled));
@@ -285,7 +287,6 @@ fn memory_figures(source: &Source<'_>) -> Vec<Figure> {
         program,
         decided,
         planned_peak,
-        live_peak,
         ..
     } = source.compiled;
     let of_keep = |bytes: u64| {
@@ -308,11 +309,11 @@ fn memory_figures(source: &Source<'_>) -> Vec<Figure> {
     let host_limit = program.schedule.pools[HOST].limit;
     figures.extend([
         (
-            "most bytes alive",
-            short(*live_peak),
+            "in use at the peak",
+            short(source.peak.bytes),
             format!(
-                "{} between tensors",
-                short(planned_peak.saturating_sub(*live_peak))
+                "{} in gaps and in ended parts of chunks",
+                short(planned_peak.saturating_sub(source.peak.bytes))
             ),
         ),
         ("smallest feasible", short(smallest), of_keep(smallest)),
@@ -367,33 +368,30 @@ fn loss(compiled: &Compiled) -> Option<Figure> {
 }
 
 /// The tensors in memory at the peak.
-fn peak(
-    out: &mut String,
-    source: &Source<'_>,
-    residences: &[Residence],
-    grouped: &Grouped,
-) -> std::fmt::Result {
-    let (at, bytes) = explain::fullest(residences, DEVICE);
-    let here = |(_, r): &(usize, &Residence)| r.pool == DEVICE && r.is_at(at);
-    let mut there: Vec<(usize, &Residence)> = residences.iter().enumerate().filter(here).collect();
-    there.sort_by(|(_, a), (_, b)| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+fn peak(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
+    let Peak {
+        at, bytes, tensors, ..
+    } = source.peak;
+    let grouped = Grouped::new(source, tensors);
+    let there: Vec<(usize, &Residence)> = tensors.iter().enumerate().collect();
     writeln!(
         out,
         "<section id=\"peak\">\n<h2>Tensors in memory</h2>\n<p class=\"lead\" id=\"moment\">At the \
          peak, {} into the step: {} in {} \
          tensors. The pool has {}{}.</p>\n<div class=\"beside\">",
-        duration(at),
-        short(bytes),
+        duration(*at),
+        short(*bytes),
         there.len(),
         short(source.compiled.planned_peak),
-        if bytes < source.compiled.planned_peak {
-            ": the rest lies between tensors, or in chunks of which a part is in use"
+        if *bytes < source.compiled.planned_peak {
+            ": the rest lies between tensors, or in parts of chunks that are no longer used"
         } else {
             ""
         }
     )?;
-    class_sums(out, &there, bytes, grouped)?;
-    tensors(out, &there, grouped)?;
+    class_sums(out, &there, *bytes, &grouped)?;
+    let graph = &source.compiled.program.graph;
+    list_tensors(out, graph, &there, &grouped)?;
     writeln!(out, "</div>\n</section>")
 }
 
@@ -430,20 +428,26 @@ fn class_sums(
 }
 
 /// The table of the largest tensors.
-fn tensors(out: &mut String, there: &[(usize, &Residence)], grouped: &Grouped) -> std::fmt::Result {
+fn list_tensors(
+    out: &mut String,
+    graph: &Graph,
+    there: &[(usize, &Residence)],
+    grouped: &Grouped,
+) -> std::fmt::Result {
     writeln!(
         out,
         "<div class=\"scroll\"><table \
-         id=\"there\"><thead><tr><th>tensor</th><th>class</th>\
+         id=\"there\"><thead><tr><th>tensor</th><th>module</th><th>class</th>\
          <th>bytes</th></tr></thead><tbody>"
     )?;
     for (k, residence) in there.iter().take(NAMED) {
         let class = grouped.class[*k];
         writeln!(
             out,
-            "<tr><td><code>{}</code></td><td><i class=\"key c{class}\"></i>{}</td><td \
+            "<tr><td><code>{}</code></td><td>{}</td><td><i class=\"key c{class}\"></i>{}</td><td \
              class=\"n\">{}</td></tr>",
             escaped(&residence.name),
+            escaped(module::of(graph, residence)),
             CLASSES[class],
             short(residence.bytes)
         )?;
@@ -453,7 +457,7 @@ fn tensors(out: &mut String, there: &[(usize, &Residence)], grouped: &Grouped) -
         let n = there.len() - NAMED;
         writeln!(
             out,
-            "<tr><td>{n} more</td><td></td><td class=\"n\">{}</td></tr>",
+            "<tr><td>{n} more</td><td></td><td></td><td class=\"n\">{}</td></tr>",
             short(rest)
         )?;
     }
@@ -487,7 +491,11 @@ fn decisions(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
         .collect();
     let mut lead = words.join(", ");
     if !decisions.chunks.is_empty() {
-        lead += &format!("; hosted states come in {} chunks", decisions.chunks.len());
+        let chunks = match decisions.chunks.len() {
+            1 => "1 chunk".into(),
+            n => format!("{n} chunks"),
+        };
+        lead += &format!("; hosted states come in {chunks}");
     }
     if !decisions.on_host.is_empty() {
         lead += &format!("; {} updates run on the host", decisions.on_host.len());
@@ -520,6 +528,10 @@ fn made_by(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
         ("host memory", short(device.host_bytes)),
         ("f32 products", flops(device.f32_flops)),
         ("bf16 and f16 products", flops(device.bf16_flops)),
+        (
+            "attention",
+            flops(device.attention_flops.unwrap_or(device.bf16_flops)),
+        ),
         ("memory bandwidth", rate(device.memory_bandwidth)),
         ("start of a kernel", duration(device.launch_micros)),
         ("link, one direction", rate(device.link_bandwidth)),
@@ -567,7 +579,7 @@ fn budgets(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     writeln!(
         out,
         "<details><summary>Plans: {}</summary>\n<div \
-         class=\"scroll\"><table><thead><tr><th>budget</th><th>of keep</th>\
+         class=\"scroll\"><table><thead><tr><th>budget</th><th>of keep</th><th>bytes</th>\
          <th>predicted step</th><th>overhead</th><th>1% less \
          costs</th><th></th></tr></thead><tbody>",
         source.curve.len()
@@ -594,10 +606,11 @@ fn budgets(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
         writeln!(
             out,
             "<tr{class}><td class=\"n\">{}</td><td class=\"n\">{:.1}%</td><td \
-             class=\"n\">{}</td><td \
+             class=\"n\">{}</td><td class=\"n\">{}</td><td \
              class=\"n\">{:+.1}%</td><td class=\"n\">{}</td><td>{chosen}</td></tr>",
             short(p.bytes),
             100.0 * p.of_keep,
+            p.bytes,
             duration(p.micros),
             100.0 * p.slower,
             p.micros_per_percent.map_or("-".into(), duration)
@@ -810,7 +823,7 @@ fn data(source: &Source<'_>, residences: &[Residence], grouped: &Grouped) -> Jso
     let schedule = &program.schedule;
     let mut words = Words::default();
     let (peak_at, peak_bytes) = explain::fullest(residences, DEVICE);
-    let stays = stays(residences, grouped, &mut words);
+    let stays = stays(&program.graph, residences, grouped, &mut words);
     let lines = lines(source.compiled, &mut words);
     let decisions = rows(source, &mut words);
     let pool = |pool: Pool| {
@@ -841,7 +854,7 @@ fn data(source: &Source<'_>, residences: &[Residence], grouped: &Grouped) -> Jso
 }
 
 /// The residences, column by column.
-fn stays(residences: &[Residence], grouped: &Grouped, words: &mut Words) -> Json {
+fn stays(graph: &Graph, residences: &[Residence], grouped: &Grouped, words: &mut Words) -> Json {
     let column = |of: &dyn Fn(&Residence) -> Json| residences.iter().map(of).collect::<Vec<_>>();
     json!({
         "pool": column(&|r| json!(r.pool.index())),
@@ -850,6 +863,10 @@ fn stays(residences: &[Residence], grouped: &Grouped, words: &mut Words) -> Json
         "from": column(&|r| json!(r.from)),
         "to": column(&|r| json!(r.to)),
         "name": residences.iter().map(|r| words.number(&r.name)).collect::<Vec<_>>(),
+        "module": residences
+            .iter()
+            .map(|r| words.number(module::of(graph, r)))
+            .collect::<Vec<_>>(),
     })
 }
 
@@ -991,6 +1008,9 @@ impl Decision<'_> {
             )),
             _ => None,
         };
+        // No node computes an input.
+        let is_input = matches!(graph.values[value].def, Def::Input(_));
+        let recompute = reason.recompute.filter(|_| !is_input);
         let reasoned = reason.swap.is_some() || reason.recompute.is_some();
         let began = (!reasoned).then(|| "the search began with it".to_string());
         let place: Vec<String> = place.into_iter().chain(together).chain(began).collect();
@@ -1006,7 +1026,7 @@ impl Decision<'_> {
             "line": reasoned.then_some(reason.line),
             "price": shared(price),
             "swap": shared(reason.swap),
-            "recompute": shared(reason.recompute),
+            "recompute": shared(recompute),
         })
     }
 }

@@ -5,6 +5,7 @@ use crate::compile;
 use crate::data::{Batches, Saved, Tensors, check_writable, save};
 use crate::failure::Failure;
 use crate::finite;
+use crate::gpu::{self, Here};
 use crate::interrupt;
 use crate::model::{self, Format};
 use crate::observe::Dumps;
@@ -78,6 +79,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         trace: args.trace.is_some(),
         shuffle: args.shuffle,
         threads: args.threads.map(usize::from),
+        gpu: gpu_number(args)?.unwrap_or(0),
     };
     let mut machine = Machine::new(artifact, options).map_err(failure)?;
     give_values(&mut machine, &init, args.seed, &tied)?;
@@ -185,6 +187,7 @@ fn of_one_batch(fed: &[Binding], micro_batches: u64) -> Vec<(String, Operand)> {
 fn failure(error: Error) -> Failure {
     match error {
         Error::Resources(message) => Failure::System(message),
+        device @ Error::Device { .. } => Failure::System(device.to_string()),
         other => Failure::Input(other.to_string()),
     }
 }
@@ -219,8 +222,10 @@ fn source(args: &TrainArgs) -> Result<Source, Failure> {
     }
     let model = model::read(&args.model, &args.dim)?;
     let tied = model.tied.clone();
-    let machine = model::machine(&args.compiling)?;
     let mut compiling = args.compiling.clone();
+    // Found once, so that the plan and the run are for the same memory.
+    let gpu = gpu(args)?;
+    let machine = model::machine_on(&compiling, gpu.as_ref().map(|here| here.device.clone()))?;
     if compiling.optimizer == Some(Optimizer::Sgd)
         && args.hyper.momentum.is_some_and(|momentum| momentum != 0.0)
     {
@@ -234,20 +239,40 @@ fn source(args: &TrainArgs) -> Result<Source, Failure> {
             "note: no optimizer, so nothing is learned; --optimizer adamw or sgd attaches one",
         );
     }
-    // A plan for a GPU runs here, too.
-    let code_for = Some(CodeFor::ThisCpu);
-    let artifact = compile::artifact(model, &compiling, code_for, Dumps::Stderr)?;
-    if machine.device.name != "cpu" {
-        out::note(&format!(
-            "note: planned for {}, run on this CPU: predicted times are the former's",
-            machine.device.name
-        ));
+    let name = machine.device.name.clone();
+    let link_latency = Duration::from_secs_f64(machine.device.link_micros.clamp(0.0, 1e6) / 1e6);
+    // A plan for another machine's GPU runs on this CPU, too.
+    let code_for = match gpu {
+        Some(_) => None,
+        None => Some(CodeFor::ThisCpu),
+    };
+    let artifact = compile::artifact_on(machine, model, &compiling, code_for, Dumps::Stderr)?;
+    match &gpu {
+        Some(here) => out::note(&here.note()),
+        None if name != "cpu" => out::note(&format!(
+            "note: planned for {name}, run on this CPU: predicted times are the former's; --device \
+             cuda plans for this machine's GPU and runs there"
+        )),
+        None => {}
     }
     Ok(Source {
         artifact,
         tied,
-        link_latency: Duration::from_secs_f64(machine.device.link_micros.clamp(0.0, 1e6) / 1e6),
+        link_latency,
     })
+}
+
+/// The GPU of this machine that `--device` names, if it names one.
+fn gpu(args: &TrainArgs) -> Result<Option<Here>, Failure> {
+    match gpu_number(args)? {
+        Some(number) => Here::find(number).map(Some),
+        None => Ok(None),
+    }
+}
+
+fn gpu_number(args: &TrainArgs) -> Result<Option<u32>, Failure> {
+    let name = args.compiling.device.as_deref();
+    name.and_then(gpu::number).transpose()
 }
 
 /// Options that were decided when the file was written cannot be chosen again.
@@ -279,9 +304,11 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         time_passes,
     } = &args.compiling;
     let other_optimizer = optimizer.is_some_and(|optimizer| optimizer.name() != attached);
+    // A GPU's number says where a step for GPUs runs.
+    let chosen = |name: &str| artifact.gpu().is_some() && gpu::number(name).is_some();
     let other_device = device
         .as_ref()
-        .is_some_and(|device| *device != artifact.device);
+        .is_some_and(|device| *device != artifact.device && !chosen(device));
     let other_update = update.map(update_name).is_some();
     let made_of = if trust::has_code(artifact) {
         Kernels::Generated
@@ -919,12 +946,12 @@ impl Summary<'_> {
             .map_or("-".into(), |loss| format!("{loss:.4}"));
         let steps = self.run.millis.len();
         let moved = format!(
-            "{} swapped, {} recomputed a step",
+            "{} of swaps and states, {} recomputed a step",
             short(planned.swapped_bytes),
             micros(planned.recomputed_ms * 1e3)
         );
         format!(
-            "peak          {peak}\nkeep          {}; this is {share:.1}% of it\nstep          \
+            "peak          {peak}\nkeep          {}: the peak is {share:.1}% of it\nstep          \
              {step}\nmoved         {moved}\nloss          \
              {first} -> {} in {steps} steps on {} batches\n",
             bytes(planned.keep_peak_bytes),

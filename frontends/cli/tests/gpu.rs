@@ -1,6 +1,6 @@
 //! Steps that are compiled for a GPU, trained on a library in the driver's place.
 
-use crate::common::{Folder, Run, mlp, run, run_with, tensors};
+use crate::common::{Folder, Run, mlp, run, run_with, tensors, view};
 use standin::{Options, Standin};
 use std::collections::BTreeMap;
 
@@ -84,6 +84,298 @@ fn a_step_for_a_gpu_trains_like_that_of_the_processor() {
     let seeded = [driver, ("STANDIN_SEED", "7")];
     let text = run_with(&files.train(&gpu, ""), &seeded).expect(0).out;
     assert!(text.contains("planned = measured"), "{text}");
+}
+
+/// `train --device cuda` plans for the GPU that is there, and runs there: a text graph with the
+/// losses of the processor, at any budget, and says what the plan does not count.
+#[test]
+fn a_model_trains_on_the_gpu_that_is_there() {
+    let files = Files::new("gpu-here");
+    let standin = Standin::new(&Options::default()).unwrap();
+    let driver = ("LIGHTERAGE_CUDA", standin.path().to_str().unwrap());
+    let train = |device: &str, rest: &str| {
+        let options = format!("--optimizer adamw {device} {rest} --json");
+        run_with(&files.train(&files.graph, &options), &[driver]).expect(0)
+    };
+    let whole = train("--device cuda", "");
+    whole.says_all(&[
+        "cuda:0 is stand-in",
+        "times are those of h",
+        "beside the plan",
+    ]);
+    let tight = train("--device cuda:0", "--budget 60%");
+    let cpu = train("", "");
+    assert_eq!(losses(&whole), losses(&tight));
+    for (ours, theirs) in losses(&whole).iter().zip(&losses(&cpu)) {
+        let near = 1e-4 * theirs.abs().max(1.0);
+        assert!((ours - theirs).abs() < near, "{ours} should be {theirs}");
+    }
+    // A compiled step says where it runs as well.
+    let lit = files.compile("g.lit", "");
+    let chosen = files.train(&lit, "--device cuda:0");
+    run_with(&chosen, &[driver]).expect(0);
+    let cpu = files.compile("c.lit", "--target cpu");
+    let refused = files.train(&cpu, "--device cuda:0");
+    run_with(&refused, &[driver]).expect(2).says(&["--device"]);
+}
+
+/// What `--device cuda` needs and this machine lacks is told in one line.
+#[test]
+fn without_a_gpu_there_is_none_to_plan_for() {
+    let files = Files::new("gpu-nowhere");
+    let standin = Standin::new(&Options::default()).unwrap();
+    let driver = ("LIGHTERAGE_CUDA", standin.path().to_str().unwrap());
+    let missing = ("LIGHTERAGE_CUDA", "/nowhere/libcuda.so.1");
+    let refused = |device: &str, variables: &[(&str, &str)], words: &[&str]| {
+        let args = files.train(&files.graph, &format!("--device {device}"));
+        let run = run_with(&args, variables).expect(2).says(words);
+        assert_eq!(run.err.trim_end().lines().count(), 1, "{}", run.err);
+    };
+    refused(
+        "cuda",
+        &[missing],
+        &["--device cuda:0", "/nowhere/libcuda.so.1"],
+    );
+    refused("cuda:1", &[driver], &["this machine has 1 GPUs"]);
+    refused("cuda:x", &[driver], &["cuda:0 is the first GPU"]);
+    refused(
+        "cuda",
+        &[driver, ("STANDIN_SM", "75")],
+        &["no kernels", "sm_75"],
+    );
+    let plan = format!("plan {} --optimizer adamw --device cuda", files.graph);
+    let text = run_with(&plan, &[driver]).expect(0).out;
+    assert!(text.contains("64.0 MiB"), "{text}");
+}
+
+/// A trace of a GPU's run has the form of a processor's: what each stream of the device ran, by the
+/// device's clock.
+#[test]
+fn a_trace_tells_what_the_device_ran() {
+    let files = Files::new("gpu-trace");
+    let gpu = files.compile("g.lit", "");
+    let standin = Standin::new(&Options::default()).unwrap();
+    let driver = ("LIGHTERAGE_CUDA", standin.path().to_str().unwrap());
+    let trace = files.folder.file("t.json");
+    run_with(&files.train(&gpu, &format!("--trace {trace}")), &[driver]).expect(0);
+    let text = std::fs::read_to_string(&trace).unwrap();
+    let all: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let events = all["traceEvents"].as_array().unwrap();
+    let names = events.iter().filter(|event| event["ph"] == "M");
+    let streams: BTreeMap<&str, &serde_json::Value> = names
+        .map(|event| (event["args"]["name"].as_str().unwrap(), &event["tid"]))
+        .collect();
+    for stream in ["compute", "h2d", "d2h"] {
+        let own = events.iter().filter(|event| {
+            let is_work = event["ph"] == "X" && event["cat"] != "wait";
+            is_work && event["tid"] == *streams[stream]
+        });
+        // The stand-in's clock counts commands, of which a start and an end are two.
+        let times: Vec<f64> = own.map(|event| event["dur"].as_f64().unwrap()).collect();
+        assert!(times.len() > 2, "{stream}: {times:?}");
+        assert!(
+            times.iter().all(|&micros| micros >= 1.9),
+            "{stream}: {times:?}"
+        );
+    }
+}
+
+/// A token that the table does not have ends training with the processor's error.
+#[test]
+fn a_wrong_index_is_named() {
+    let folder = Folder::new("gpu-index");
+    let graph = folder.write("g.ir", EMBEDDING);
+    let indices: Vec<u8> = [1i64, 9, 3].iter().flat_map(|i| i.to_le_bytes()).collect();
+    let view = view(safetensors::Dtype::I64, vec![3], &indices);
+    let batch = safetensors::serialize([("batch.0.i", view)], None).unwrap();
+    let batches = folder.write("b.st", batch);
+    let standin = Standin::new(&Options::default()).unwrap();
+    let driver = ("LIGHTERAGE_CUDA", standin.path().to_str().unwrap());
+    let error = |name: &str, rest: &str| {
+        let lit = folder.file(name);
+        run(&format!(
+            "compile {graph} --optimizer sgd --device h100 {rest} -o {lit}"
+        ))
+        .expect(0);
+        let args = format!("train {lit} --batches {batches} --init normal:0.1 --steps 1 --lr 0.1");
+        let run = run_with(&args, &[driver]).expect(2);
+        run.says(&["embedding: index 9 is not in 0..8"]).err
+    };
+    assert_eq!(error("g.lit", ""), error("c.lit", "--target cpu"));
+}
+
+const EMBEDDING: &str = r#"
+graph table {
+  input  %i : i64[3]
+  state  param  %w : f32[8,4] "w"
+  fwd words      %x = embedding %w, %i : f32[3,4]
+  fwd -          %loss = sum %x dims=[0,1] keepdim=false : f32[]
+  bwd -          %dx = full dtype=f32 shape=[3,4] value=1.0 : f32[3,4]
+  bwd words      %dw = embedding_bwd %dx, %i padding=-1 rows=8 : f32[8,4]
+  output loss = %loss
+  gradient "w" = %dw
+}
+"#;
+
+/// A fault of the device is no mistake of the user: exit code 1, and one line.
+#[test]
+fn a_fault_of_the_device_is_told_in_one_line() {
+    let files = Files::new("gpu-fault");
+    let gpu = files.compile("g.lit", "");
+    let standin = Standin::new(&Options::default()).unwrap();
+    let variables = [
+        ("LIGHTERAGE_CUDA", standin.path().to_str().unwrap()),
+        ("STANDIN_FAIL_AT", "400"),
+        ("STANDIN_FAIL_WITH", "700"),
+    ];
+    let args = files.train(&gpu, "").replace("--steps 2", "--steps 20");
+    let run = run_with(&args, &variables)
+        .expect(1)
+        .says(&["line ", "CUDA_ERROR_ILLEGAL_ADDRESS (700)"]);
+    assert_eq!(run.err.trim_end().lines().count(), 1, "{}", run.err);
+}
+
+/// The command needs no newer GLIBC than docs/cuda.md says: a machine with a GPU may be older than
+/// the one that built it.
+#[test]
+fn the_command_runs_on_older_systems() {
+    let bytes = std::fs::read(env!("CARGO_BIN_EXE_lighterage")).unwrap();
+    let version = |at: usize| {
+        let text = &bytes[at + NEEDS.len()..];
+        let digits = text.iter().take_while(|byte| byte.is_ascii_digit());
+        let digits = digits.fold(0u32, |n, byte| 10 * n + u32::from(byte - b'0'));
+        // Other texts may begin like this.
+        (digits > 0).then_some(digits)
+    };
+    const NEEDS: &[u8] = b"\0GLIBC_2.";
+    let starts = bytes.windows(NEEDS.len()).enumerate();
+    let starts = starts.filter(|(_, window)| *window == NEEDS);
+    let newest = starts.filter_map(|(at, _)| version(at)).max();
+    assert!(
+        newest.is_some_and(|minor| minor <= 34),
+        "GLIBC 2.{newest:?}"
+    );
+}
+
+/// A profile of a GPU has the same form as a processor's, and plans for that GPU take it.
+#[test]
+fn a_gpu_is_profiled() {
+    let files = Files::new("gpu-profile");
+    let standin = Standin::new(&Options::default()).unwrap();
+    let driver = ("LIGHTERAGE_CUDA", standin.path().to_str().unwrap());
+    let profile = files.folder.file("g.prof");
+    let args = format!(
+        "profile {} --device cuda:0 --repeat 2 -o {profile} --json",
+        files.graph
+    );
+    let json = &run_with(&args, &[driver]).expect(0).json()[0];
+    let positive = |name: &str| json[name].as_f64().is_some_and(|x| x > 0.0);
+    for name in [
+        "step_ms",
+        "distinct_ops",
+        "copy_bytes_per_second",
+        "host_bytes_per_second",
+    ] {
+        assert!(positive(name), "{name}: {json}");
+    }
+    for name in ["in_bytes_per_second", "out_bytes_per_second", "copy_us"] {
+        assert!(
+            json["link"][name].as_f64().is_some_and(|x| x > 0.0),
+            "{name}: {json}"
+        );
+    }
+    assert_eq!(json["refused"], serde_json::json!({}));
+    let text = std::fs::read_to_string(&profile).unwrap();
+    assert!(
+        text.contains("matmul") && !text.contains("host_micros"),
+        "{text}"
+    );
+    let plan = format!(
+        "plan {} --optimizer adamw --device cuda --profile {profile}",
+        files.graph
+    );
+    let planned = run_with(&plan, &[driver]).expect(0);
+    assert!(!planned.err.contains("guessed"), "{}", planned.err);
+    for (option, word) in [("--kernels plain", "--kernels"), ("--link 1GB/s", "--link")] {
+        let args = format!(
+            "profile {} --device cuda {option} -o {profile}",
+            files.graph
+        );
+        run_with(&args, &[driver]).expect(2).says(&[word]);
+    }
+}
+
+/// A call that fails while the machine is measured ends the profile: the rate of a load that failed
+/// would be that of a slow machine.
+#[test]
+fn a_load_that_fails_is_no_slow_load() {
+    let files = Files::new("gpu-profile-fails");
+    let standin = Standin::new(&Options::default()).unwrap();
+    let profile = files.folder.file("g.prof");
+    let args = format!(
+        "profile {} --device cuda:0 --repeat 2 -o {profile}",
+        files.graph
+    );
+    for call in ["1700", "5000"] {
+        let variables = [
+            ("LIGHTERAGE_CUDA", standin.path().to_str().unwrap()),
+            ("STANDIN_FAIL_AT", call),
+            ("STANDIN_FAIL_WITH", "700"),
+            // Only that call: those after it work again.
+            ("STANDIN_STICKY", "0"),
+        ];
+        run_with(&args, &variables)
+            .expect(1)
+            .says(&["CUDA_ERROR_ILLEGAL_ADDRESS (700)"]);
+        assert!(!std::path::Path::new(&profile).exists());
+    }
+}
+
+/// What a machine with a GPU is asked, asked of the library in the driver's place.
+#[test]
+fn the_script_for_a_machine_with_a_gpu_runs() {
+    let folder = Folder::new("gpu-script");
+    let standin = Standin::new(&Options::default()).unwrap();
+    let script = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/gpu.sh");
+    let out = folder.file("gpu.json");
+    let done = std::process::Command::new("sh")
+        .arg(script)
+        .args(["--dry", &out])
+        .env("GPU_FOLDER", folder.file("carried"))
+        .env("LIGHTERAGE", env!("CARGO_BIN_EXE_lighterage"))
+        .env("STANDIN", standin.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned();
+    assert!(done.status.success(), "{said}");
+    let text = std::fs::read_to_string(&out).unwrap();
+    let all: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let sections = all["sections"].as_object().unwrap();
+    for name in ["machine", "tiny", "link", "profile", "faults"] {
+        let section = &sections[name];
+        let ran = section.get("error").is_none() && section.get("skipped").is_none();
+        assert!(ran, "{name}: {section}\n{said}");
+    }
+}
+
+/// A device that does not go on ends the process with an error that names a line.
+#[test]
+fn a_stuck_device_ends_the_process() {
+    let files = Files::new("gpu-stuck");
+    let gpu = files.compile("g.lit", "");
+    let standin = Standin::new(&Options::default()).unwrap();
+    let variables = [
+        ("LIGHTERAGE_CUDA", standin.path().to_str().unwrap()),
+        ("LIGHTERAGE_CUDA_TIMEOUT", "0.5"),
+        ("STANDIN_HANG_AT", "200"),
+    ];
+    let args = files.train(&gpu, "").replace("--steps 2", "--steps 20");
+    let run = run_with(&args, &variables).expect(1);
+    run.says(&[
+        "line ",
+        "has not finished a command",
+        "LIGHTERAGE_CUDA_TIMEOUT",
+    ]);
 }
 
 #[test]

@@ -149,6 +149,9 @@ fn what_lies_at_the_peak_adds_up_to_it() {
         .map(|tensor| tensor["bytes"].as_u64().unwrap())
         .sum();
     assert_eq!(sum, object["lower_bound_bytes"]);
+    assert_eq!(sum, object["peak_in_use_bytes"]);
+    let modules: Vec<_> = tensors.iter().map(|tensor| &tensor["module"]).collect();
+    assert!(modules.contains(&&"fc1.weight".into()), "{modules:?}");
     assert!(tensors.iter().any(|tensor| tensor["class"] == "param"));
 }
 
@@ -176,7 +179,7 @@ fn plan_reports_to_people() {
 #[test]
 fn names_in_reports_are_names_that_explain_knows() {
     let args = format!(
-        "{} --optimizer adamw --device h100 --budget 20%",
+        "{} --optimizer adamw --device cpu --budget 20%",
         model(GPT2)
     );
     let object = &run(&format!("plan {args} --json")).expect(0).json()[0];
@@ -193,6 +196,34 @@ fn names_in_reports_are_names_that_explain_knows() {
     let chunk = run(&format!("explain {args} c0.host")).expect(0).out;
     assert!(chunk.contains("lives on the host"), "{chunk}");
     assert!(!chunk.contains("kept"), "{chunk}");
+    // A chunk is priced as a whole, by the name of either of its buffers; its states name it.
+    assert!(chunk.contains("a chunk: ") && chunk.contains("gather  c0.host -> c0"));
+    assert!(chunk.contains("on the device instead: "), "{chunk}");
+    assert_eq!(run(&format!("explain {args} c0")).expect(0).out, chunk);
+    let priced = &run(&format!("explain {args} c0 --json")).expect(0).json()[0];
+    let copies = priced["copies"].as_array().unwrap();
+    assert!(!copies.is_empty() && priced["places"].as_array().unwrap().len() == copies.len() + 1);
+    assert!(priced["on_device"]["peak_bytes"].is_u64(), "{priced}");
+    // The page and the object agree on where it is updated.
+    let updated = priced["updated_there"].as_bool().unwrap();
+    assert_eq!(
+        chunk.contains("on the host in any case"),
+        updated,
+        "{chunk}"
+    );
+    let state = priced["values"][0]["name"].as_str().unwrap();
+    let state = run(&format!("explain {args} {state}")).expect(0).out;
+    assert!(state.contains("it comes in chunk c0, with "), "{state}");
+    // A moment that the host updates stays there.
+    let moment = run(&format!(
+        "explain {args} exp_avg.model.transformer.wpe.weight"
+    ));
+    let moment = moment.expect(0).out;
+    assert!(moment.contains("it never comes to the device"), "{moment}");
+    // The part of a state may stand behind its path, too.
+    let behind = "model.transformer.wpe.weight.exp_avg";
+    let behind = run(&format!("explain {args} {behind}")).expect(0).out;
+    assert_eq!(behind, moment);
     // The candidates of `auto` are named.
     let found = object["found_by"].as_str().unwrap();
     let report = run(&format!("plan {args}")).expect(0).out;
@@ -216,7 +247,38 @@ fn what_does_not_fit_exits_with_3_and_says_what_would() {
         .expect(3)
         .json()[0];
     assert_eq!(object["smallest_feasible_bytes"], bytes);
-    run(&format!("{args} --host 1")).expect(3).says(&["--host"]);
+}
+
+/// The error says that `--host` is too small, whether no plan fits the host's pool at all or none
+/// with this budget; what it names works.
+#[test]
+fn a_host_that_is_too_small_is_blamed() {
+    let args = format!("plan {} --optimizer adamw --device test", mlp());
+    let smallest = |options: &str| {
+        let object = &run(&format!("{args} {options} --json")).expect(3).json()[0];
+        object["smallest_feasible_bytes"].as_u64().unwrap()
+    };
+    let (budget, host) = (smallest("--budget 1KiB"), smallest("--host 1"));
+    let too_small = format!("--budget {budget} --host {host}");
+    for (options, pool) in [("--host 1", "the host's pool"), (&too_small, "the device")] {
+        let refused = run(&format!("{args} {options}"))
+            .expect(3)
+            .says(&[&format!("does not fit {pool}"), "--host"]);
+        let object = &run(&format!("{args} {options} --json")).expect(3).json()[0];
+        let enough = object["host_bytes_that_fit"].as_u64().unwrap();
+        assert!(
+            refused.err.contains(&format!("fits: --host {enough}")),
+            "{}",
+            refused.err
+        );
+        let before = options.rsplit_once("--host").unwrap().0;
+        run(&format!("{args} {before} --host {enough}")).expect(0);
+    }
+    let budget = smallest(&too_small);
+    run(&format!("{args} --budget {budget} --host {host}")).expect(0);
+    // All of the host's memory would be too small: that is not the option's fault.
+    let refused = run(&format!("{args} --budget 1KiB --host {host}")).expect(3);
+    assert!(!refused.err.contains("--host"), "{}", refused.err);
 }
 
 #[test]
@@ -294,6 +356,12 @@ fn dumps_stand_where_they_were_asked_for() {
             && names.iter().any(|name| name.ends_with("-sync.ir")),
         "{names:?}"
     );
+    // What ends in `.ir` is IR: each file is checked, or refused only because it is not finished.
+    for name in names.iter().filter(|name| name.ends_with(".ir")) {
+        let checked = run(&format!("check {}", folder.file(&format!("d/{name}"))));
+        assert!(!checked.err.contains("expected"), "{name}: {}", checked.err);
+    }
+    assert!(names.iter().any(|name| name.ends_with("-decide.txt")));
     let sync = names
         .iter()
         .find(|name| name.ends_with("-sync.ir"))

@@ -135,7 +135,7 @@ fn people_see_progress_and_a_summary() {
         "planned = measured",
         "keep",
         "predicted",
-        "swapped",
+        "of swaps and states",
         "in 6 steps on 4 batches",
     ] {
         assert!(out.contains(words), "{words}:\n{out}");

@@ -46,7 +46,7 @@ impl Graph {
     ) -> Node {
         debug_assert_eq!(
             self.result_types(&op, &inputs),
-            Ok(values.iter().map(|&v| self.values[v].ty.clone()).collect()),
+            Ok(self.types(values)),
             "{} should compute values of these types",
             op.name()
         );
@@ -195,11 +195,7 @@ impl Edit<'_> {
         let graph = &mut *self.graph;
         debug_assert_eq!(
             graph.result_types(&op, &inputs),
-            Ok(graph.nodes[node]
-                .outputs
-                .iter()
-                .map(|&v| graph.values[v].ty.clone())
-                .collect()),
+            Ok(graph.types(&graph.nodes[node].outputs)),
             "{} should have results of the same types as before",
             op.name()
         );

@@ -25,6 +25,7 @@ pub use shape::{broadcast_shapes, parse_type};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+pub use work::square_parts;
 
 /// A pattern or type in place of the attributes, for an op that has some.
 macro_rules! bound {

@@ -402,6 +402,16 @@ pub(super) fn addmm(a: &Product, c: &Call<'_>) -> Shapes {
     })?;
     Ok(vec![result])
 }
+pub(super) fn matmul_sum(a: &Product, c: &Call<'_>) -> Shapes {
+    let is_half = matches!(c.at(0).dtype(), DType::BF16 | DType::F16);
+    ensure(is_half, || operands("the factors should be bf16 or f16"))?;
+    let sum = TensorType::new(DType::F32, product_type(a, c, 0)?.shape())?;
+    if c.types.len() == 3 {
+        c.expect(2, DType::F32)?;
+        c.expect_shape(2, sum.shape())?;
+    }
+    Ok(vec![sum])
+}
 
 // --- windows ---
 

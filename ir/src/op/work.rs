@@ -2,8 +2,10 @@
 //! and results. Before: the types fit.
 
 use super::attrs::*;
+use super::body::sum_parts;
 use super::shape::{Call, product};
 use super::{Scratch, Work};
+use crate::device::Processor;
 use crate::types::{DType, TensorType};
 
 /// Products, which need no scratch.
@@ -41,9 +43,7 @@ pub(super) fn embedding_bwd_work(a: &EmbeddingBwd, c: &Call<'_>, outputs: &[Tens
     }
 }
 pub(super) fn matmul_work(a: &Product, c: &Call<'_>, outputs: &[TensorType]) -> Work {
-    let first = c.types.len() - 2;
-    let (batch, m, k, n) = product(a, c, first).expect("a typed product should have dimensions");
-    let batch: u64 = batch.iter().product();
+    let ([m, k, n], flops) = sizes(a, c, c.types.len() - 2);
     // A processor widens half-precision factors to f32, one matrix of the batch at a time. A GPU
     // multiplies them as they are.
     let is_half = matches!(outputs[0].dtype(), DType::BF16 | DType::F16);
@@ -56,8 +56,22 @@ pub(super) fn matmul_work(a: &Product, c: &Call<'_>, outputs: &[TensorType]) -> 
             },
             gpu: 0,
         },
-        ..matrix(2.0 * batch as f64 * m as f64 * k as f64 * n as f64)
+        ..matrix(flops)
     }
+}
+/// No scratch: a processor widens the factors in a workspace of each thread.
+pub(super) fn matmul_sum_work(a: &Product, c: &Call<'_>, _: &[TensorType]) -> Work {
+    matrix(sizes(a, c, 0).1)
+}
+/// Rows, inner and columns of a product of operands `first` and `first + 1`, and the operations of
+/// the whole batch.
+fn sizes(a: &Product, c: &Call<'_>, first: usize) -> ([u64; 3], f64) {
+    let (batch, m, k, n) = product(a, c, first).expect("a typed product should have dimensions");
+    let batch: u64 = batch.iter().product();
+    (
+        [m, k, n],
+        2.0 * batch as f64 * m as f64 * k as f64 * n as f64,
+    )
 }
 /// A product for each element of the result `y` and each tap of the kernel `w`.
 fn taps(y: &TensorType, w: &[u64]) -> f64 {
@@ -85,16 +99,50 @@ pub(super) fn sdpa_bwd_work(_: &Attention, c: &Call<'_>, _: &[TensorType]) -> Wo
     let (q, v) = (c.shape(1), c.shape(3));
     matrix(2.0 * pairs(q, v) * (3 * q[3] + 2 * v[3]) as f64)
 }
-/// Scratch: the sums over rows of the gradients of weight and bias, f64, of at most 32 chunks of
-/// rows.
+/// Scratch: the sums over rows of the gradients of weight and bias. On a processor, f64, of at most
+/// 32 chunks of rows; on a GPU, those of the generated kernel.
 pub(super) fn layer_norm_bwd_work(a: &LayerNormBwd, c: &Call<'_>, outputs: &[TensorType]) -> Work {
     let shape = c.shape(1);
     let (lead, norm) = shape.split_at(shape.len() - a.dims as usize);
     let (rows, n): (u64, u64) = (lead.iter().product(), norm.iter().product());
     let chunks = rows.div_ceil(rows.div_ceil(32).max(64));
-    let has_sums = a.mask[1..] != [0, 0];
+    let sums = a.mask[1..]
+        .iter()
+        .filter(|&&is_needed| is_needed == 1)
+        .count() as u64;
+    let (_, parts) = sum_parts(rows, Processor::Gpu);
+    let bytes = if outputs[0].dtype() == DType::F64 {
+        8
+    } else {
+        4
+    };
     Work {
-        scratch: Scratch::both(if has_sums { 16 * n * chunks } else { 0 }),
+        scratch: Scratch {
+            cpu: if sums > 0 { 16 * n * chunks } else { 0 },
+            gpu: sums * (parts * n * bytes).next_multiple_of(64),
+        },
+        ..elementwise(a, c, outputs)
+    }
+}
+/// The number of parts whose squares a GPU sums separately. It does not depend on the GPU, so the
+/// sum is the same on each.
+pub fn square_parts(elements: u64) -> u64 {
+    /// Enough that a block's start costs little.
+    const FEWEST: u64 = 1 << 14;
+    (elements / FEWEST).clamp(1, 512)
+}
+/// Scratch: the parts' sums.
+pub(super) fn sum_squares_work(a: &(), c: &Call<'_>, outputs: &[TensorType]) -> Work {
+    let parts = square_parts(c.at(0).numel());
+    Work {
+        scratch: Scratch {
+            cpu: 0,
+            gpu: if parts > 1 {
+                (8 * parts).next_multiple_of(64)
+            } else {
+                0
+            },
+        },
         ..elementwise(a, c, outputs)
     }
 }

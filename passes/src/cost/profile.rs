@@ -287,6 +287,7 @@ impl Profiled {
         let figures = profile.link;
         let mut shares = Shares {
             handoff: profile.handoff_micros,
+            host_handoff: 0.0,
             ..Shares::default()
         };
         for (a, lane) in Lane::ALL.into_iter().enumerate() {

@@ -6,7 +6,7 @@ use super::propose::propose;
 use super::record::{self, Draft, Origin, Record, Wanted};
 use super::shortage::infeasible;
 use crate::plan::machine::{DEVICE, HOST};
-use crate::plan::tuning::{AS_FAST, NOTHING};
+use crate::plan::tuning::{NOTHING, as_fast};
 use crate::plan::{Budget, Decisions, Error, Extent, Limits, Planner, Problem};
 use crate::realise::Finished;
 use crate::schedule::lives::Variant;
@@ -132,12 +132,15 @@ impl<'a, 'p> Search<'a, 'p> {
         extent: Extent,
     ) -> Result<Search<'a, 'p>, Error> {
         let shortest = problems.iter().map(shortest).fold(f64::INFINITY, f64::min);
+        let tolerance = problems
+            .first()
+            .map_or(0.0, |problem| as_fast(problem.device.processor()));
         let mut search = Search {
             problems,
             planner,
             extent,
             limits: Limits::NONE,
-            as_fast: shortest * (1.0 + AS_FAST),
+            as_fast: shortest * (1.0 + tolerance),
             keep_drafts: problems.iter().map(greedy::keep).collect(),
             keeps: vec![],
             keep_peak: 0,

@@ -11,9 +11,11 @@ pub mod chunks;
 pub mod figures;
 pub mod greedy;
 pub mod layout;
+mod lines;
 mod propose;
 pub mod recompute;
 pub mod record;
+mod relieve;
 mod shortage;
 pub mod weights;
 

@@ -1,7 +1,7 @@
 //! Runs the planners, with all parts of their work in parallel.
 
 use super::record::{self, Draft, Origin, Wanted};
-use super::{greedy, layout, recompute, weights};
+use super::{greedy, layout, recompute, relieve, weights};
 use crate::plan::tuning::{HOSTED, REMAT_STARTS, RUNGS};
 use crate::plan::{Planner, Problem};
 use rayon::prelude::*;
@@ -157,10 +157,21 @@ pub(super) fn propose(
             .collect()
     };
     let front = |i: usize| {
-        Planner::ALL
+        let front: Vec<Draft> = Planner::ALL
             .into_iter()
             .flat_map(|planner| record::front(&problems[i], of(i, planner)))
-            .collect()
+            .collect();
+        // The other planners stay as their papers describe them.
+        if planner != Planner::Auto || !problems[i].heuristics.take_back {
+            return front;
+        }
+        // Taking back lowers no peak, so it helps no draft that does not fit.
+        let most = wanted.limits.map_or(u64::MAX, |limits| limits.device);
+        let fitting = front.par_iter().filter(|draft| draft.live <= most);
+        let relieved: Vec<Vec<Draft>> = fitting
+            .map(|draft| relieve::drafts(&problems[i], draft))
+            .collect();
+        [front, relieved.concat()].concat()
     };
     ((0..problems.len()).map(front).collect(), ended)
 }

@@ -187,8 +187,11 @@ impl<'a> Rewrite<'a> {
     /// The op and operands that a node becomes.
     fn fold(&self, data: &NodeData, mut op: Op, mut inputs: Vec<Value>) -> (Op, Vec<Value>) {
         match &mut op {
-            Op::Matmul(product) | Op::Addmm(product) => {
-                let first = inputs.len() - 2;
+            Op::Matmul(product) | Op::Addmm(product) | Op::MatmulSum(product) => {
+                let first = match data.op {
+                    Op::Addmm(_) => 1,
+                    _ => 0,
+                };
                 for (k, flag) in [(first, &mut product.ta), (first + 1, &mut product.tb)] {
                     while let Some(source) = self.transposed(inputs[k]) {
                         inputs[k] = source;

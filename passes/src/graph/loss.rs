@@ -9,14 +9,15 @@
 //!
 //! After: the same values. The region between them exists once for each chunk of rows. `cat` joins
 //! the chunks' rows of the hidden gradient. `addmm` adds a chunk's part of the weight's gradient to
-//! the parts before it, in place. `nll_sum` does the same with its losses. The mean's gradient
+//! the parts before it, in place. For a gradient in half precision `matmul_sum` does this in f32,
+//! and the sum is rounded after the last chunk. `nll_sum` adds up the losses. The mean's gradient
 //! needs the number of targets that count. This number is computed first, from the targets.
 //!
 //! **Invariant:** no bit depends on the number of chunks. Rows do not depend on each other. Chunks
-//! begin at multiples of [`PRODUCT_DEPTH`], where products over rows are cut anyway. `nll_sum` adds
-//! in the order of `nll_loss`. The mean is divided last. The loss stays whole if a result would
-//! differ: with a bias's gradient, and with a product in half precision, whose sum would be rounded
-//! after each chunk.
+//! begin at multiples of [`PRODUCT_DEPTH`], where products over rows are cut anyway, and a product
+//! in half precision rounds its sum once, at its end. `nll_sum` adds in the order of `nll_loss`.
+//! The mean is divided last. The loss stays whole if a result would differ: with a bias's gradient,
+//! and with a product of integers.
 //!
 //! The idea is from Liger Kernel's fused linear cross-entropy (Hsu et al., 2024, arXiv 2410.10989).
 
@@ -323,8 +324,7 @@ impl Region {
         fits && before.iter().all(|v| no_rows(shape(v))) && left != right && !wide.contains(right)
     }
 
-    /// True for a product that sums over the rows of two values, in a type whose sums are not
-    /// rounded after each chunk.
+    /// True for a product that sums over the rows of two values of floating-point numbers.
     fn is_product_over_rows(&self, graph: &Graph, node: Node) -> bool {
         let data = &graph.nodes[node];
         let ty = |v: &Value| &graph.values[*v].ty;
@@ -336,10 +336,13 @@ impl Region {
                 tb: false
             })
         ) && ty(&data.inputs[0]).rank() == 2
-            && matches!(dtype, DType::F32 | DType::F64)
+            && (is_half(dtype) || matches!(dtype, DType::F32 | DType::F64))
     }
 }
 
+fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::BF16 | DType::F16)
+}
 fn is_product(op: &Op) -> bool {
     factors(op).is_some()
 }
@@ -557,17 +560,25 @@ impl Chunked<'_> {
             }
             Part::Rows => parts.push(self.add(op, &operands, name, node)?),
             Part::Sum => {
+                let dtype = self.graph.values[value].ty.dtype();
                 let op = match (op, parts.pop()) {
+                    (Op::Matmul(factors), sum) if is_half(dtype) => {
+                        operands.extend(sum);
+                        Op::MatmulSum(factors)
+                    }
                     (Op::Matmul(factors), Some(sum)) => {
                         operands.insert(0, sum);
                         Op::Addmm(factors)
                     }
                     (op, _) => op,
                 };
-                if chunk.is_last {
-                    self.define(value, op, &operands, node);
-                } else {
+                if !chunk.is_last {
                     parts.push(self.add(op, &operands, name, node)?);
+                } else if is_half(dtype) {
+                    let sum = self.add(op, &operands, name, node)?;
+                    self.define(value, cast(dtype), &[sum], node);
+                } else {
+                    self.define(value, op, &operands, node);
                 }
             }
             Part::Loss => {

@@ -397,6 +397,9 @@ fn module_of(path: &str) -> String {
         .to_string()
 }
 
+/// The most sums of squares that one kernel reads: GPUs pass a few hundred addresses to a kernel.
+const MOST_SUMS: usize = 192;
+
 /// Adds the factor by which gradients are multiplied so that the norm over all of them is at most
 /// `norm`.
 fn clip_scale(
@@ -404,7 +407,7 @@ fn clip_scale(
     gradients: &[(State, Value)],
     norm: f64,
 ) -> Result<Value, graph::Error> {
-    let mut sums = vec![];
+    let mut sums: Vec<Value> = vec![];
     for &(state, gradient) in gradients {
         let StateData { before, path, .. } = &graph.states[state];
         let (name, module) = (
@@ -418,6 +421,12 @@ fn clip_scale(
             Phase::Optimizer,
             module,
         )?);
+    }
+    // The first sums are added up before: the same additions in the same order.
+    while sums.len() > MOST_SUMS {
+        let name = format!("squares.{}", sums.len() - MOST_SUMS);
+        let added = graph.add_node(Op::Add, &sums[..2], &[name], Phase::Optimizer, "")?;
+        sums.splice(..2, added);
     }
     let op = Op::ClipScale(ClipScale { max_norm: norm });
     Ok(graph.add_node(op, &sums, &["clip_scale".into()], Phase::Optimizer, "")?[0])

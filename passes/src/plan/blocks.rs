@@ -144,15 +144,9 @@ fn in_between(own: &[Option<usize>], first: usize, last: usize) -> Vec<usize> {
 /// Work of a node, for comparing parts of a model: operations and bytes.
 fn work(graph: &Graph, node: Node) -> f64 {
     let data = &graph.nodes[node];
-    let inputs: Vec<&TensorType> = data.inputs.iter().map(|&v| &graph.values[v].ty).collect();
-    let outputs: Vec<TensorType> = data
-        .outputs
-        .iter()
-        .map(|&v| graph.values[v].ty.clone())
-        .collect();
-    let bytes = inputs.iter().map(|t| t.bytes()).sum::<u64>()
-        + outputs.iter().map(|t| t.bytes()).sum::<u64>();
-    data.op.work(&inputs, &outputs).flops + bytes as f64
+    let operands = data.inputs.iter().chain(&data.outputs);
+    let bytes: u64 = operands.map(|&v| graph.values[v].ty.bytes()).sum();
+    graph.work(node).flops + bytes as f64
 }
 
 /// The numeric components of a path, as (start, end). For `h.0.mlp.2.w` the ends give `h.0` and

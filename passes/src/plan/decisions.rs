@@ -1,6 +1,7 @@
 //! What a planner returns: [`Decisions`], plain data with the reason for each.
 
 use super::problem::Problem;
+use ir::graph::Def;
 use ir::{Graph, Node, State, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -62,6 +63,25 @@ impl Decisions {
     pub fn count(&self) -> usize {
         self.cuts.len() + self.hosted.len()
     }
+    /// Lets states of the host live on the device. Where they are updated stays the same.
+    pub fn bring_home(&mut self, graph: &Graph, states: &[State]) {
+        for state in states {
+            let before = graph.states[*state].before;
+            self.hosted.remove(state);
+            self.cuts.retain(|gap, _| gap.value != before);
+        }
+        for chunk in &mut self.chunks {
+            chunk.retain(|state| !states.contains(state));
+        }
+        self.chunks.retain(|chunk| !chunk.is_empty());
+    }
+
+    /// True if the host computes a state's new value.
+    pub fn is_updated_on_host(&self, graph: &Graph, state: State) -> bool {
+        let maker = graph.def_node(graph.root(graph.states[state].after));
+        maker.is_some_and(|node| self.on_host.contains(&node))
+    }
+
     /// The gaps after which one of [`Decisions::reruns`] computes a value again, with the bytes
     /// that this frees and its cost. If a value is computed again after its last access, for
     /// another rerun, its gap has the number of that access.
@@ -140,17 +160,23 @@ impl Decisions {
             text += &format!("  rerun {} before %{before}\n", names.join(" "));
         }
         for (gap, (means, reason)) in &self.cuts {
-            let word = if *means == Means::Swap {
-                "swap"
-            } else {
-                "recompute"
+            let data = &graph.values[gap.value];
+            let why = match data.def {
+                // It lies on the host anyway, and no node computes it.
+                Def::Input(_) => format!(
+                    "; frees {} at line {}, a second copy in {}",
+                    reason.bytes,
+                    reason.line,
+                    micros(reason.swap)
+                ),
+                Def::State(_) | Def::Node(..) => why(reason),
             };
-            text += &format!(
-                "  {word} %{} after access {} {}\n",
-                graph.values[gap.value].name,
-                gap.gap,
-                why(reason)
-            );
+            let word = match means {
+                Means::Swap => "swap",
+                Means::Recompute => "recompute",
+            };
+            let (name, gap) = (&data.name, gap.gap);
+            text += &format!("  {word} %{name} after access {gap} {why}\n");
         }
         text + "}\n"
     }

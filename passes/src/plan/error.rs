@@ -21,6 +21,9 @@ pub enum Error {
     /// No plan fits.
     #[error(transparent)]
     Infeasible(Box<Infeasible>),
+    /// No plan fits, because the host's pool is limited; with a larger one, a plan fits.
+    #[error(transparent)]
+    HostTooSmall(Box<HostTooSmall>),
     /// A pass broke the program: a bug of this compiler.
     #[error(
         "pass {pass} left a program that is not right ({summary}); this is a bug of lighterage"
@@ -95,7 +98,7 @@ pub struct Infeasible {
     pub line: String,
     /// What is in memory there: name, bytes; largest first.
     pub live: Vec<(String, u64)>,
-    /// `device` or `host`.
+    /// The pool that does not have enough bytes: `device` or `host`.
     pub pool: String,
     /// The planner that decided.
     pub planner: Planner,
@@ -121,4 +124,19 @@ impl fmt::Display for Infeasible {
             self.smallest
         )
     }
+}
+
+/// No plan fits into the device and a host's pool of limited size.
+#[derive(Clone, PartialEq, Debug, Error)]
+#[error(
+    "{infeasible}. The host's pool is limited to {limit} bytes; with `--host {enough}` a plan fits \
+     this budget"
+)]
+pub struct HostTooSmall {
+    /// What does not fit with the limit.
+    pub infeasible: Infeasible,
+    /// The limit of the host's pool, bytes.
+    pub limit: u64,
+    /// Bytes of the host's pool with which a plan fits. Somewhat fewer may be enough, too.
+    pub enough: u64,
 }

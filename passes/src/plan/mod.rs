@@ -15,6 +15,6 @@ pub mod tuning;
 pub mod users;
 
 pub use decisions::{Decisions, Gap, Means, Reason};
-pub use error::{Error, Illegal, Infeasible};
+pub use error::{Error, HostTooSmall, Illegal, Infeasible};
 pub use options::{Budget, Extent, Kernels, Limits, Options, Planner};
 pub use problem::{Group, GroupData, Problem};

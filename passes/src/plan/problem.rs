@@ -6,7 +6,7 @@ use super::decisions::{Decisions, Gap, Means, Reason};
 use super::tuning::{Heuristics, LARGE, LATENCIES};
 use super::users::users;
 use crate::cost::Cost;
-use ir::graph::{Def, NodeData};
+use ir::graph::Def;
 use ir::op::Scratch;
 use ir::schedule::buffer_bytes;
 use ir::{Device, Graph, Node, State, Table, Value};
@@ -87,14 +87,6 @@ fn uses(graph: &Graph, position: &Table<Node, Option<u32>>) -> Table<Value, Vec<
         .collect()
 }
 
-/// What a node's kernel may use while it runs.
-fn scratch(graph: &Graph, node: &NodeData) -> Scratch {
-    let inputs: Vec<_> = node.inputs.iter().map(|&v| &graph.values[v].ty).collect();
-    let outputs = node.outputs.iter().map(|&v| graph.values[v].ty.clone());
-    let outputs: Vec<_> = outputs.collect();
-    node.op.work(&inputs, &outputs).scratch
-}
-
 /// The repeated block that each node is in.
 fn block_of(graph: &Graph, blocks: &[Block]) -> Table<Node, Option<usize>> {
     let mut block_of = Table::filled(graph.nodes.len(), None);
@@ -132,7 +124,7 @@ impl<'a> Problem<'a> {
         for (state, data) in graph.states.iter() {
             renews[root[data.after]].push(state);
         }
-        let scratch = graph.nodes.values().map(|node| scratch(graph, node));
+        let scratch = graph.nodes.ids().map(|node| graph.work(node).scratch);
         let blocks = blocks::find(graph);
         let mut problem = Problem {
             graph,

@@ -4,9 +4,12 @@
 //! `cargo bench -p lighterage-tests --bench planners` shows the effect of a change on plans, and
 //! `--bench compile_time` the effect on planning time.
 
-/// Switches for the heuristics that drop candidates which are not proved to be worse. All are on by
-/// default. `cargo bench -p lighterage-tests --bench planners -- ablation` switches each one off.
-/// At 80, 50 and 30 % of keep, only `drop_dominated` ever made a step longer, by at most 1.0 %
+use ir::Processor;
+
+/// Switches for the heuristics of the planners. All are on by default. The first five drop
+/// candidates which are not proved to be worse.
+/// `cargo bench -p lighterage-tests --bench planners -- ablation` switches each one off. At 80, 50
+/// and 30 % of keep, of these five only `drop_dominated` ever made a step longer, by at most 1.0 %
 /// (docs/benchmarks.md).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Heuristics {
@@ -22,6 +25,9 @@ pub struct Heuristics {
     pub blur_peaks: bool,
     /// For large graphs, the second variant of a draft is assumed to be no faster than the first.
     pub first_variant_is_fastest: bool,
+    /// `auto` takes back decisions that free no bytes at the peak of a draft. Each such draft is an
+    /// additional candidate.
+    pub take_back: bool,
 }
 
 impl Heuristics {
@@ -32,14 +38,16 @@ impl Heuristics {
         bound_overlap: true,
         blur_peaks: true,
         first_variant_is_fastest: true,
+        take_back: true,
     };
-    /// No heuristic: more drafts are judged, and planning takes longer.
+    /// None of the heuristics that drop candidates: more are judged, and planning takes longer.
     pub const NONE: Heuristics = Heuristics {
         end_ladders: false,
         drop_dominated: false,
         bound_overlap: false,
         blur_peaks: false,
         first_variant_is_fastest: false,
+        take_back: true,
     };
 }
 
@@ -54,8 +62,24 @@ impl Default for Heuristics {
 /// Share of a step or a peak that is too small to matter.
 pub const NOTHING: f64 = 0.01;
 /// Share of the shortest possible step. A step that exceeds it by at most this share counts as
-/// fastest.
-pub const AS_FAST: f64 = 0.001;
+/// fastest, and the simplest of the fastest is taken. On a GPU predictions are less exact: a plan
+/// that keeps updates on the device is at most this much slower, and has no waits between the
+/// device and the host.
+pub const fn as_fast(processor: Processor) -> f64 {
+    match processor {
+        Processor::Cpu => 0.001,
+        Processor::Gpu => 0.01,
+    }
+}
+/// Share of the bytes that more chunks of the loss must save. On a GPU each chunk starts about ten
+/// kernels, and reads and writes the sum of the head's gradient: 32 chunks of GPT-2 124M take 1.1 %
+/// of a step and 16 take 0.6 %, for 1.7 % more bytes.
+pub const fn worth_a_chunk(processor: Processor) -> f64 {
+    match processor {
+        Processor::Cpu => NOTHING,
+        Processor::Gpu => 0.03,
+    }
+}
 /// Lines of a graph. With at least this number a round of planning takes long, and a small share of
 /// the peak holds many tensors. So ladders take larger steps.
 pub const LARGE: usize = 2000;

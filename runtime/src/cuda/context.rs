@@ -57,8 +57,21 @@ impl Context {
         }
     }
 
+    /// Returns once something is done, which `done` asks of the driver. The thread asks again and
+    /// again: an edge between device and host costs microseconds then, and a device that is given
+    /// up ends the wait, which no call of the driver would.
+    pub(super) fn wait(
+        &self,
+        done: impl Fn(&Driver) -> Result<bool, DriverError>,
+    ) -> Result<(), DriverError> {
+        while !self.call(&done)? {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
     /// Remembers an error after which nothing may be called.
-    fn note(&self, error: &DriverError) {
+    pub(super) fn note(&self, error: &DriverError) {
         if error.is_fatal() {
             self.fatal.get_or_init(|| error.clone());
         }

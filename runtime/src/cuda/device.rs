@@ -5,6 +5,7 @@ use super::driver::{Attribute, Driver, DriverError};
 use super::stream::{Event, Priority, Stream};
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A GPU, and its primary context. A clone is the same one.
 #[derive(Clone, Debug)]
@@ -116,6 +117,10 @@ impl Device {
     pub fn synchronize(&self) -> Result<(), DriverError> {
         self.context.call(Driver::synchronize)
     }
+    /// Counts the device as stuck: from now on every call is an error.
+    pub fn give_up(&self, after: Duration) {
+        self.context.note(&DriverError::stuck(after));
+    }
     /// An error if the device has failed for good: the one it failed with. It calls no driver.
     pub fn alive(&self) -> Result<(), DriverError> {
         self.context.alive()
@@ -127,6 +132,10 @@ impl Device {
     }
     /// A mark in a stream.
     pub fn event(&self) -> Result<Event, DriverError> {
-        Event::new(&self.context)
+        Event::new(&self.context, false)
+    }
+    /// A mark that has the time at which it is reached.
+    pub fn timed_event(&self) -> Result<Event, DriverError> {
+        Event::new(&self.context, true)
     }
 }

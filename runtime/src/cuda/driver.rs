@@ -17,6 +17,7 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::ptr;
+use std::time::Duration;
 
 /// The driver's name on every system that has one.
 const LIBRARY: &str = "libcuda.so.1";
@@ -55,6 +56,8 @@ impl Status {
     const SUCCESS: Status = Status(0);
     /// There is no more memory of the kind that was wanted.
     pub const OUT_OF_MEMORY: Status = Status(2);
+    /// What was asked about is not done yet.
+    const NOT_READY: Status = Status(600);
 
     /// True if the context can be used no more: a kernel's fault, a fault of the hardware, or what
     /// this program does not know. All later calls would only return it again.
@@ -91,6 +94,12 @@ pub enum DriverError {
         /// The function.
         symbol: &'static str,
     },
+    /// The device did nothing for so long that it counts as stuck.
+    #[error("the device has not finished a command for {seconds} s")]
+    Stuck {
+        /// The time.
+        seconds: u64,
+    },
     /// A function returned a status.
     #[error("{call}: {name} ({}), {text}", status.0)]
     Call {
@@ -123,16 +132,28 @@ impl DriverError {
             why: why.strip_prefix(&name).unwrap_or(&why).into(),
         }
     }
+    /// The device did nothing for so long that it counts as stuck.
+    pub fn stuck(after: Duration) -> DriverError {
+        DriverError::Stuck {
+            seconds: after.as_secs(),
+        }
+    }
     /// What a function returned, if that is the error.
     pub fn status(&self) -> Option<Status> {
         match self {
             DriverError::Call { status, .. } => Some(*status),
-            DriverError::Library { .. } | DriverError::Symbol { .. } => None,
+            DriverError::Library { .. }
+            | DriverError::Symbol { .. }
+            | DriverError::Stuck { .. } => None,
         }
     }
     /// True if the context can be used no more.
     pub fn is_fatal(&self) -> bool {
-        self.status().is_some_and(Status::is_fatal)
+        match self {
+            DriverError::Call { status, .. } => status.is_fatal(),
+            DriverError::Stuck { .. } => true,
+            DriverError::Library { .. } | DriverError::Symbol { .. } => false,
+        }
     }
 }
 
@@ -270,12 +291,13 @@ functions! {
     fill = "cuMemsetD8Async" (u64, u8, usize, Raw);
     stream_create = "cuStreamCreateWithPriority" (*mut Raw, c_uint, c_int);
     stream_destroy = "cuStreamDestroy_v2" (Raw);
-    stream_synchronize = "cuStreamSynchronize" (Raw);
+    stream_query = "cuStreamQuery" (Raw);
     stream_wait = "cuStreamWaitEvent" (Raw, Raw, c_uint);
     event_create = "cuEventCreate" (*mut Raw, c_uint);
     event_destroy = "cuEventDestroy_v2" (Raw);
     event_record = "cuEventRecord" (Raw, Raw);
-    event_synchronize = "cuEventSynchronize" (Raw);
+    event_query = "cuEventQuery" (Raw);
+    event_elapsed = "cuEventElapsedTime" (*mut f32, Raw, Raw);
     module_load = "cuModuleLoadDataEx" (
         *mut Raw, *const c_void, c_uint, *const c_int, *const *mut c_void
     );
@@ -286,8 +308,31 @@ functions! {
     launch = "cuLaunchKernel" (
         Raw, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Raw, *const Raw, *const Raw
     );
+    graph_create = "cuGraphCreate" (*mut Raw, c_uint);
+    graph_destroy = "cuGraphDestroy" (Raw);
+    graph_kernel = "cuGraphAddKernelNode_v2" (
+        *mut Raw, Raw, *const Raw, usize, *const KernelNode
+    );
+    graph_instantiate = "cuGraphInstantiateWithFlags" (*mut Raw, Raw, u64);
+    graph_launch = "cuGraphLaunch" (Raw, Raw);
+    graph_exec_destroy = "cuGraphExecDestroy" (Raw);
     error_name = "cuGetErrorName" (c_int, *mut *const c_char);
     error_text = "cuGetErrorString" (c_int, *mut *const c_char);
+}
+
+/// CUDA_KERNEL_NODE_PARAMS_v2 of cuda.h.
+#[repr(C)]
+struct KernelNode {
+    function: Raw,
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared_bytes: c_uint,
+    arguments: *const Raw,
+    extra: *const Raw,
+    /// What the function is of, if it is none of a module.
+    kernel: Raw,
+    /// The current context, if it is null.
+    context: Raw,
 }
 
 /// A driver that is loaded and initialised.
@@ -590,20 +635,37 @@ impl Driver {
         let said = unsafe { (self.functions.stream_destroy)(stream.0) };
         self.said("cuStreamDestroy", said)
     }
-    pub(super) fn stream_synchronize(&self, stream: Handle) -> Result<(), DriverError> {
+    /// Whether all commands of a stream so far are done.
+    pub(super) fn stream_query(&self, stream: Handle) -> Result<bool, DriverError> {
         // SAFETY: handles live as long as their owners.
-        let said = unsafe { (self.functions.stream_synchronize)(stream.0) };
-        self.said("cuStreamSynchronize", said)
+        let said = unsafe { (self.functions.stream_query)(stream.0) };
+        self.ready("cuStreamQuery", said)
+    }
+    /// What a query returned.
+    fn ready(&self, call: &'static str, status: c_int) -> Result<bool, DriverError> {
+        match Status(status) {
+            Status::NOT_READY => Ok(false),
+            _ => self.said(call, status).map(|()| true),
+        }
     }
     pub(super) fn stream_wait(&self, stream: Handle, event: Handle) -> Result<(), DriverError> {
         // SAFETY: handles live as long as their owners.
         let said = unsafe { (self.functions.stream_wait)(stream.0, event.0, 0) };
         self.said("cuStreamWaitEvent", said)
     }
-    pub(super) fn event_create(&self) -> Result<Handle, DriverError> {
+    /// An event, which has a time if it is `timed`.
+    pub(super) fn event_create(&self, timed: bool) -> Result<Handle, DriverError> {
+        let flags = if timed { 0 } else { NO_TIMING };
         // SAFETY: the out is valid for the call.
         self.handle("cuEventCreate", |to| unsafe {
-            (self.functions.event_create)(to, NO_TIMING)
+            (self.functions.event_create)(to, flags)
+        })
+    }
+    /// Milliseconds between two timed events that are reached.
+    pub(super) fn event_elapsed(&self, from: Handle, to: Handle) -> Result<f32, DriverError> {
+        // SAFETY: the out is valid for the call; handles live as long as their owners.
+        self.given("cuEventElapsedTime", 0.0, |milliseconds| unsafe {
+            (self.functions.event_elapsed)(milliseconds, from.0, to.0)
         })
     }
     pub(super) fn event_destroy(&self, event: Handle) -> Result<(), DriverError> {
@@ -616,10 +678,72 @@ impl Driver {
         let said = unsafe { (self.functions.event_record)(event.0, stream.0) };
         self.said("cuEventRecord", said)
     }
-    pub(super) fn event_synchronize(&self, event: Handle) -> Result<(), DriverError> {
+    /// Whether the last record of an event is reached.
+    pub(super) fn event_query(&self, event: Handle) -> Result<bool, DriverError> {
         // SAFETY: handles live as long as their owners.
-        let said = unsafe { (self.functions.event_synchronize)(event.0) };
-        self.said("cuEventSynchronize", said)
+        let said = unsafe { (self.functions.event_query)(event.0) };
+        self.ready("cuEventQuery", said)
+    }
+}
+
+// --- graphs ---
+
+impl Driver {
+    pub(super) fn graph_create(&self) -> Result<Handle, DriverError> {
+        // SAFETY: the out is valid for the call.
+        self.handle("cuGraphCreate", |to| unsafe {
+            (self.functions.graph_create)(to, 0)
+        })
+    }
+    pub(super) fn graph_destroy(&self, graph: Handle) -> Result<(), DriverError> {
+        // SAFETY: its owner calls, once.
+        let said = unsafe { (self.functions.graph_destroy)(graph.0) };
+        self.said("cuGraphDestroy", said)
+    }
+    /// Adds a kernel to a graph, after another node of it.
+    pub(super) fn graph_kernel(
+        &self,
+        graph: Handle,
+        after: Option<Handle>,
+        function: Handle,
+        grid: Grid,
+        arguments: &Arguments,
+    ) -> Result<Handle, DriverError> {
+        let node = KernelNode {
+            function: function.0,
+            grid: [grid.blocks, 1, 1],
+            block: [grid.threads, 1, 1],
+            shared_bytes: grid.shared_bytes,
+            arguments: arguments.pointers.as_ptr(),
+            extra: ptr::null(),
+            kernel: ptr::null_mut(),
+            context: ptr::null_mut(),
+        };
+        let before: Vec<Raw> = after.into_iter().map(|handle| handle.0).collect();
+        // SAFETY: the out, the list with its length and the node are valid for the call, which
+        // copies the arguments, as many as the kernel has; handles live as long as their owners.
+        self.handle("cuGraphAddKernelNode", |to| unsafe {
+            let add = self.functions.graph_kernel;
+            add(to, graph.0, before.as_ptr(), before.len(), &raw const node)
+        })
+    }
+    /// A graph that can be launched; later changes of the graph do not change it.
+    pub(super) fn graph_instantiate(&self, graph: Handle) -> Result<Handle, DriverError> {
+        // SAFETY: the out is valid for the call; handles live as long as their owners.
+        self.handle("cuGraphInstantiate", |to| unsafe {
+            (self.functions.graph_instantiate)(to, graph.0, 0)
+        })
+    }
+    pub(super) fn graph_exec_destroy(&self, graph: Handle) -> Result<(), DriverError> {
+        // SAFETY: its owner calls, once.
+        let said = unsafe { (self.functions.graph_exec_destroy)(graph.0) };
+        self.said("cuGraphExecDestroy", said)
+    }
+    /// Starts all kernels of a graph when the stream gets there.
+    pub(super) fn graph_launch(&self, graph: Handle, stream: Handle) -> Result<(), DriverError> {
+        // SAFETY: handles live as long as their owners.
+        let said = unsafe { (self.functions.graph_launch)(graph.0, stream.0) };
+        self.said("cuGraphLaunch", said)
     }
 }
 

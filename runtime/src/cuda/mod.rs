@@ -15,12 +15,14 @@
 mod context;
 mod device;
 mod driver;
+mod graph;
 mod memory;
 mod module;
 mod stream;
 
 pub use device::{Device, Found};
 pub use driver::{Arguments, DeviceRange, Driver, DriverError, Grid, Status};
+pub use graph::Graph;
 pub(crate) use memory::{Cut, Registered, Transfer};
 pub use memory::{DeviceBlock, Pinned, Staging};
 pub use module::{Function, Module, ModuleError};

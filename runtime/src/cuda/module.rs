@@ -151,6 +151,9 @@ impl Stream {
 }
 
 impl Function {
+    pub(super) fn handle(&self) -> Handle {
+        self.handle
+    }
     /// The most threads that a block of it can have on this device.
     pub fn most_threads(&self) -> u32 {
         self.most_threads

@@ -1,7 +1,7 @@
 //! Streams, which are queues of a device's commands, and events, which are marks in them.
 
 use super::context::Context;
-use super::driver::{DeviceRange, Driver, DriverError, Handle};
+use super::driver::{DeviceRange, DriverError, Handle};
 use std::fmt;
 use std::sync::Arc;
 
@@ -59,8 +59,11 @@ impl Stream {
     }
     /// Returns when all commands so far are done.
     pub fn synchronize(&self) -> Result<(), DriverError> {
-        self.context
-            .call(|driver| driver.stream_synchronize(self.handle))
+        self.context.wait(|driver| driver.stream_query(self.handle))
+    }
+    /// Whether all commands so far are done.
+    pub fn is_done(&self) -> Result<bool, DriverError> {
+        self.context.call(|driver| driver.stream_query(self.handle))
     }
     /// Copies bytes on the device; as many as the shorter range has.
     pub fn copy(&self, to: DeviceRange, from: DeviceRange) -> Result<(), DriverError> {
@@ -83,8 +86,8 @@ impl Stream {
 }
 
 impl Event {
-    pub(super) fn new(context: &Arc<Context>) -> Result<Event, DriverError> {
-        let handle = context.call(Driver::event_create)?;
+    pub(super) fn new(context: &Arc<Context>, timed: bool) -> Result<Event, DriverError> {
+        let handle = context.call(|driver| driver.event_create(timed))?;
         Ok(Event {
             context: context.clone(),
             handle,
@@ -92,8 +95,17 @@ impl Event {
     }
     /// Returns when the last call of [`Stream::record`] for it is reached.
     pub fn synchronize(&self) -> Result<(), DriverError> {
+        self.context.wait(|driver| driver.event_query(self.handle))
+    }
+    /// Whether the last call of [`Stream::record`] for it is reached.
+    pub fn is_reached(&self) -> Result<bool, DriverError> {
+        self.context.call(|driver| driver.event_query(self.handle))
+    }
+    /// Milliseconds from this event to another, both of them timed and reached. The number has 24
+    /// bits.
+    pub fn elapsed(&self, to: &Event) -> Result<f32, DriverError> {
         self.context
-            .call(|driver| driver.event_synchronize(self.handle))
+            .call(|driver| driver.event_elapsed(self.handle, to.handle))
     }
 }
 

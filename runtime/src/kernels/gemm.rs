@@ -1,17 +1,17 @@
-//! Products of matrices, each by [`super::product`]. Half-precision factors are widened into
-//! scratch, one matrix of the batch at a time; integers are plain loops.
+//! Products of matrices, each by [`super::product`]. Half-precision factors of a half-precision
+//! result are widened into scratch, one matrix of the batch at a time; integers are plain loops.
 //!
 //! Threads may share a product: each computes some rows or columns, whose bits do not depend on the
 //! others.
 
 use super::elementwise::is_number;
 use super::math::Float;
-use super::product::{Start, Tiled, product_part};
+use super::product::{Numbers, Start, Tiled, Write, product_part};
 use super::signature::{Checked, Signature, broadcast_shapes, ensure, is_float, is_half};
 use super::strides::{Broadcast, count};
 use super::wide::{Scalar, Source, Wide, blocks, sink, source};
 use super::{Cut, DataError, ELEMENTS, Ran};
-use crate::kernel::{Call, Window};
+use crate::kernel::{Call, Element, Window};
 use artifact::DType;
 
 // --- checks ---
@@ -49,6 +49,18 @@ pub(super) fn check_addmm(s: &Signature<'_>) -> Checked {
     })?;
     s.results(&[(s.dtype(0), &shape)])
 }
+/// The sum has the type in which half-precision numbers are added up.
+pub(super) fn check_matmul_sum(s: &Signature<'_>) -> Checked {
+    let (_, shape) = product_shape(s, 0)?;
+    ensure(is_half(s.dtype(0)), || {
+        "the factors should be BF16 or F16".into()
+    })?;
+    if s.ins.len() == 3 {
+        s.expect(2, DType::F32)?;
+        s.expect_shape(2, &shape)?;
+    }
+    s.results(&[(DType::F32, &shape)])
+}
 /// Room for both factors and the product in f32.
 pub(super) fn scratch(s: &Signature<'_>) -> u64 {
     let a = s.ins.len() - 2;
@@ -70,8 +82,9 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn new(call: &Call<'_>) -> Sizes {
-        let (shape, y) = (call.in_shape(call.n_inputs() - 2), call.out_shape(0));
+    /// Of operands `a` and `a + 1`.
+    fn new(call: &Call<'_>, a: usize) -> Sizes {
+        let (shape, y) = (call.in_shape(a), call.out_shape(0));
         let rank = shape.len();
         let (ta, tb) = (call.bool("ta"), call.bool("tb"));
         let k = if ta { shape[rank - 2] } else { shape[rank - 1] };
@@ -91,15 +104,26 @@ pub(super) fn matmul(call: &Call<'_>) -> Ran {
 pub(super) fn addmm(call: &Call<'_>) -> Ran {
     run(call, 1)
 }
+pub(super) fn matmul_sum(call: &Call<'_>) -> Ran {
+    let factors = match call.in_dtype(0) {
+        DType::BF16 => [0, 1].map(|i| Numbers::Bf16(call.input(i))),
+        DType::F16 => [0, 1].map(|i| Numbers::F16(call.input(i))),
+        other => return Err(DataError::NoKernel(other)),
+    };
+    let before = (call.n_inputs() == 3).then_some(2);
+    float::<f32>(call, factors, before, &Sizes::new(call, 0));
+    Ok(())
+}
 
 /// The product of operands `a` and `a + 1`, plus operand 0 if `a` is 1.
 fn run(call: &Call<'_>, a: usize) -> Ran {
-    let sizes = Sizes::new(call);
+    let sizes = Sizes::new(call, a);
+    let added = (a == 1).then_some(0);
     match call.out_dtype(0) {
-        DType::F32 => float::<f32>(call, a, &sizes),
-        DType::F64 => float::<f64>(call, a, &sizes),
-        DType::BF16 => float::<half::bf16>(call, a, &sizes),
-        DType::F16 => float::<half::f16>(call, a, &sizes),
+        DType::F32 => float::<f32>(call, factors(call, a), added, &sizes),
+        DType::F64 => float::<f64>(call, factors(call, a), added, &sizes),
+        DType::BF16 => half_float::<half::bf16>(call, a, added, &sizes),
+        DType::F16 => half_float::<half::f16>(call, a, added, &sizes),
         DType::U8 => integer::<u8>(call, a, &sizes),
         DType::I8 => integer::<i8>(call, a, &sizes),
         DType::I16 => integer::<i16>(call, a, &sizes),
@@ -108,6 +132,11 @@ fn run(call: &Call<'_>, a: usize) -> Ran {
         other => return Err(DataError::NoKernel(other)),
     }
     Ok(())
+}
+
+/// Operands `a` and `a + 1`, which are not widened.
+fn factors<'a, R: Element>(call: &Call<'a>, a: usize) -> [Numbers<'a, R>; 2] {
+    [a, a + 1].map(|i| Numbers::Wide(call.input(i)))
 }
 
 /// True if threads share a product by columns, false if by rows of the whole batch. Each part packs
@@ -129,13 +158,19 @@ const LEAST_ROWS: usize = 96;
 const TILES: usize = 64;
 
 pub(super) fn cut(call: &Call<'_>) -> Cut {
-    let s = Sizes::new(call);
+    cut_of(call, &Sizes::new(call, call.n_inputs() - 2))
+}
+pub(super) fn cut_sum(call: &Call<'_>) -> Cut {
+    cut_of(call, &Sizes::new(call, 0))
+}
+
+fn cut_of(call: &Call<'_>, s: &Sizes) -> Cut {
     // At least about ten microseconds of work.
     let least = |other: usize| (ELEMENTS * 32).div_ceil((s.k * other).max(1));
     if is_half(call.out_dtype(0)) {
         // The scratch holds the factors of one matrix at a time.
         Cut::NO
-    } else if by_columns(call, &s) {
+    } else if by_columns(call, s) {
         Cut {
             units: s.n,
             align: TILES,
@@ -168,88 +203,111 @@ pub(super) fn prepare(call: &Call<'_>) -> Ran {
     Ok(())
 }
 
-fn float<T: Float>(call: &Call<'_>, a: usize, s: &Sizes) {
-    let (x, w, tile) = (call.input::<T>(a), call.input::<T>(a + 1), T::Wide::tile());
-    // A result that lies on the added operand has its numbers already.
-    let there = a == 1 && call.inplace(0).is_some();
-    let addend = (a == 1 && !there).then(|| {
-        (
-            call.input::<T>(0),
-            Broadcast::new(call.in_shape(0), call.out_shape(0)),
-        )
-    });
-    // Writes the added numbers to elements of the result, from `at` on.
-    let write = |at: usize, y: &mut [T::Wide]| {
-        let Some((c, order)) = &addend else { return };
+/// The numbers to which a product is added.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "there is one, on the stack: kernels do not allocate"
+)]
+enum Added<'a, T> {
+    Nothing,
+    /// They lie on the result.
+    Result,
+    Operand(&'a [T], Broadcast),
+}
+
+impl<'a, T: Float> Added<'a, T> {
+    fn new(call: &Call<'a>, operand: Option<usize>) -> Added<'a, T> {
+        match operand {
+            None => Added::Nothing,
+            Some(i) if call.inplace(i).is_some() => Added::Result,
+            Some(i) => {
+                let order = Broadcast::new(call.in_shape(i), call.out_shape(0));
+                Added::Operand(call.input(i), order)
+            }
+        }
+    }
+    /// Writes those of the result's elements from `at` on, unless they lie there.
+    fn write(&self, at: usize, y: &mut [T::Wide]) {
+        let Added::Operand(c, order) = self else {
+            return;
+        };
         order.runs(at, y.len(), |range, from, follow| match follow {
             true => T::Wide::load(&c[from..from + range.len()], &mut y[range]),
             false => y[range].fill(T::Wide::of(c[from])),
         });
-    };
+    }
+    /// How a product starts: `write` writes elements.
+    fn start<'b>(&self, write: &'b Write<'b, T::Wide>) -> Start<'b, T::Wide> {
+        match self {
+            Added::Nothing => Start::Zero,
+            Added::Result | Added::Operand(..) => Start::From(write),
+        }
+    }
+}
+
+/// This part of the product of two factors, added to operand `added`.
+fn float<R: Float<Wide = R> + Tiled>(
+    call: &Call<'_>,
+    [x, w]: [Numbers<'_, R>; 2],
+    added: Option<usize>,
+    s: &Sizes,
+) {
+    let tile = R::tile();
+    let (sizes, flags) = ((s.m, s.k, s.n), (s.ta, s.tb));
+    let added = Added::<R>::new(call, added);
     if by_columns(call, s) {
         let columns = call.part(s.n);
-        // The type is its own wide type: there is no room to round from.
-        let y = call.output_columns::<T::Wide>(0, s.n);
-        let from = |i: usize, j: usize, y: &mut [T::Wide]| write(i * s.n + j, y);
-        let start = if a == 1 {
-            Start::From(&from)
-        } else {
-            Start::Zero
-        };
-        let (x, w) = (T::widened(x, &mut []), T::widened(w, &mut []));
-        return product_part(
-            &tile,
-            (s.m, s.k, s.n),
-            (0..s.m, columns),
-            (s.ta, s.tb),
-            (x, w),
-            y,
-            start,
-        );
+        let y = call.output_columns::<R>(0, s.n);
+        let write = |i: usize, j: usize, y: &mut [R]| added.write(i * s.n + j, y);
+        let start = added.start(&write);
+        return product_part(&tile, sizes, (0..s.m, columns), flags, (x, w), y, start);
     }
-    let y = call.output::<T>(0);
+    let y = call.output::<R>(0);
     let (xs, ws, ys) = (s.m * s.k, s.k * s.n, s.m * s.n);
-    // Parts need none.
-    let scratch = if T::room(1) == 0 {
-        &mut []
-    } else {
-        call.scratch::<T::Wide>()
-    };
-    let (x_room, rest) = scratch.split_at_mut(T::room(xs));
-    let (w_room, y_room) = rest.split_at_mut(T::room(ws));
     let rows = call.part(count(call.out_shape(0)).checked_div(s.n).unwrap_or(0));
     let part = rows.start * s.n..rows.end * s.n;
     for b in part.start / ys.max(1)..part.end.div_ceil(ys.max(1)) {
-        let (x, w) = (
-            T::widened(&x[b * xs..][..xs], x_room),
-            T::widened(&w[b * ws..][..ws], w_room),
-        );
+        let (x, w) = (x.part(b * xs..(b + 1) * xs), w.part(b * ws..(b + 1) * ws));
         // The part's elements of this matrix.
         let (from, to) = (part.start.max(b * ys), part.end.min((b + 1) * ys));
         let rows = (from - b * ys) / s.n..(to - b * ys) / s.n;
         let y = &mut y[from - part.start..to - part.start];
+        let write = |i: usize, j: usize, y: &mut [R]| added.write(b * ys + i * s.n + j, y);
+        let start = added.start(&write);
+        let y = Window::new(y, rows.len(), s.n);
+        product_part(&tile, sizes, (rows, 0..s.n), flags, (x, w), y, start);
+    }
+}
+
+/// The product of operands `a` and `a + 1` through scratch, added to operand `added`.
+fn half_float<T: Float>(call: &Call<'_>, a: usize, added: Option<usize>, s: &Sizes) {
+    let (x, w, tile) = (call.input::<T>(a), call.input::<T>(a + 1), T::Wide::tile());
+    let added = Added::<T>::new(call, added);
+    let y = call.output::<T>(0);
+    let (xs, ws, ys) = (s.m * s.k, s.k * s.n, s.m * s.n);
+    let (x_room, rest) = call.scratch::<T::Wide>().split_at_mut(xs);
+    let (w_room, y_room) = rest.split_at_mut(ws);
+    for (b, y) in y.chunks_mut(ys.max(1)).enumerate() {
+        let (x, w) = (
+            T::widened(&x[b * xs..][..xs], x_room),
+            T::widened(&w[b * ws..][..ws], w_room),
+        );
         let product = |y: &mut [T::Wide]| {
-            let from = |i: usize, j: usize, y: &mut [T::Wide]| write(b * ys + i * s.n + j, y);
-            let start = if a == 1 {
-                Start::From(&from)
-            } else {
-                Start::Zero
-            };
-            let y = Window::new(y, rows.len(), s.n);
+            let write =
+                |i: usize, j: usize, y: &mut [T::Wide]| added.write(b * ys + i * s.n + j, y);
             product_part(
                 &tile,
                 (s.m, s.k, s.n),
-                (rows.clone(), 0..s.n),
+                (0..s.m, 0..s.n),
                 (s.ta, s.tb),
-                (x, w),
-                y,
-                start,
+                (Numbers::Wide(x), Numbers::Wide(w)),
+                Window::new(y, s.m, s.n),
+                added.start(&write),
             );
         };
-        if there {
-            T::changed(y, y_room, product)
-        } else {
-            T::rounded(y, y_room, product)
+        match added {
+            Added::Result => T::changed(y, y_room, product),
+            Added::Nothing | Added::Operand(..) => T::rounded(y, y_room, product),
         }
     }
 }

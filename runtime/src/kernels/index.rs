@@ -104,6 +104,65 @@ pub(super) fn check_index_put(s: &Signature<'_>) -> Checked {
 
 // --- indices ---
 
+/// An operand of indices, and which of them are right.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct IndexOperand {
+    /// The operand, from 0.
+    pub(crate) operand: usize,
+    /// The dimension's size.
+    pub(crate) size: u64,
+    /// Negative indices count from the end.
+    pub(crate) from_end: bool,
+    /// An index that stands for none.
+    pub(crate) ignored: Option<i64>,
+}
+
+impl IndexOperand {
+    pub(super) fn new(operand: usize, size: u64) -> IndexOperand {
+        IndexOperand {
+            operand,
+            size,
+            from_end: false,
+            ignored: None,
+        }
+    }
+
+    /// What is wrong with an index.
+    pub(super) fn wrong(&self, index: i64) -> DataError {
+        let size = self.size as usize;
+        match self.from_end {
+            true => DataError::SignedIndex { index, size },
+            false => DataError::Index { index, size },
+        }
+    }
+}
+
+pub(super) fn of_rows(s: &Signature<'_>) -> Vec<IndexOperand> {
+    vec![IndexOperand::new(1, s.shape(0)[0])]
+}
+pub(super) fn of_result_rows(s: &Signature<'_>) -> Vec<IndexOperand> {
+    vec![IndexOperand::new(1, s.outs[0].shape[0])]
+}
+pub(super) fn along(s: &Signature<'_>) -> Vec<IndexOperand> {
+    let size = s.dim("dim", 0).map(|dim| s.shape(0)[dim]);
+    size.map_or(vec![], |size| vec![IndexOperand::new(1, size)])
+}
+/// Operands from `first` on: each indexes a dimension of operand 0.
+fn from(first: usize, s: &Signature<'_>) -> Vec<IndexOperand> {
+    let sizes = (first..s.ins.len()).zip(s.shape(0));
+    let operand = |(operand, &size)| IndexOperand {
+        from_end: true,
+        ..IndexOperand::new(operand, size)
+    };
+    sizes.map(operand).collect()
+}
+pub(super) fn from_1(s: &Signature<'_>) -> Vec<IndexOperand> {
+    from(1, s)
+}
+pub(super) fn from_2(s: &Signature<'_>) -> Vec<IndexOperand> {
+    from(2, s)
+}
+
 /// An operand of indices.
 pub(super) enum Indices<'a> {
     I32(&'a [i32]),

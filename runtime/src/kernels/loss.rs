@@ -1,6 +1,6 @@
 //! The negative log likelihood loss and its derivative.
 
-use super::index::{Indices, in_range};
+use super::index::{IndexOperand, Indices, in_range};
 use super::signature::{Checked, Signature, ensure, is_float};
 use super::wide::{BLOCK, Sink, blocks_of, sink, source};
 use super::{Cut, DataError, Ran};
@@ -62,6 +62,21 @@ pub(super) fn check_nll_loss_bwd(s: &Signature<'_>) -> Checked {
     s.expect(0, dtype)?;
     s.expect(2, dtype)?;
     s.results(&[(dtype, &shape)])
+}
+
+// --- indices ---
+
+fn targets_of(s: &Signature<'_>, classes: u64) -> Vec<IndexOperand> {
+    vec![IndexOperand {
+        ignored: s.int("ignore").ok(),
+        ..IndexOperand::new(1, classes)
+    }]
+}
+pub(super) fn targets(s: &Signature<'_>) -> Vec<IndexOperand> {
+    targets_of(s, s.shape(0)[1])
+}
+pub(super) fn result_targets(s: &Signature<'_>) -> Vec<IndexOperand> {
+    targets_of(s, s.outs[0].shape[1])
 }
 
 // --- kernels ---

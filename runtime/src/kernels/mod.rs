@@ -32,6 +32,7 @@ mod wide;
 
 use crate::kernel::Call;
 pub use error::{DataError, KernelError};
+pub(crate) use index::IndexOperand;
 use ops::OpKind;
 use signature::Checked;
 pub use signature::Signature;
@@ -52,6 +53,8 @@ pub struct Kernel {
     pub inplace: &'static [(usize, usize)],
     check: fn(&Signature<'_>) -> Checked,
     scratch: fn(&Signature<'_>) -> u64,
+    /// Operands that are indices, of a checked signature.
+    indices: fn(&Signature<'_>) -> Vec<IndexOperand>,
     /// Makes a thread's workspace.
     prepare: fn(&Call<'_>) -> Ran,
     /// How threads may share a run, and the functions that run before and after the parts.
@@ -145,6 +148,7 @@ impl Kernel {
             inplace: &[],
             check,
             scratch: |_| 0,
+            indices: |_| vec![],
             prepare: nothing,
             cut,
             begin: nothing,
@@ -177,6 +181,9 @@ impl Kernel {
     const fn scratch(self, scratch: fn(&Signature<'_>) -> u64) -> Kernel {
         Kernel { scratch, ..self }
     }
+    const fn indices(self, indices: fn(&Signature<'_>) -> Vec<IndexOperand>) -> Kernel {
+        Kernel { indices, ..self }
+    }
     /// Refuses signatures that the kernel cannot run: wrong counts, types, shapes, attributes, too
     /// little scratch. For an accepted signature, [`Kernel::run`] does not panic if operands and
     /// results have these types and are disjoint, except for in-place pairs.
@@ -196,6 +203,18 @@ impl Kernel {
     /// The bytes of scratch that a checked signature needs.
     pub fn scratch_bytes(&self, signature: &Signature<'_>) -> u64 {
         (self.scratch)(signature)
+    }
+    /// The operands that are indices, and which indices [`Kernel::run`] takes: for machines whose
+    /// kernels do not look. None for a signature that the kernel cannot run.
+    pub(crate) fn index_operands(&self, signature: &Signature<'_>) -> Vec<IndexOperand> {
+        match self.check(signature) {
+            Ok(()) => (self.indices)(signature),
+            Err(_) => vec![],
+        }
+    }
+    /// The error of an index that an operand cannot have.
+    pub(crate) fn wrong_index(&self, operand: &IndexOperand, index: i64) -> KernelError {
+        self.stopped(operand.wrong(index))
     }
     /// Runs the kernel; an error says what is wrong with its operands' data: `index 300 is not in
     /// 0..257`.
@@ -369,6 +388,9 @@ const fn kernel(op: OpKind) -> Option<Kernel> {
             .scratch(gemm::scratch)
             .prepared(gemm::prepare)
             .cut_by(gemm::cut),
+        OpKind::MatmulSum => k(gemm::check_matmul_sum, gemm::matmul_sum)
+            .prepared(gemm::prepare)
+            .cut_by(gemm::cut_sum),
         OpKind::Convolution => k(conv::check_convolution, conv::convolution)
             .prepared(conv::prepare)
             .cut_by(conv::cut),
@@ -385,22 +407,29 @@ const fn kernel(op: OpKind) -> Option<Kernel> {
         OpKind::SdpaBwd => k(attention::check_sdpa_bwd, attention::sdpa_bwd)
             .prepared(attention::prepare_bwd)
             .cut_by(attention::cut_bwd),
-        OpKind::Embedding => {
-            k(index::check_embedding, index::embedding).cut_by(index::cut_embedding)
-        }
+        OpKind::Embedding => k(index::check_embedding, index::embedding)
+            .indices(index::of_rows)
+            .cut_by(index::cut_embedding),
         OpKind::EmbeddingBwd => k(index::check_embedding_bwd, index::embedding_bwd)
             .scratch(index::embedding_bwd_scratch)
+            .indices(index::of_result_rows)
             .first(index::embedding_bwd_chains)
             .cut_by(index::cut_embedding_bwd),
-        OpKind::NllLoss => k(loss::check_nll_loss, loss::nll_loss),
-        OpKind::NllSum => k(loss::check_nll_sum, loss::nll_sum),
-        OpKind::NllLossBwd => k(loss::check_nll_loss_bwd, loss::nll_loss_bwd).cut_by(loss::cut_bwd),
-        OpKind::Gather => k(index::check_gather, index::gather),
-        OpKind::Scatter => k(index::check_scatter, index::scatter),
-        OpKind::ScatterAdd => k(index::check_scatter_add, index::scatter_add),
-        OpKind::ScatterValue => k(index::check_scatter_value, index::scatter_value),
-        OpKind::Index => k(index::check_index, index::index).cut_by(index::cut_index),
-        OpKind::IndexPut => k(index::check_index_put, index::index_put),
+        OpKind::NllLoss => k(loss::check_nll_loss, loss::nll_loss).indices(loss::targets),
+        OpKind::NllSum => k(loss::check_nll_sum, loss::nll_sum).indices(loss::targets),
+        OpKind::NllLossBwd => k(loss::check_nll_loss_bwd, loss::nll_loss_bwd)
+            .indices(loss::result_targets)
+            .cut_by(loss::cut_bwd),
+        OpKind::Gather => k(index::check_gather, index::gather).indices(index::along),
+        OpKind::Scatter => k(index::check_scatter, index::scatter).indices(index::along),
+        OpKind::ScatterAdd => k(index::check_scatter_add, index::scatter_add).indices(index::along),
+        OpKind::ScatterValue => {
+            k(index::check_scatter_value, index::scatter_value).indices(index::along)
+        }
+        OpKind::Index => k(index::check_index, index::index)
+            .indices(index::from_1)
+            .cut_by(index::cut_index),
+        OpKind::IndexPut => k(index::check_index_put, index::index_put).indices(index::from_2),
         OpKind::Permute => k(shape::check_permute, shape::permute).cut_by(shape::cut),
         OpKind::Expand => k(shape::check_expand, shape::expand).cut_by(shape::cut),
         OpKind::Flip => k(shape::check_flip, shape::flip).cut_by(shape::cut),

@@ -16,8 +16,9 @@
     reason = "micro-kernels take pointers: the one call is in `tiles`, and a hint beside it"
 )]
 
-use super::wide::Wide;
+use super::wide::{Scalar, Wide};
 use crate::kernel::Window;
+use half::{bf16, f16};
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -81,7 +82,7 @@ impl<R> Tile<R> {
         depth: (usize, usize),
         from: &[R],
     ) {
-        (self.pack_columns)(room, panel, columns, depth, from);
+        (self.pack_columns)(room, panel, columns, depth, Numbers::Wide(from));
     }
     /// Whether rows of a left factor may be read in place if neighbouring elements of a row are
     /// `apart` bytes from each other, each in another cache line. A tile of many vectors computes
@@ -93,7 +94,33 @@ impl<R> Tile<R> {
 }
 
 /// See [`pack`].
-type Pack<R> = fn(&mut [R], usize, (usize, usize), (usize, usize), &[R]);
+type Pack<R> = fn(&mut [R], usize, (usize, usize), (usize, usize), Numbers<'_, R>);
+
+/// A factor's numbers. Half-precision numbers are widened when they are packed.
+#[derive(Clone, Copy)]
+pub(super) enum Numbers<'a, R> {
+    Wide(&'a [R]),
+    Bf16(&'a [bf16]),
+    F16(&'a [f16]),
+}
+
+impl<R> Numbers<'_, R> {
+    fn len(&self) -> usize {
+        match self {
+            Numbers::Wide(x) => x.len(),
+            Numbers::Bf16(x) => x.len(),
+            Numbers::F16(x) => x.len(),
+        }
+    }
+    /// Some of the numbers.
+    pub(super) fn part(self, range: Range<usize>) -> Self {
+        match self {
+            Numbers::Wide(x) => Numbers::Wide(&x[range]),
+            Numbers::Bf16(x) => Numbers::Bf16(&x[range]),
+            Numbers::F16(x) => Numbers::F16(&x[range]),
+        }
+    }
+}
 
 /// The instruction sets with micro-kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -110,7 +137,7 @@ impl Set {
 }
 
 /// A type in which products are computed.
-pub(super) trait Tiled: Wide {
+pub(super) trait Tiled: Wide + Scalar {
     /// The micro-kernels for these instructions, if the machine has them.
     fn tile_of(set: Set) -> Option<Tile<Self>>;
     /// The best micro-kernels that this machine has.
@@ -152,8 +179,8 @@ macro_rules! tiled {
                             rows: NR,
                             columns: COLUMNS,
                             lanes: $lanes,
-                            pack_rows: pack::<$ty, NR>,
-                            pack_columns: pack::<$ty, COLUMNS>,
+                            pack_rows: pack_numbers::<$ty, NR>,
+                            pack_columns: pack_numbers::<$ty, COLUMNS>,
                         }
                     }};
                 }
@@ -200,14 +227,17 @@ fn lines<R: Tiled>(memory: &mut Vec<R>, n: usize) -> &mut [R] {
 tiled!(f32, gemm_f32, avx512 16, fma 8, neon 4);
 tiled!(f64, gemm_f64, avx512 8, fma 4, neon 2);
 
+/// Writes numbers of a result: it gets a row, a column and the numbers from there on.
+pub(super) type Write<'a, R> = dyn Fn(usize, usize, &mut [R]) + 'a;
+
 /// The numbers to which a product is added.
 #[derive(Clone, Copy)]
 pub(super) enum Start<'a, R> {
     /// Nothing.
     Zero,
-    /// The numbers that the function writes. It gets a row, a column and the numbers from there on;
-    /// the product is added while they are in the first cache.
-    From(&'a dyn Fn(usize, usize, &mut [R])),
+    /// The numbers that the function writes. The product is added while they are in the first
+    /// cache.
+    From(&'a Write<'a, R>),
 }
 
 /// Some rows and columns of the product of an `m` by `k` and a `k` by `n` matrix; `ta` and `tb` say
@@ -218,7 +248,7 @@ pub(super) fn product_part<R: Tiled>(
     (m, k, n): (usize, usize, usize),
     (rows, columns): (Range<usize>, Range<usize>),
     (ta, tb): (bool, bool),
-    (x, w): (&[R], &[R]),
+    (x, w): (Numbers<'_, R>, Numbers<'_, R>),
     mut y: Window<'_, R>,
     start: Start<'_, R>,
 ) {
@@ -240,7 +270,8 @@ pub(super) fn product_part<R: Tiled>(
     );
     let (x_row, x_column) = if ta { (1, m) } else { (k, 1) };
     let (w_row, w_column) = if tb { (1, k) } else { (n, 1) };
-    let pack_x = ta && 2 * tile.columns < columns.len() && !tile.hides(m * size_of::<R>());
+    let far = ta && 2 * tile.columns < columns.len() && !tile.hides(m * size_of::<R>());
+    let pack_x = far || !matches!(x, Numbers::Wide(_));
     let most_rows = if pack_x {
         ROWS / tile.rows * tile.rows
     } else {
@@ -252,34 +283,39 @@ pub(super) fn product_part<R: Tiled>(
             let height = most_rows.min(rows.end - top);
             for shallow in (0..k).step_by(DEPTH) {
                 let depth = DEPTH.min(k - shallow);
-                let x = &x[top * x_row + shallow * x_column..];
+                let x = x.part(top * x_row + shallow * x_column..x.len());
                 // A line between panels keeps them from competing for the same set of the first
                 // cache.
                 let panel = tile.rows * depth + LINE_BYTES / size_of::<R>();
                 if pack_x {
                     (tile.pack_rows)(x_room, panel, (height, x_row), (depth, x_column), x);
                 }
-                let x = match pack_x {
-                    true => Left {
-                        x: &*x_room,
-                        row: 1,
-                        column: tile.rows,
-                        panel,
-                    },
-                    false => Left {
+                let x = match x {
+                    Numbers::Wide(x) if !pack_x => Left {
                         x,
                         row: x_row,
                         column: x_column,
                         panel: tile.rows * x_row,
                     },
+                    _ => Left {
+                        x: &*x_room,
+                        row: 1,
+                        column: tile.rows,
+                        panel,
+                    },
                 };
                 for left in columns.clone().step_by(COLUMNS) {
                     let width = COLUMNS.min(columns.end - left);
-                    let w = &w[shallow * w_row + left * w_column..];
+                    let w = w.part(shallow * w_row + left * w_column..w.len());
                     // A few rows read w in place if its columns are whole vectors.
                     let pack_w = tb || !width.is_multiple_of(tile.lanes) || 8 * tile.rows < height;
-                    let w = match pack_w {
-                        true => {
+                    let w = match w {
+                        Numbers::Wide(w) if !pack_w => Right {
+                            w,
+                            row: w_row,
+                            panel: tile.columns,
+                        },
+                        _ => {
                             (tile.pack_columns)(
                                 w_room,
                                 tile.columns * depth,
@@ -293,11 +329,6 @@ pub(super) fn product_part<R: Tiled>(
                                 panel: tile.columns * depth,
                             }
                         }
-                        false => Right {
-                            w,
-                            row: w_row,
-                            panel: tile.columns,
-                        },
                     };
                     let (i, j) = (top - rows.start, left - columns.start);
                     let y = &mut y.part(i..i + height, j..j + width);
@@ -400,7 +431,7 @@ impl<'a, R: Tiled> Right<'a, R> {
             tile.columns * depth,
             (columns, stride),
             (depth, step),
-            from,
+            Numbers::Wide(from),
         );
         Right {
             w: room,
@@ -515,15 +546,30 @@ fn fetch<R>(at: *const R) {
     let _ = at;
 }
 
+/// Packs numbers of any type: see [`pack`].
+fn pack_numbers<R: Tiled, const WIDE: usize>(
+    room: &mut [R],
+    panel: usize,
+    vectors: (usize, usize),
+    depth: (usize, usize),
+    from: Numbers<'_, R>,
+) {
+    match from {
+        Numbers::Wide(from) => pack::<R, R, WIDE>(room, panel, vectors, depth, from),
+        Numbers::Bf16(from) => pack::<bf16, R, WIDE>(room, panel, vectors, depth, from),
+        Numbers::F16(from) => pack::<f16, R, WIDE>(room, panel, vectors, depth, from),
+    }
+}
+
 /// Copies `n` vectors, `stride` apart, of `depth` numbers, `step` apart, into panels of `WIDE`
 /// vectors, `panel` apart: number `l` of vector `i` of a panel at `l * WIDE + i`. The last panel is
 /// filled up with zeros. One of `stride` and `step` is 1.
-fn pack<R: Tiled, const WIDE: usize>(
+fn pack<S: Scalar, R: Tiled, const WIDE: usize>(
     room: &mut [R],
     panel: usize,
     (n, stride): (usize, usize),
     (depth, step): (usize, usize),
-    from: &[R],
+    from: &[S],
 ) {
     // Vectors without numbers: there is nothing to copy, and panels have no length.
     if depth == 0 {
@@ -540,16 +586,16 @@ fn pack<R: Tiled, const WIDE: usize>(
                 let at = l * step + first;
                 let ahead = from.as_ptr().wrapping_add(at + AHEAD * step);
                 (0..width)
-                    .step_by(LINE_BYTES / size_of::<R>())
+                    .step_by(LINE_BYTES / size_of::<S>())
                     .for_each(|i| fetch(ahead.wrapping_add(i)));
                 let (whole, rest) = from[at..at + width].as_chunks::<WIDE>();
                 let mut panels = panels.chunks_mut(panel);
                 for (numbers, panel) in whole.iter().zip(&mut panels) {
-                    panel[l * WIDE..][..WIDE].copy_from_slice(numbers);
+                    R::load(numbers, &mut panel[l * WIDE..][..WIDE]);
                 }
                 if let (false, Some(panel)) = (rest.is_empty(), panels.next()) {
                     let (numbers, zeros) = panel[l * WIDE..][..WIDE].split_at_mut(rest.len());
-                    numbers.copy_from_slice(rest);
+                    R::load(rest, numbers);
                     zeros.fill(R::ZERO);
                 }
             }
@@ -572,12 +618,12 @@ fn pack<R: Tiled, const WIDE: usize>(
                     rows.first_chunk_mut::<SQUARE>(),
                 ) {
                     (Some(numbers), Some(rows)) => {
-                        (0..SQUARE).for_each(|l| rows[l][i] = numbers[l])
+                        (0..SQUARE).for_each(|l| rows[l][i] = R::of(numbers[l]))
                     }
                     _ => rows
                         .iter_mut()
                         .zip(numbers)
-                        .for_each(|(row, &number)| row[i] = number),
+                        .for_each(|(row, &number)| row[i] = R::of(number)),
                 }
             }
             rows.iter_mut().for_each(|row| row[width..].fill(R::ZERO));
@@ -601,6 +647,10 @@ mod tests {
         (0..n)
             .map(|i| R::of_f64(((i * 7 + seed * 13 + i * i / 5) % 9) as f64 - 4.0))
             .collect()
+    }
+
+    fn narrowed<S: Scalar, R: Tiled>(x: &[R]) -> Vec<S> {
+        x.iter().map(|x| x.narrow()).collect()
     }
 
     fn agrees<R: Tiled>(set: Set) {
@@ -649,25 +699,26 @@ mod tests {
                         products.sum::<f64>() + if add { start[i * n + j].to_f64() } else { 0.0 };
                     expected[i * n + j] = R::of_f64(sum);
                 }
-                let mut y = vec![R::ONE; m * n];
                 let from = |i: usize, j: usize, y: &mut [R]| {
                     y.copy_from_slice(&start[i * n + j..][..y.len()])
                 };
                 let start = if add { Start::From(&from) } else { Start::Zero };
-                let window = Window::new(&mut y, m, n);
-                product_part(
-                    &tile,
-                    (m, k, n),
-                    (0..m, 0..n),
-                    (ta, tb),
-                    (&x, &w),
-                    window,
-                    start,
-                );
-                assert!(
-                    y == expected,
-                    "{set:?}: {m} x {k} x {n}, ta {ta}, tb {tb}, add {add}"
-                );
+                let [x16, w16] = [&x, &w].map(|x| narrowed::<bf16, R>(x));
+                let [half_x, half_w] = [&x, &w].map(|x| narrowed::<f16, R>(x));
+                for factors in [
+                    (Numbers::Wide(&x[..]), Numbers::Wide(&w[..])),
+                    (Numbers::Bf16(&x16), Numbers::Bf16(&w16)),
+                    (Numbers::F16(&half_x), Numbers::F16(&half_w)),
+                ] {
+                    let mut y = vec![R::ONE; m * n];
+                    let window = Window::new(&mut y, m, n);
+                    let (sizes, part) = ((m, k, n), (0..m, 0..n));
+                    product_part(&tile, sizes, part, (ta, tb), factors, window, start);
+                    assert!(
+                        y == expected,
+                        "{set:?}: {m} x {k} x {n}, ta {ta}, tb {tb}, add {add}"
+                    );
+                }
             }
         }
     }

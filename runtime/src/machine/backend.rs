@@ -3,6 +3,7 @@
 use crate::Error;
 use crate::kernels::KernelError;
 use artifact::{Kernel, Object, Operand, Place, Pool, Range};
+use std::time::{Duration, Instant};
 
 /// A stream, by its number in the artifact.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -41,17 +42,42 @@ pub struct Copy {
     pub bytes: u64,
 }
 
+/// When a command ran, by the host's clock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ran {
+    /// When it began.
+    pub start: Instant,
+    /// When it was done.
+    pub end: Instant,
+}
+
 /// Why a command failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{why}")]
 pub struct CommandError {
     /// For the user: an index that is out of range, a device's error.
     pub why: String,
+    /// The command, if it is another than the one whose call returns the error.
+    pub command: Option<CommandId>,
+    /// The device's driver refused: the operands' data are no reason.
+    pub of_device: bool,
+}
+
+impl CommandError {
+    /// The same error, of a command unless it says of which.
+    pub(crate) fn at(self, command: CommandId) -> CommandError {
+        let command = self.command.or(Some(command));
+        CommandError { command, ..self }
+    }
 }
 
 impl From<String> for CommandError {
     fn from(why: String) -> CommandError {
-        CommandError { why }
+        CommandError {
+            why,
+            command: None,
+            of_device: false,
+        }
     }
 }
 
@@ -135,6 +161,26 @@ pub trait Backend: Send + Sync {
         copy: Copy,
     ) -> Result<(), Error>;
 
+    /// Resolves a stream's wait for an event.
+    fn prepare_wait(
+        &mut self,
+        _command: CommandId,
+        _stream: StreamId,
+        _event: EventId,
+    ) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Resolves the record of an event.
+    fn prepare_record(
+        &mut self,
+        _command: CommandId,
+        _stream: StreamId,
+        _event: EventId,
+    ) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Everything is loaded: starts what the first step needs.
     fn start(&mut self) -> Result<(), Error> {
         Ok(())
@@ -173,6 +219,34 @@ pub trait Backend: Send + Sync {
         Ok(())
     }
 
+    /// In a traced run: whether the device notes when it runs a command. Such a command is between
+    /// calls of [`begin`](Backend::begin) and [`end`](Backend::end). The others run while their
+    /// calls do, and the machine takes the time.
+    fn is_queued(&self, _command: CommandId) -> bool {
+        false
+    }
+
+    /// The device notes when it begins a command of a step.
+    fn begin(
+        &self,
+        _stream: StreamId,
+        _command: CommandId,
+        _step: u64,
+    ) -> Result<(), CommandError> {
+        Ok(())
+    }
+
+    /// The device notes when a command of a step is done.
+    fn end(&self, _stream: StreamId, _command: CommandId, _step: u64) -> Result<(), CommandError> {
+        Ok(())
+    }
+
+    /// When the device ran a queued command of a step, unless it has told already. Returns after it
+    /// ran. It is asked before the command begins in the second step after that one.
+    fn ran(&self, _command: CommandId, _step: u64) -> Result<Option<Ran>, CommandError> {
+        Ok(None)
+    }
+
     /// The stream's commands so far are all of this step that touch inputs or outputs.
     fn mark_io(&self, _stream: StreamId, _step: u64) -> Result<(), CommandError> {
         Ok(())
@@ -188,6 +262,26 @@ pub trait Backend: Send + Sync {
     fn synchronize(&self, _stream: StreamId) -> Result<(), CommandError> {
         Ok(())
     }
+
+    /// For how long nothing may move before a device counts as stuck: see [`Backend::progress`].
+    /// `None` if every command is done when its call returns.
+    fn patience(&self) -> Option<Duration> {
+        None
+    }
+
+    /// What the device has done, as a number that is another one once it has done more. `None` if
+    /// it has nothing to do. Called from a thread of its own while steps run.
+    fn progress(&self) -> Option<u64> {
+        None
+    }
+
+    /// Why the device counts as stuck, with the command that it does not finish, if that is known.
+    fn diagnose(&self) -> CommandError {
+        CommandError::from("the device is stuck".to_string())
+    }
+
+    /// The device is stuck: calls that wait for it return from now on, with an error.
+    fn give_up(&self) {}
 
     /// The machine stops: no command will start. What runs may end early. Called by any thread, and
     /// possibly more than once: after an error, and when the machine's threads end. A backend with

@@ -15,7 +15,10 @@
 //!
 //! Nothing is allocated after [`Backend::start`].
 
-use super::backend::{Backend, CommandError, CommandId, Copy, EventId, Launch, StreamId};
+use super::backend::{Backend, CommandError, CommandId, Copy, EventId, Launch, Ran, StreamId};
+use super::cuda_graphs::{Graphs, Start};
+use super::cuda_indices::Indices;
+use super::cuda_times::Times;
 use super::host::{HostWork, put};
 use super::options::Options;
 use crate::Error;
@@ -26,11 +29,12 @@ use crate::cuda::{
 use crate::kernel::Tensor;
 use crate::memory;
 use crate::sync::unpoisoned;
-use artifact::{Code, Kernel, MemorySpace, Object, Place, Pool, Range, Sm, Target};
+use artifact::{Attr, Code, Kernel, MemorySpace, Object, Place, Pool, Range, Sm, Target};
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Which driver and device, and how commands are submitted.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -43,6 +47,13 @@ pub struct CudaOptions {
     /// Waits for each command before the next is submitted, so that an error names the line that
     /// caused it. The default is whether the variable `LIGHTERAGE_CUDA_SYNC` is 1.
     pub synchronous: bool,
+    /// A device that has something to do and reaches no event for so long counts as stuck. The
+    /// default is what the variable `LIGHTERAGE_CUDA_TIMEOUT` says in seconds, or ten minutes.
+    pub patience: Duration,
+    /// Submits launches between which a stream has no event and no copy by one call, as graphs. A
+    /// traced, shuffled or synchronous run has none. The default is whether the variable
+    /// `LIGHTERAGE_CUDA_GRAPHS` is 1.
+    pub graphs: bool,
     /// Copies are cut into pieces of at most so many bytes.
     pub copy_bytes: u64,
     /// Pools on the host are pinned in pieces of so many bytes.
@@ -58,6 +69,8 @@ impl Default for CudaOptions {
             library: None,
             device: 0,
             synchronous: std::env::var_os("LIGHTERAGE_CUDA_SYNC").is_some_and(|value| value == "1"),
+            graphs: std::env::var_os("LIGHTERAGE_CUDA_GRAPHS").is_some_and(|value| value == "1"),
+            patience: patience(),
             // About a millisecond on PCIe 5, of which 10 µs are latency.
             copy_bytes: 64 << 20,
             // Single calls for 512 GiB fail on some systems.
@@ -65,6 +78,17 @@ impl Default for CudaOptions {
             staging_bytes: 1 << 20,
         }
     }
+}
+
+/// Longer than a step of any model that fits: events lie within steps.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// The time that the environment names, if it names one.
+fn patience() -> Duration {
+    let named = std::env::var("LIGHTERAGE_CUDA_TIMEOUT").ok();
+    let seconds = named.and_then(|text| text.trim().parse::<f64>().ok());
+    let named = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    named.filter(|time| !time.is_zero()).unwrap_or(PATIENCE)
 }
 
 /// A GPU by NVIDIA's driver, and the processor beside it.
@@ -75,6 +99,14 @@ pub struct Cuda {
     // order.
     queues: Vec<Queue>,
     marks: Vec<Mark>,
+    /// In a traced run, when the device ran commands.
+    times: Option<Times>,
+    /// Launches that are submitted together.
+    graphs: Graphs,
+    /// Looks at indices before launches that have some.
+    indices: Indices,
+    /// Streams of waits, and what they wait for.
+    waits: Vec<(CommandId, StreamId, EventId)>,
     /// By the command's number.
     work: Vec<Option<Work>>,
     /// By the kernel's number; `None` for those of the host.
@@ -85,6 +117,8 @@ pub struct Cuda {
     staging: Option<Mutex<Staging>>,
     pools: Vec<Memory>,
     host: HostWork,
+    /// In a synchronous run, the command that was submitted last.
+    running: AtomicUsize,
     /// Whether a command has failed. A synchronous run holds it during each command.
     has_failed: Mutex<bool>,
     device: Device,
@@ -104,11 +138,22 @@ struct Queue {
     has_device: bool,
     has_launches: bool,
     has_host: bool,
+    /// Its commands, to tell which one a stuck device does not finish.
+    order: Vec<Item>,
+}
+
+/// A command of a stream.
+enum Item {
+    Work(CommandId),
+    Record(EventId),
+    Wait(EventId),
 }
 
 /// An event of the artifact.
 struct Mark {
     recorder: StreamId,
+    /// The last step that recorded it.
+    step: AtomicU64,
     /// The driver's, for even steps and for odd ones; `None` if the host records it.
     slots: Option<[Event; 2]>,
 }
@@ -122,6 +167,8 @@ enum Memory {
 
 /// A kernel of the artifact, resolved.
 struct DeviceKernel {
+    op: String,
+    attrs: Vec<(String, Attr)>,
     phases: Arc<[(Function, Grid)]>,
     has_scratch: bool,
 }
@@ -144,7 +191,8 @@ enum Does {
 }
 
 impl Cuda {
-    /// A backend without pools. Of the machine's options the number of threads counts.
+    /// A backend without pools. Of the machine's options the number of threads counts, and whether
+    /// the run is traced.
     ///
     /// # Errors
     /// There is no driver or no device, or the driver refuses.
@@ -155,15 +203,27 @@ impl Cuda {
         };
         let driver = Driver::open(cuda.library.as_deref()).map_err(unsupported)?;
         let device = Device::new(driver, cuda.device).map_err(unsupported)?;
+        // A shuffled run fills bytes between commands.
+        let graphs = cuda.graphs && options.shuffle.is_none();
+        let cuda = CudaOptions { graphs, ..cuda };
+        let times = match options.trace {
+            true => Some(Times::new(&device).map_err(unsupported)?),
+            false => None,
+        };
         Ok(Cuda {
             queues: Vec::new(),
             marks: Vec::new(),
+            times,
+            graphs: Graphs::default(),
+            indices: Indices::new(),
+            waits: Vec::new(),
             work: Vec::new(),
             kernels: Vec::new(),
             modules: Vec::new(),
             staging: None,
             pools: Vec::new(),
             host: HostWork::new(options.team()),
+            running: AtomicUsize::new(usize::MAX),
             has_failed: Mutex::new(false),
             device,
             options: cuda,
@@ -315,6 +375,71 @@ impl Cuda {
         Does::Launch(kernel.phases.clone(), Arguments::new(places.map(address)))
     }
 
+    /// In a traced run: makes what notes when the device runs commands, which are kernels, copies,
+    /// and waits of its streams for each other.
+    fn time_commands(&mut self) -> Result<(), DriverError> {
+        let Some(times) = &mut self.times else {
+            return Ok(());
+        };
+        for (number, work) in self.work.iter().enumerate() {
+            match work.as_ref().map(|work| &work.does) {
+                Some(Does::Launch(..) | Does::Transfer(_)) => {
+                    times.add(&self.device, CommandId(number))?;
+                }
+                Some(Does::HostLaunch | Does::HostCopy { .. }) | None => {}
+            }
+        }
+        for &(command, stream, event) in &self.waits {
+            let on_device = self.queues[stream.0].stream.is_some();
+            if on_device && self.marks[event.0].slots.is_some() {
+                times.add(&self.device, command)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes graphs of launches that follow each other in a stream.
+    fn make_graphs(&mut self) -> Result<(), DriverError> {
+        let mut graphs = Graphs::default();
+        for queue in &self.queues {
+            let mut run: Vec<CommandId> = vec![];
+            for item in &queue.order {
+                match item {
+                    Item::Work(command) if self.is_device_launch(*command) => run.push(*command),
+                    Item::Work(_) | Item::Record(_) | Item::Wait(_) => {
+                        graphs.add(&self.device, &run, &self.starts(&run))?;
+                        run.clear();
+                    }
+                }
+            }
+            graphs.add(&self.device, &run, &self.starts(&run))?;
+        }
+        self.graphs = graphs;
+        Ok(())
+    }
+
+    fn is_device_launch(&self, command: CommandId) -> bool {
+        let does = self.work[command.0].as_ref().map(|work| &work.does);
+        matches!(does, Some(Does::Launch(..)))
+    }
+
+    /// The kernels of launches on the device.
+    fn starts(&self, run: &[CommandId]) -> Vec<Start<'_>> {
+        let mut starts = vec![];
+        for &command in run {
+            let work = self.work[command.0].as_ref();
+            if let Some(Does::Launch(phases, arguments)) = work.map(|work| &work.does) {
+                starts.extend(self.indices.starts(command));
+                starts.extend(
+                    phases
+                        .iter()
+                        .map(|(function, grid)| (function, *grid, arguments)),
+                );
+            }
+        }
+        starts
+    }
+
     /// The device's part of a stream.
     fn make_queue(&self, queue: &mut Queue) -> Result<(), DriverError> {
         let priority = match queue.has_launches {
@@ -418,8 +543,20 @@ impl Cuda {
             false => "",
         };
         CommandError {
-            why: format!("{error}{hint}"),
+            of_device: true,
+            ..CommandError::from(format!("{error}{hint}"))
         }
+    }
+
+    /// Has the device note a time.
+    fn note(
+        &self,
+        does: impl FnOnce(&Times) -> Result<(), DriverError>,
+    ) -> Result<(), CommandError> {
+        let Some(times) = &self.times else {
+            return Ok(());
+        };
+        self.alone(|| does(times).map_err(|e| self.failed(&e)))
     }
 
     /// The device's part of a stream that has work there.
@@ -429,6 +566,7 @@ impl Cuda {
     }
 
     fn run(&self, command: CommandId) -> Result<(), CommandError> {
+        self.running.store(command.0, Ordering::SeqCst);
         let work = self.work[command.0].as_ref();
         let Work { stream, does } = work.expect("a command should be prepared before it runs");
         match does {
@@ -436,9 +574,21 @@ impl Cuda {
                 let queue = self.stream(*stream);
                 let launch =
                     |(function, grid): &(Function, Grid)| queue.launch(function, *grid, arguments);
-                let done = phases.iter().try_for_each(launch);
-                done.and_then(|()| self.submitted(queue))
-                    .map_err(|e| self.failed(&e))
+                if self
+                    .graphs
+                    .submit(queue, command)
+                    .map_err(|e| self.failed(&e))?
+                {
+                    return Ok(());
+                }
+                let done = self.indices.submit(queue, command);
+                done.and_then(|()| phases.iter().try_for_each(launch))
+                    .and_then(|()| self.submitted(queue))
+                    .map_err(|e| self.failed(&e))?;
+                match self.options.synchronous {
+                    true => self.indices.found(),
+                    false => Ok(()),
+                }
             }
             Does::Transfer(transfer) => {
                 let queue = self.stream(*stream);
@@ -488,6 +638,7 @@ impl Backend for Cuda {
             has_device: false,
             has_launches: false,
             has_host: false,
+            order: Vec::new(),
         });
         Ok(())
     }
@@ -495,6 +646,7 @@ impl Backend for Cuda {
     fn create_event(&mut self, _event: EventId, stream: StreamId) -> Result<(), Error> {
         self.marks.push(Mark {
             recorder: stream,
+            step: AtomicU64::new(0),
             slots: None,
         });
         Ok(())
@@ -536,6 +688,8 @@ impl Backend for Cuda {
             .map(|phase| self.phase(module, code, phase))
             .collect::<Result<_, _>>()?;
         self.kernels.push(Some(DeviceKernel {
+            op: kernel.op.clone(),
+            attrs: kernel.attrs.clone(),
             phases,
             has_scratch: code.scratch > 0,
         }));
@@ -564,6 +718,12 @@ impl Backend for Cuda {
         let does = match &self.kernels[launch.kernel] {
             Some(kernel) => {
                 let does = self.device_launch(kernel, &launch);
+                let address = |operand: usize| match &does {
+                    Does::Launch(_, arguments) => arguments.values()[operand],
+                    Does::Transfer(_) | Does::HostLaunch | Does::HostCopy { .. } => 0,
+                };
+                let op = (&*kernel.op, &*kernel.attrs);
+                self.indices.add(command, op, &launch, address);
                 let queue = &mut self.queues[stream.0];
                 (queue.has_device, queue.has_launches) = (true, true);
                 does
@@ -574,6 +734,7 @@ impl Backend for Cuda {
                 Does::HostLaunch
             }
         };
+        self.queues[stream.0].order.push(Item::Work(command));
         put(&mut self.work, command, Work { stream, does });
         Ok(())
     }
@@ -607,7 +768,29 @@ impl Backend for Cuda {
             Does::Transfer(_) => queue.has_device = true,
             Does::Launch(..) | Does::HostLaunch | Does::HostCopy { .. } => {}
         }
+        queue.order.push(Item::Work(command));
         put(&mut self.work, command, Work { stream, does });
+        Ok(())
+    }
+
+    fn prepare_wait(
+        &mut self,
+        command: CommandId,
+        stream: StreamId,
+        event: EventId,
+    ) -> Result<(), Error> {
+        self.waits.push((command, stream, event));
+        self.queues[stream.0].order.push(Item::Wait(event));
+        Ok(())
+    }
+
+    fn prepare_record(
+        &mut self,
+        _command: CommandId,
+        stream: StreamId,
+        event: EventId,
+    ) -> Result<(), Error> {
+        self.queues[stream.0].order.push(Item::Record(event));
         Ok(())
     }
 
@@ -622,6 +805,14 @@ impl Backend for Cuda {
                 let slot = || self.device.event().map_err(|e| broken(&e));
                 mark.slots = Some([slot()?, slot()?]);
             }
+        }
+        self.time_commands().map_err(|e| broken(&e))?;
+        self.indices
+            .start(&self.device)
+            .map_err(|e| Error::Unsupported(format!("the kernel that looks at indices: {e}")))?;
+        let apart = self.times.is_some() || self.options.synchronous;
+        if self.options.graphs && !apart {
+            self.make_graphs().map_err(|e| broken(&e))?;
         }
         if self
             .pools
@@ -681,13 +872,16 @@ impl Backend for Cuda {
     }
 
     fn record(&self, stream: StreamId, event: EventId, step: u64) -> Result<(), CommandError> {
-        match &self.marks[event.0].slots {
+        let mark = &self.marks[event.0];
+        match &mark.slots {
             Some(slots) => {
                 let slot = &slots[(step % 2) as usize];
                 self.alone(|| {
                     let recorded = self.stream(stream).record(slot);
                     recorded.map_err(|e| self.failed(&e))
-                })
+                })?;
+                mark.step.store(step, Ordering::SeqCst);
+                Ok(())
             }
             // The host has done all that comes before it.
             None => Ok(()),
@@ -708,6 +902,25 @@ impl Backend for Cuda {
         })
     }
 
+    fn is_queued(&self, command: CommandId) -> bool {
+        self.times.as_ref().is_some_and(|times| times.has(command))
+    }
+
+    fn begin(&self, stream: StreamId, command: CommandId, step: u64) -> Result<(), CommandError> {
+        self.note(|times| times.begin(self.stream(stream), command, step))
+    }
+
+    fn end(&self, stream: StreamId, command: CommandId, step: u64) -> Result<(), CommandError> {
+        self.note(|times| times.end(self.stream(stream), command, step))
+    }
+
+    fn ran(&self, command: CommandId, step: u64) -> Result<Option<Ran>, CommandError> {
+        let Some(times) = &self.times else {
+            return Ok(None);
+        };
+        times.ran(command, step).map_err(|e| self.failed(&e))
+    }
+
     fn mark_io(&self, stream: StreamId, step: u64) -> Result<(), CommandError> {
         let queue = &self.queues[stream.0];
         if let (Some(stream), Some(io)) = (&queue.stream, &queue.io) {
@@ -726,29 +939,131 @@ impl Backend for Cuda {
             Some(io) if queue.io_step.load(Ordering::SeqCst) >= step => {
                 let slot = &io[(step % 2) as usize];
                 let waited = self.device.bind().and_then(|()| slot.synchronize());
-                waited.map_err(|e| self.on(queue, &e))
+                waited.map_err(|e| self.on(queue, &e))?;
+                self.indices.found()
             }
-            // No command of it touches inputs or outputs, or none of the device does.
-            _ => Ok(()),
+            // No command of it touches inputs or outputs, or none of the device does. What streams
+            // that do wait for has run.
+            _ => self.indices.found(),
         }
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        Some(self.options.patience)
+    }
+
+    fn progress(&self) -> Option<u64> {
+        self.device.bind().ok()?;
+        self.busy().next()?;
+        let reached = |(number, mark): (usize, &Mark)| match self.is_reached(EventId(number)) {
+            true => mark.step.load(Ordering::SeqCst),
+            false => 0,
+        };
+        Some(self.marks.iter().enumerate().map(reached).sum())
+    }
+
+    fn diagnose(&self) -> CommandError {
+        let stream = self.busy().next();
+        let depth = self.queues.len();
+        let (command, hint) = match self.options.synchronous {
+            true => (Some(CommandId(self.running.load(Ordering::SeqCst))), ""),
+            false => (
+                stream.and_then(|stream| self.stands_at(stream, depth)),
+                "it may be a later one, up to the next that another stream waits for; with \
+                 LIGHTERAGE_CUDA_SYNC=1 the line is exact, and ",
+            ),
+        };
+        let hint = format!("{hint}LIGHTERAGE_CUDA_TIMEOUT is the time in seconds");
+        let error = DriverError::stuck(self.options.patience);
+        CommandError {
+            why: format!("{error}; {hint}"),
+            command,
+            of_device: true,
+        }
+    }
+
+    fn give_up(&self) {
+        self.device.give_up(self.options.patience);
     }
 
     fn synchronize(&self, stream: StreamId) -> Result<(), CommandError> {
         let queue = &self.queues[stream.0];
-        let Some(stream) = &queue.stream else {
+        let Some(part) = &queue.stream else {
             return Ok(());
         };
-        let waited = self.device.bind().and_then(|()| stream.synchronize());
-        waited.map_err(|e| self.on(queue, &e))
+        let waited = self.device.bind().and_then(|()| part.synchronize());
+        waited.map_err(|e| self.on(queue, &e))?;
+        self.indices.found()
+    }
+}
+
+// --- a stuck device ---
+
+impl Cuda {
+    /// Whether the device has reached what an event's recorder recorded last.
+    fn is_reached(&self, event: EventId) -> bool {
+        let mark = &self.marks[event.0];
+        let step = mark.step.load(Ordering::SeqCst);
+        match &mark.slots {
+            Some(slots) if step > 0 => {
+                let slot = &slots[(step % 2) as usize];
+                slot.is_reached().unwrap_or(false)
+            }
+            _ => true,
+        }
+    }
+
+    /// The command at which a stream stands: the first one behind the last event that it has
+    /// reached in the step of the first one that it has not; or that of the stream for whose event
+    /// it waits.
+    fn stands_at(&self, stream: usize, depth: usize) -> Option<CommandId> {
+        let order = &self.queues[stream].order;
+        let step = |event: &EventId| self.marks[event.0].step.load(Ordering::SeqCst);
+        let missing = order
+            .iter()
+            .enumerate()
+            .filter_map(|(at, item)| match item {
+                Item::Record(event) if !self.is_reached(*event) => Some((step(event), at)),
+                Item::Record(_) | Item::Work(_) | Item::Wait(_) => None,
+            });
+        let end = missing.min().map_or(order.len(), |(_, at)| at);
+        let is_record = |item: &Item| matches!(item, Item::Record(_));
+        let begin = order[..end]
+            .iter()
+            .rposition(is_record)
+            .map_or(0, |at| at + 1);
+        for item in &order[begin..end] {
+            match item {
+                Item::Work(command) => return Some(*command),
+                Item::Wait(event) if depth > 0 && !self.is_reached(*event) => {
+                    return self.stands_at(self.marks[event.0].recorder.0, depth - 1);
+                }
+                Item::Wait(_) | Item::Record(_) => {}
+            }
+        }
+        None
+    }
+
+    /// Streams that have not done what they were given.
+    fn busy(&self) -> impl Iterator<Item = usize> {
+        let is_busy = |queue: &Queue| {
+            let stream = queue.stream.as_ref();
+            stream.is_some_and(|stream| matches!(stream.is_done(), Ok(false)))
+        };
+        let queues = self.queues.iter().enumerate();
+        queues
+            .filter(move |(_, queue)| is_busy(queue))
+            .map(|(at, _)| at)
     }
 }
 
 impl Cuda {
     /// Why a wait of the host failed.
     fn on(&self, queue: &Queue, error: &DriverError) -> CommandError {
-        let CommandError { why } = self.failed(error);
+        let failed = self.failed(error);
         CommandError {
-            why: format!("on stream {}: {why}", queue.name),
+            why: format!("on stream {}: {}", queue.name, failed.why),
+            ..failed
         }
     }
 }

@@ -18,6 +18,12 @@ pub(crate) mod backend;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+mod cuda_graphs;
+#[cfg(feature = "cuda")]
+mod cuda_indices;
+#[cfg(feature = "cuda")]
+mod cuda_times;
 mod dead;
 mod executor;
 mod host;
@@ -33,7 +39,7 @@ use crate::{Error, init, validate};
 use artifact::{
     Artifact, Binding, CommandKind, Initial, MemorySpace, Operand, Place, Range, Sm, State, Summary,
 };
-pub use backend::{Backend, CommandError, CommandId, Copy, EventId, Launch, StreamId};
+pub use backend::{Backend, CommandError, CommandId, Copy, EventId, Launch, Ran, StreamId};
 use cpu::Cpu;
 #[cfg(feature = "cuda")]
 pub use cuda::{Cuda, CudaOptions};
@@ -105,7 +111,7 @@ impl<T> Slot<T> {
 impl Machine {
     /// Loads an artifact: validates it, allocates its pools, gives states what the artifact has for
     /// them, starts a thread for each stream. If it has code for a GPU, it runs on this machine's
-    /// first one, and else on the processor.
+    /// GPU of [`Options::gpu`], and else on the processor.
     pub fn new(artifact: Artifact, options: Options) -> Result<Machine, Error> {
         validate::validate(&artifact)?;
         let backend: Box<dyn Backend> = match artifact.gpu() {
@@ -323,6 +329,7 @@ impl Machine {
         self.executor.wait();
         let backend = &self.core.backend;
         self.core.synchronize(|stream| backend.synchronize(stream));
+        self.core.note_last(self.launched);
         self.io_done = true;
         let since = self.running_since.take();
         match self.core.failure() {
@@ -428,7 +435,11 @@ impl std::fmt::Debug for Machine {
 /// The backend for code that is for a GPU.
 #[cfg(feature = "cuda")]
 fn gpu(sm: Sm, options: &Options) -> Result<Box<dyn Backend>, Error> {
-    match Cuda::new(options, CudaOptions::default()) {
+    let cuda = CudaOptions {
+        device: options.gpu,
+        ..CudaOptions::default()
+    };
+    match Cuda::new(options, cuda) {
         Ok(cuda) => Ok(Box::new(cuda)),
         Err(Error::Unsupported(why)) => Err(Error::Unsupported(format!(
             "{why}; the artifact's kernels are for {sm}, a GPU: compile it with --target cpu to \
@@ -481,7 +492,12 @@ fn load(artifact: &Artifact, backend: &mut dyn Backend) -> Result<(), Error> {
             &CommandKind::Copy { src, dst, bytes } => {
                 backend.prepare_copy(id, stream, Copy { src, dst, bytes })?;
             }
-            CommandKind::Record { .. } | CommandKind::Wait { .. } => {}
+            &CommandKind::Wait { event, .. } => {
+                backend.prepare_wait(id, stream, EventId(event as usize))?;
+            }
+            &CommandKind::Record { event } => {
+                backend.prepare_record(id, stream, EventId(event as usize))?;
+            }
         }
     }
     backend.start()

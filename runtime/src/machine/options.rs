@@ -19,6 +19,8 @@ pub struct Options {
     /// lends this process. Results do not depend on it. A shuffled run has one thread for
     /// everything.
     pub threads: Option<usize>,
+    /// The number of the GPU, from 0, that runs a step for GPUs.
+    pub gpu: u32,
 }
 
 impl Options {

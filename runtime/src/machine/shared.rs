@@ -1,6 +1,6 @@
 //! What the threads of a machine share: the programs, the backend, and whether to go on.
 
-use super::backend::{Backend, CommandError, StreamId};
+use super::backend::{Backend, CommandError, CommandId, Ran, StreamId};
 use super::program::{Action, Instruction, Program};
 use crate::Error;
 use crate::sync::unpoisoned;
@@ -24,9 +24,15 @@ pub(crate) struct Core {
     pub(crate) touched: AtomicU64,
     /// True once no command shall start: something failed, or the machine is dropped.
     halted: AtomicBool,
+    /// True once the device is stuck: threads may never return from its driver.
+    is_stuck: AtomicBool,
     /// The first failure.
     failure: Mutex<Option<Error>>,
 }
+
+/// In a traced run, a command of a device begins once this many steps before it ran it to its end:
+/// the backend keeps the times of that many.
+const QUEUED_STEPS: u64 = 2;
 
 /// A command failed; the core has the reason.
 pub(crate) struct Stopped;
@@ -47,12 +53,26 @@ impl Core {
             trace,
             touched: AtomicU64::new(0),
             halted: AtomicBool::new(false),
+            is_stuck: AtomicBool::new(false),
             failure: Mutex::new(None),
         }
     }
 
     pub(crate) fn halted(&self) -> bool {
         self.halted.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.is_stuck.load(Ordering::SeqCst)
+    }
+
+    /// The device is stuck: stops the machine, and nobody waits for its threads any more.
+    pub(crate) fn give_up(&self) {
+        // Threads that wait for the device end with errors of their own once it is given up. This
+        // one comes before them, because it says what helps.
+        self.fail_at(&self.backend.diagnose());
+        self.backend.give_up();
+        self.is_stuck.store(true, Ordering::SeqCst);
     }
 
     /// No command starts from now on.
@@ -75,18 +95,84 @@ impl Core {
         ring: Option<&mut Ring>,
     ) -> Result<(), Stopped> {
         let instruction = &self.programs[stream.0][at];
-        let start = ring.is_some().then(Instant::now);
-        self.told(instruction, || self.submit(stream, instruction, step))?;
-        self.touch(instruction.device_end);
-        if let (Some(ring), Some(start)) = (ring, start)
-            && matches!(instruction.action, Action::Launch | Action::Copy)
-        {
-            ring.note(at, step, start);
+        match ring {
+            Some(ring) => self.timed(stream, at, step, ring)?,
+            None => self.told(instruction, || self.submit(stream, instruction, step))?,
         }
+        self.touch(instruction.device_end);
         if self.last_io[stream.0] == Some(at) {
             self.told(instruction, || self.backend.mark_io(stream, step))?;
         }
         Ok(())
+    }
+
+    /// Has the backend run an instruction and notes when it ran: now, or once it is known.
+    fn timed(
+        &self,
+        stream: StreamId,
+        at: usize,
+        step: u64,
+        ring: &mut Ring,
+    ) -> Result<(), Stopped> {
+        let instruction = &self.programs[stream.0][at];
+        let command = instruction.command;
+        if self.backend.is_queued(command) {
+            return self.told(instruction, || {
+                if let Some(before) = step.checked_sub(QUEUED_STEPS) {
+                    self.note_queued(at, command, before, ring)?;
+                }
+                self.backend.begin(stream, command, step)?;
+                self.submit(stream, instruction, step)?;
+                self.backend.end(stream, command, step)
+            });
+        }
+        let start = Instant::now();
+        self.told(instruction, || self.submit(stream, instruction, step))?;
+        match instruction.action {
+            Action::Launch | Action::Copy => {
+                let end = Instant::now();
+                ring.note(at, step, Ran { start, end });
+            }
+            // A wait is noted by the thread that waits.
+            Action::Record { .. } | Action::Wait { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Notes when the device ran a command, if it did.
+    fn note_queued(
+        &self,
+        at: usize,
+        command: CommandId,
+        step: u64,
+        ring: &mut Ring,
+    ) -> Result<(), CommandError> {
+        if let Some(ran) = self.backend.ran(command, step)? {
+            ring.note(at, step, ran);
+        }
+        Ok(())
+    }
+
+    /// Once everything up to a step is done: notes when the device ran what is not noted yet.
+    pub(crate) fn note_last(&self, step: u64) {
+        if self.trace.is_none() || self.halted() {
+            return;
+        }
+        for stream in (0..self.programs.len()).map(StreamId) {
+            let Some(mut ring) = self.trace_ring(stream) else {
+                return;
+            };
+            for step in step.saturating_sub(QUEUED_STEPS - 1)..=step {
+                for (at, instruction) in self.programs[stream.0].iter().enumerate() {
+                    let noted = self.told(instruction, || {
+                        self.note_queued(at, instruction.command, step, &mut ring)
+                    });
+                    if noted.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
     }
 
     fn submit(
@@ -119,27 +205,48 @@ impl Core {
     ) -> Result<(), Stopped> {
         // Kernels return errors. A panic is a bug in one; it must not leave the other streams
         // waiting for this one.
-        caught(run).map_err(|e| {
-            self.fail(&self.lines[instruction.line as usize].name, e.why);
+        caught(run).map_err(|e: CommandError| {
+            self.fail_at(&e.at(instruction.command));
             Stopped
         })
+    }
+
+    /// The line of a command.
+    fn line(&self, command: CommandId) -> u32 {
+        let mut all = self.programs.iter().flat_map(|program| program.iter());
+        let found = all.find(|instruction| instruction.command == command);
+        found.map_or(0, |instruction| instruction.line)
     }
 
     /// Waits for the backend's part of what the host waits for; a failure stops the machine.
     pub(crate) fn synchronize(&self, wait: impl Fn(StreamId) -> Result<(), CommandError>) {
         for stream in (0..self.programs.len()).map(StreamId) {
             if let Err(e) = wait(stream) {
-                self.fail("?", e.why);
+                self.fail_at(&e);
             }
         }
     }
 
-    /// Stops the machine. The first failure is the one that is told.
-    pub(crate) fn fail(&self, line: &str, why: String) {
-        unpoisoned(&self.failure).get_or_insert(Error::Failed {
-            line: line.into(),
-            why,
+    /// Stops the machine for an error that says at which command, if at any.
+    pub(crate) fn fail_at(&self, error: &CommandError) {
+        let line = error.command.map(|command| self.line(command) as usize);
+        let line = line.map_or("?", |line| &self.lines[line].name);
+        let (line, why) = (line.to_string(), error.why.clone());
+        self.stop(match error.of_device {
+            true => Error::Device { line, why },
+            false => Error::Failed { line, why },
         });
+    }
+
+    /// Stops the machine for a reason in a line.
+    pub(crate) fn fail(&self, line: &str, why: String) {
+        let line = line.into();
+        self.stop(Error::Failed { line, why });
+    }
+
+    /// Stops the machine. The first failure is the one that is told.
+    fn stop(&self, error: Error) {
+        unpoisoned(&self.failure).get_or_insert(error);
         self.halt();
     }
 

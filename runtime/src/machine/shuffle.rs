@@ -119,7 +119,7 @@ impl Shuffle {
             Action::Launch | Action::Copy => {
                 let line = &core.lines[instruction.line as usize].name;
                 if let Err(e) = core.backend.synchronize(stream) {
-                    return core.fail(line, e.why);
+                    return core.fail_at(&e.at(instruction.command));
                 }
                 if let Err(e) = self.dead.ran(instruction.command, &*core.backend) {
                     return core.fail(line, e.to_string());

@@ -1,7 +1,7 @@
 //! One thread for each stream. Threads wait for each other at events alone, and for the host at the
 //! end of what is launched.
 
-use super::backend::{EventId, StreamId};
+use super::backend::{EventId, Ran, StreamId};
 use super::executor::Executor;
 use super::program::Action;
 use super::shared::Core;
@@ -10,12 +10,17 @@ use crate::sync::Bell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// The longest time between two looks of the watchdog.
+const LONGEST_PERIOD: Duration = Duration::from_secs(1);
 
 /// The executor of an ordinary run.
 pub(crate) struct Threads {
     shared: Arc<Shared>,
     handles: Vec<JoinHandle<()>>,
+    /// Looks whether a device is stuck.
+    watchdog: Option<JoinHandle<()>>,
 }
 
 /// What the threads and the host tell each other. All numbers only grow.
@@ -55,6 +60,7 @@ impl Threads {
         let mut threads = Threads {
             shared,
             handles: Vec::new(),
+            watchdog: None,
         };
         for (stream, name) in streams.iter().enumerate() {
             let shared = threads.shared.clone();
@@ -65,6 +71,13 @@ impl Threads {
                 handle
                     .map_err(|e| Error::Resources(format!("no thread for stream {name}: {e}")))?,
             );
+        }
+        if let Some(patience) = core.backend.patience() {
+            let shared = threads.shared.clone();
+            let builder = Builder::new().name("watchdog".into());
+            let handle = builder.spawn(move || shared.watch(patience));
+            let handle = handle.map_err(|e| Error::Resources(format!("no watchdog: {e}")))?;
+            threads.watchdog = Some(handle);
         }
         // What a thread sets up for itself is no part of a step.
         let shared = &threads.shared;
@@ -85,7 +98,9 @@ impl Executor for Threads {
         let shared = &*self.shared;
         let launched = shared.launched.load(Ordering::SeqCst);
         let is_done = |done: &AtomicU64| done.load(Ordering::SeqCst) >= launched;
-        shared.bell.wait(|| shared.done.iter().all(is_done));
+        shared
+            .bell
+            .wait(|| shared.done.iter().all(is_done) || shared.core.is_stuck());
     }
 
     fn wait_io(&mut self) {
@@ -93,7 +108,8 @@ impl Executor for Threads {
         let launched = shared.launched.load(Ordering::SeqCst);
         let streams = || shared.io.iter().zip(&shared.core.last_io);
         shared.bell.wait(|| {
-            streams().all(|(io, last)| last.is_none() || io.load(Ordering::SeqCst) >= launched)
+            let is_done = |io: &AtomicU64| io.load(Ordering::SeqCst) >= launched;
+            streams().all(|(io, last)| last.is_none() || is_done(io)) || shared.core.is_stuck()
         });
     }
 }
@@ -102,7 +118,12 @@ impl Drop for Threads {
     fn drop(&mut self) {
         self.shared.core.halt();
         self.shared.bell.ring();
-        for handle in self.handles.drain(..) {
+        for handle in self.handles.drain(..).chain(self.watchdog.take()) {
+            // A thread that is in a call of a stuck device's driver may never end; what it uses
+            // stays with it.
+            if self.shared.core.is_stuck() {
+                continue;
+            }
             // A thread whose panic escaped has nothing more to say.
             let _ = handle.join();
         }
@@ -135,18 +156,23 @@ impl Shared {
         let core = &*self.core;
         let mut ring = core.trace_ring(stream);
         for (at, instruction) in core.programs[stream.0].iter().enumerate() {
+            let start = ring.is_some().then(Instant::now);
             if let Action::Wait { event, previous } = instruction.action {
-                let start = ring.is_some().then(Instant::now);
                 self.wait_for(event, step - u64::from(previous));
                 if core.halted() {
                     return false;
                 }
-                if let (Some(ring), Some(start)) = (&mut ring, start) {
-                    ring.note(at, step, start);
-                }
             }
             if core.run(stream, at, step, ring.as_deref_mut()).is_err() || core.halted() {
                 return false;
+            }
+            // Where the device waits, this thread did not.
+            if let (Some(ring), Some(start)) = (&mut ring, start)
+                && matches!(instruction.action, Action::Wait { .. })
+                && !core.backend.is_queued(instruction.command)
+            {
+                let end = Instant::now();
+                ring.note(at, step, Ran { start, end });
             }
             if let Action::Record { event } = instruction.action {
                 self.events[event.0].store(step, Ordering::SeqCst);
@@ -158,6 +184,24 @@ impl Shared {
             }
         }
         true
+    }
+
+    /// The watchdog's thread: stops the machine if the device has something to do and nothing
+    /// moves.
+    fn watch(&self, patience: Duration) {
+        let core = &*self.core;
+        let period = (patience / 8).min(LONGEST_PERIOD);
+        let (mut before, mut since) = (None, Instant::now());
+        while !self.bell.wait_at_most(period, || core.halted()) {
+            let progress = core.backend.progress();
+            if progress.is_none() || progress != before {
+                (before, since) = (progress, Instant::now());
+            } else if since.elapsed() > patience {
+                core.give_up();
+                self.bell.ring();
+                return;
+            }
+        }
     }
 
     /// Returns when a step has recorded an event, or the machine has stopped.

@@ -41,7 +41,7 @@ fn work(kernel: &Kernel, ins: &[Operand], outs: &[Operand]) -> u128 {
         return 0;
     };
     match (op, ins) {
-        (OpKind::Matmul, [x, ..]) | (OpKind::Addmm, [_, x, ..]) => {
+        (any_of!(Matmul MatmulSum), [x, ..]) | (OpKind::Addmm, [_, x, ..]) => {
             // The size that is summed over: the last, or, if transposed, the one before.
             let from_end = usize::from(flag(kernel, "ta"));
             let depth = x.shape.iter().rev().nth(from_end);
@@ -56,7 +56,7 @@ fn work(kernel: &Kernel, ins: &[Operand], outs: &[Operand]) -> u128 {
             taps.iter()
                 .fold(elements(out), |work, &tap| times(work, tap.unsigned_abs()))
         }
-        (any_of!(Matmul Addmm Convolution ConvolutionBwd Sdpa SdpaBwd), _) => 0,
+        (any_of!(Matmul Addmm MatmulSum Convolution ConvolutionBwd Sdpa SdpaBwd), _) => 0,
         // These ops visit each element a constant number of times.
         (
             any_of!(

@@ -196,7 +196,7 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
         }
         "layer_norm" | "layer_norm_bwd" => layer_norm(op, rng),
         "batch_norm" | "batch_norm_bwd" => batch_norm(op, rng),
-        "matmul" | "addmm" => product(op, rng),
+        "matmul" | "addmm" | "matmul_sum" => product(op, rng),
         "convolution" | "convolution_bwd" => convolution(op, rng),
         "max_pool2d" => max_pool(rng),
         "max_pool2d_bwd" => max_pool_bwd(rng),
@@ -535,7 +535,12 @@ fn batch_norm(op: &str, rng: &mut Rng) -> Drawn {
 
 fn product(op: &str, rng: &mut Rng) -> Drawn {
     let mut ins: Vec<OwnedTensor> = vec![];
-    let t = rng.number();
+    let is_sum = op == "matmul_sum";
+    let t = if is_sum {
+        rng.pick(&[DType::BF16, DType::F16])
+    } else {
+        rng.number()
+    };
     let sizes = [0, 1, 1, 2, 3, 5, 8, 13, 17];
     let [m, k, n] = std::array::from_fn(|_| rng.pick(&sizes));
     let batch: Vec<usize> = if rng.flag() {
@@ -556,7 +561,10 @@ fn product(op: &str, rng: &mut Rng) -> Drawn {
         ins.push(rng.tensor(t, &c));
     }
     ins.extend([rng.tensor(t, &a), rng.tensor(t, &b)]);
-    let outs: Outs = vec![(t, y)];
+    if is_sum && rng.flag() {
+        ins.push(rng.tensor(DType::F32, &y));
+    }
+    let outs: Outs = vec![(if is_sum { DType::F32 } else { t }, y)];
     Drawn { attrs, ins, outs }
 }
 

@@ -167,7 +167,7 @@ fn kernels_give_pytorchs_results() {
     for kernel in KERNELS {
         assert!(
             random.contains(&kernel.name) || ops.contains(kernel.name),
-            "runtime/tests/data/gen_golden.py has no case for {}",
+            "golden.json has no case for {}: add one to runtime/tests/data/gen_golden.py, run it",
             kernel.name
         );
     }

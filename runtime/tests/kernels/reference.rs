@@ -346,8 +346,12 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
             });
             wanted([dx.data, dw, db], &list("mask"))
         }
-        "matmul" | "addmm" => {
-            let a = case.ins.len() - 2;
+        "matmul" | "addmm" | "matmul_sum" => {
+            let (a, added) = match (case.op, case.ins.len()) {
+                ("addmm", _) => (1, Some(0)),
+                ("matmul_sum", 3) => (0, Some(2)),
+                _ => (0, None),
+            };
             let (x, w) = (&ins[a], &ins[a + 1]);
             let (ta, tb) = (number("ta") != 0.0, number("tb") != 0.0);
             let rank = x.shape.len();
@@ -362,7 +366,7 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
             vec![
                 Nd::fill(y_shape, |c| {
                     let (i, j) = (c[rank - 2], c[rank - 1]);
-                    let start = if a == 1 { ins[0].from(c) } else { 0.0 };
+                    let start = added.map_or(0.0, |added| ins[added].from(c));
                     start
                         + (0..inner)
                             .map(|k| x.at(&pair(c, i, k, ta)) * w.at(&pair(c, k, j, tb)))

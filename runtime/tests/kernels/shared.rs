@@ -32,11 +32,15 @@ fn threads_change_no_bit_of_products() {
     let teams = [2, 3, 7].map(|threads| Team::new(threads).unwrap());
     for kernel in lighterage_runtime::kernels::KERNELS
         .iter()
-        .filter(|kernel| matches!(kernel.name, "matmul" | "addmm"))
+        .filter(|kernel| matches!(kernel.name, "matmul" | "addmm" | "matmul_sum"))
     {
         for (case, [batch, m, k, n]) in PRODUCTS.into_iter().enumerate() {
-            // Halves need scratch, so they are not shared.
-            let dtype = [DType::F32, DType::F64, DType::I32, DType::F32, DType::F32][case];
+            // Results in half precision need scratch, so they are not shared.
+            let mut dtype = [DType::F32, DType::F64, DType::I32, DType::F32, DType::F32][case];
+            let mut result = dtype;
+            if kernel.name == "matmul_sum" {
+                (dtype, result) = ([DType::BF16, DType::F16][case % 2], DType::F32);
+            }
             for (ta, tb) in [(false, false), (true, false), (false, true)] {
                 let shape = |rows, columns, t| {
                     if t {
@@ -51,6 +55,7 @@ fn threads_change_no_bit_of_products() {
                 ];
                 match kernel.name {
                     "matmul" => {}
+                    "matmul_sum" => ins.push(numbers(result, &[batch, m, n], 3)),
                     "addmm" => ins.insert(
                         0,
                         numbers(
@@ -63,7 +68,7 @@ fn threads_change_no_bit_of_products() {
                 }
                 let attrs = [("ta".into(), Attr::Bool(ta)), ("tb".into(), Attr::Bool(tb))];
                 let run = |team| {
-                    let outs = [(dtype, vec![batch, m, n])];
+                    let outs = [(result, vec![batch, m, n])];
                     let ins: Vec<&OwnedTensor> = ins.iter().collect();
                     let mut run = Run::new(kernel.name, &attrs, &ins, &outs, 0, &[]).unwrap();
                     run.run_on(team, || {}).unwrap();

@@ -214,6 +214,7 @@ impl Block<'_> {
 
     // --- values ---
 
+    #[inline(always)]
     fn get(&self, thread: usize, arg: &Arg) -> u64 {
         match arg {
             Arg::Reg(register) => self.regs[thread * self.kernel.n_regs + register],
@@ -235,6 +236,7 @@ impl Block<'_> {
         }
     }
     /// An operand of a type, without higher bits; signed numbers are extended to 64 bits.
+    #[inline(always)]
     fn typed(&self, thread: usize, arg: &Arg, ty: Ty) -> u64 {
         let value = self.get(thread, arg);
         match ty {
@@ -242,6 +244,7 @@ impl Block<'_> {
             ty => low(ty.bits(), value),
         }
     }
+    #[inline(always)]
     fn set(&mut self, thread: usize, arg: &Arg, value: u64) -> Done<()> {
         match arg {
             Arg::Reg(register) => self.regs[thread * self.kernel.n_regs + register] = value,
@@ -518,11 +521,13 @@ impl Block<'_> {
             Op::St(space, ty) => {
                 let at = self.address(t, &args[0])?;
                 let size = ty.bits() as usize / 8;
-                let bytes: Vec<u8> = parts(&args[1])
-                    .iter()
-                    .flat_map(|part| self.get(t, part).to_le_bytes().into_iter().take(size))
-                    .collect();
-                self.store(t, space, at, &bytes)?;
+                let (mut bytes, mut n) = ([0; 32], 0);
+                for part in parts(&args[1]) {
+                    let value = self.get(t, part).to_le_bytes();
+                    bytes[n..n + size].copy_from_slice(&value[..size]);
+                    n += size;
+                }
+                self.store(t, space, at, &bytes[..n])?;
             }
             Op::Binary(op, ty, flags) => {
                 // Counts of shifts are 32 bits wide; a wide product is twice as wide as its

@@ -69,16 +69,46 @@ fn who(actor: &Actor) -> String {
     }
 }
 
-/// Bytes of a page. A launch touches only a few bytes of all tensors, and a cell is 60 times as
-/// large as its byte. So cells exist only for pages that were touched.
+/// Bytes of a page. A launch touches only a few bytes of all tensors, and a cell is much larger
+/// than its bytes. So cells exist only for pages that were touched.
 const PAGE: usize = 256;
+/// A new page has a cell for this many bytes, as a power of two: the widest accesses have no more.
+const WIDEST: u32 = 4;
+
+/// The state of a page's bytes.
+#[derive(Clone, Debug)]
+struct Page {
+    /// A cell is for this many bytes, as a power of two: bytes that were always accessed together
+    /// have one state.
+    shift: u32,
+    cells: Box<[Cell]>,
+}
+
+impl Page {
+    fn new(untouched: Cell) -> Page {
+        Page {
+            shift: WIDEST,
+            cells: vec![untouched; PAGE >> WIDEST].into(),
+        }
+    }
+
+    /// Makes cells for fewer bytes.
+    fn split(&mut self, shift: u32) {
+        let each = 1 << (self.shift - shift);
+        let cells = self.cells.iter();
+        self.cells = cells
+            .flat_map(|&cell| (0..each).map(move |_| cell))
+            .collect();
+        self.shift = shift;
+    }
+}
 
 /// The bytes of a tensor or of shared memory.
 #[derive(Clone, Debug)]
 pub(super) struct Shadow {
     /// The state of bytes in untouched pages.
     untouched: Cell,
-    pages: Vec<Option<Box<[Cell; PAGE]>>>,
+    pages: Vec<Option<Page>>,
 }
 
 impl Shadow {
@@ -90,24 +120,44 @@ impl Shadow {
         }
     }
 
-    /// The cells of bytes; creates their pages.
-    fn cells(&mut self, at: usize, n: usize) -> impl Iterator<Item = &mut Cell> {
-        let untouched = self.untouched;
-        let fresh = move || Box::new([untouched; PAGE]);
-        self.pages[at / PAGE..(at + n).div_ceil(PAGE)]
-            .iter_mut()
-            .flat_map(move |page| page.get_or_insert_with(fresh).iter_mut())
-            .skip(at % PAGE)
-            .take(n)
+    /// Gives `does` each cell of bytes; creates their pages.
+    #[inline]
+    fn each(
+        &mut self,
+        mut at: usize,
+        n: usize,
+        mut does: impl FnMut(&mut Cell) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let end = at + n;
+        while at < end {
+            let until = end.min((at / PAGE + 1) * PAGE);
+            let untouched = self.untouched;
+            let page = self.pages[at / PAGE].get_or_insert_with(|| Page::new(untouched));
+            let shift = (at | until).trailing_zeros();
+            if shift < page.shift {
+                page.split(shift);
+            }
+            let first = (at % PAGE) >> page.shift;
+            let n = (until - at) >> page.shift;
+            page.cells[first..first + n]
+                .iter_mut()
+                .try_for_each(&mut does)?;
+            at = until;
+        }
+        Ok(())
     }
 
     /// The touched bytes, if the first byte has this address. Neighbours with the same access are
     /// one entry.
     pub(super) fn accesses(&self, address: u64) -> Vec<Access> {
         let mut accesses: Vec<Access> = vec![];
-        for (page, cells) in self.pages.iter().enumerate() {
-            let cells = cells.iter().flat_map(|cells| cells.iter());
-            for (at, cell) in (address + (page * PAGE) as u64..).zip(cells) {
+        for (number, page) in self.pages.iter().enumerate() {
+            let Some(Page { shift, cells }) = page else {
+                continue;
+            };
+            let bytes = 1 << shift;
+            let first = address + (number * PAGE) as u64;
+            for (at, cell) in (first..).step_by(bytes).zip(cells) {
                 let Touched { reads, writes } = cell.touched;
                 match accesses.last_mut() {
                     _ if !reads && !writes => {}
@@ -115,11 +165,11 @@ impl Shadow {
                         if last.address + last.bytes == at
                             && (last.reads, last.writes) == (reads, writes) =>
                     {
-                        last.bytes += 1;
+                        last.bytes += bytes as u64;
                     }
                     _ => accesses.push(Access {
                         address: at,
-                        bytes: 1,
+                        bytes: bytes as u64,
                         reads,
                         writes,
                     }),
@@ -131,7 +181,7 @@ impl Shadow {
 
     /// Bytes are read.
     pub(super) fn read(&mut self, at: usize, n: usize, now: Actor) -> Result<(), String> {
-        for cell in self.cells(at, n) {
+        self.each(at, n, |cell| {
             if let Some(thread) = cell.pending {
                 return Err(format!(
                     "reads what cp.async of thread {thread} may still write"
@@ -167,8 +217,8 @@ impl Shadow {
                 },
                 Some(before) => before,
             });
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// Bytes are written; `same` if the value does not change. A warp's threads may write one value
@@ -180,7 +230,7 @@ impl Shadow {
         now: Actor,
         same: bool,
     ) -> Result<(), String> {
-        for cell in self.cells(at, n) {
+        self.each(at, n, |cell| {
             if let Some(thread) = cell.pending {
                 return Err(format!(
                     "writes where cp.async of thread {thread} may still write"
@@ -207,34 +257,38 @@ impl Shadow {
                 writer: Some(now),
                 readers: None,
             };
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// An atomic changes bytes. It is not checked for races.
     pub(super) fn update(&mut self, at: usize, n: usize) {
-        for cell in self.cells(at, n) {
+        let marked = self.each(at, n, |cell| {
             cell.touched = Touched {
                 reads: true,
                 writes: true,
             };
-        }
+            Ok(())
+        });
+        marked.expect("a mark is no error");
     }
 
     /// `cp.async` begins to write bytes: from now on until [`Shadow::arrive`].
     pub(super) fn begin(&mut self, at: usize, n: usize, now: Actor) -> Result<(), String> {
         self.write(at, n, now, false)?;
-        for cell in self.cells(at, n) {
+        self.each(at, n, |cell| {
             cell.pending = Some(now.thread);
-        }
-        Ok(())
+            Ok(())
+        })
     }
     /// The bytes of a `cp.async` have arrived.
     pub(super) fn arrive(&mut self, at: usize, n: usize, now: Actor) {
-        for cell in self.cells(at, n) {
+        let marked = self.each(at, n, |cell| {
             cell.pending = None;
             cell.writer = Some(now);
-        }
+            Ok(())
+        });
+        marked.expect("a mark is no error");
     }
 }
 

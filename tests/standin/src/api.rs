@@ -293,13 +293,7 @@ driver! { true:
         if !extra.is_null() {
             return Err(Status::ERROR_NOT_SUPPORTED);
         }
-        let widths = world.kernel(function as u64)?.parameter_bytes().enumerate();
-        let read = |(i, bytes): (usize, usize)| match bytes {
-            8 => Ok(Param::U64((*params.add(i)).cast::<u64>().read())),
-            4 => Ok(Param::U32((*params.add(i)).cast::<u32>().read())),
-            _ => Err(Status::ERROR_NOT_SUPPORTED),
-        };
-        let params = widths.map(read).collect::<Done<Vec<Param>>>()?;
+        let params = parameters(world, function, params)?;
         let launch = Launch {
             grid: [grid_x, grid_y, grid_z],
             block: [block_x, block_y, block_z],
@@ -307,6 +301,78 @@ driver! { true:
         };
         world.launch(function as u64, stream as u64, launch, params)
     }
+}
+
+/// CUDA_KERNEL_NODE_PARAMS_v2 of cuda.h.
+#[repr(C)]
+struct KernelNode {
+    function: Handle,
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared_bytes: c_uint,
+    params: *const *const c_void,
+    extra: *const *const c_void,
+    kernel: Handle,
+    context: Handle,
+}
+
+// --- graphs ---
+
+driver! { true:
+    fn cuGraphCreate(world, graph: *mut Handle, _flags: c_uint) {
+        give(graph, world.create_graph() as Handle)
+    }
+    fn cuGraphDestroy(world, graph: Handle) { world.destroy_graph(graph as u64) }
+    fn cuGraphAddKernelNode_v2(
+        world,
+        to: *mut Handle,
+        graph: Handle,
+        before: *const Handle,
+        n_before: usize,
+        node: *const KernelNode
+    ) {
+        let node = &*node;
+        if !node.extra.is_null() {
+            return Err(Status::ERROR_NOT_SUPPORTED);
+        }
+        let before = (0..n_before).map(|i| *before.add(i) as u64).collect();
+        let params = parameters(world, node.function, node.params)?;
+        let launch = Launch {
+            grid: node.grid,
+            block: node.block,
+            shared_bytes: node.shared_bytes,
+        };
+        let added = world.add_node(graph as u64, before, node.function as u64, launch, params)?;
+        give(to, added as Handle)
+    }
+    fn cuGraphInstantiateWithFlags(world, to: *mut Handle, graph: Handle, _flags: u64) {
+        give(to, world.instantiate(graph as u64)? as Handle)
+    }
+    fn cuGraphExecDestroy(world, graph: Handle) { world.destroy_graph(graph as u64) }
+    fn cuGraphLaunch(world, graph: Handle, stream: Handle) {
+        world.launch_graph(graph as u64, stream as u64)
+    }
+}
+
+/// The arguments of a kernel.
+///
+/// # Safety
+/// As many as the kernel has parameters are there.
+unsafe fn parameters(
+    world: &World,
+    function: Handle,
+    params: *const *const c_void,
+) -> Done<Vec<Param>> {
+    let widths = world.kernel(function as u64)?.parameter_bytes().enumerate();
+    // SAFETY: by this function's contract.
+    let read = |(i, bytes): (usize, usize)| unsafe {
+        match bytes {
+            8 => Ok(Param::U64((*params.add(i)).cast::<u64>().read())),
+            4 => Ok(Param::U32((*params.add(i)).cast::<u32>().read())),
+            _ => Err(Status::ERROR_NOT_SUPPORTED),
+        }
+    };
+    widths.map(read).collect()
 }
 
 /// Parses a module's PTX; its handle, or the status and the JIT's log.

@@ -87,6 +87,19 @@ impl Pinned {
         region.is_some_and(|(at, region)| address - at + bytes as u64 <= region.bytes)
     }
 
+    /// The start of the range, allocated by the driver, that has a byte.
+    pub(crate) fn of_driver(&self, address: u64) -> Option<u64> {
+        let (&start, region) = self.regions.range(..=address).next_back()?;
+        (region.ours && address - start < region.bytes).then_some(start)
+    }
+
+    /// The bytes of a range.
+    pub(crate) fn bytes(&self, start: u64) -> Vec<u8> {
+        let mut bytes = vec![0; self.regions.get(&start).map_or(0, |r| r.bytes as usize)];
+        self.read(start, &mut bytes);
+        bytes
+    }
+
     /// Reads host memory.
     ///
     /// # Panics

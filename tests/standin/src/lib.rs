@@ -15,10 +15,11 @@
 //! * If no stream can run and a thread waits, a deadlock is reported.
 //! * The n-th call fails with a given status, once or from then on ([`Options::fail_at`]).
 //!
-//! Each report is a finding: [`Standin::findings`]. Not supported: graphs and capture, host
-//! functions, waits for values, virtual memory, the legacy default stream, and kernels that access
-//! host memory. Kernels do not interleave: the clocks find conflicting accesses of kernels that may
-//! run at the same time. Times are numbers of commands.
+//! Each report is a finding: [`Standin::findings`]. Graphs are chains of kernels. Not supported:
+//! other graphs, capture, host functions, waits for values, virtual memory, the legacy default
+//! stream, and kernels that access host memory that the program registered. Kernels do not
+//! interleave: the clocks find conflicting accesses of kernels that may run at the same time. Times
+//! are numbers of commands.
 //!
 //! The functions are declared in cuda.h, which also describes their arguments. Vector clocks follow
 //! Fidge and Mattern (1988).

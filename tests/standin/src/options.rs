@@ -20,6 +20,9 @@ pub struct Options {
     /// 1: all later calls return the status too, and nothing runs any more. 0: only this call.
     /// `STANDIN_STICKY`.
     pub sticky: u32,
+    /// The number of the command that never ends, from 1, and with it its stream; 0: none.
+    /// `STANDIN_HANG_AT`.
+    pub hang_at: u64,
 }
 
 impl Default for Options {
@@ -32,6 +35,7 @@ impl Default for Options {
             fail_at: 0,
             fail_with: 719,
             sticky: 1,
+            hang_at: 0,
         }
     }
 }
@@ -61,6 +65,7 @@ impl Options {
             fail_at: number("STANDIN_FAIL_AT", or.fail_at),
             fail_with: small("STANDIN_FAIL_WITH", or.fail_with),
             sticky: small("STANDIN_STICKY", or.sticky),
+            hang_at: number("STANDIN_HANG_AT", or.hang_at),
         }
     }
 }

@@ -62,10 +62,14 @@ pub(crate) struct Conflict {
     pub(crate) wrote: bool,
 }
 
+/// Blocks that are looked up together.
+const PAGE: u64 = 64;
+
 /// The accesses of all bytes.
 #[derive(Default, Debug)]
 pub(crate) struct Ledger {
-    blocks: BTreeMap<u64, Block>,
+    /// Blocks by their numbers, in pages of [`PAGE`].
+    pages: BTreeMap<u64, Vec<Block>>,
 }
 
 impl Ledger {
@@ -82,37 +86,56 @@ impl Ledger {
             time: clock.of(actor),
         };
         let mut conflict = None;
-        for number in bytes.start / BLOCK..bytes.end.div_ceil(BLOCK) {
-            let block = self.blocks.entry(number).or_default();
-            let before = |stamp: &Stamp, wrote| Conflict {
-                address: number * BLOCK,
-                earlier: stamp.actor,
-                wrote,
-            };
-            if let Some(stamp) = block.write.filter(|stamp| !clock.is_after(stamp)) {
-                conflict.get_or_insert(before(&stamp, true));
+        let numbers = bytes.start / BLOCK..bytes.end.div_ceil(BLOCK);
+        let mut next = numbers.start;
+        while next < numbers.end {
+            let page = next / PAGE;
+            let end = numbers.end.min((page + 1) * PAGE);
+            let fresh = || (0..PAGE).map(|_| Block::default()).collect();
+            let blocks = self.pages.entry(page).or_insert_with(fresh);
+            let from = (next % PAGE) as usize;
+            for (number, block) in (next..end).zip(&mut blocks[from..]) {
+                let found = block.access(now, clock, write);
+                conflict = conflict.or(found.map(|(earlier, wrote)| Conflict {
+                    address: number * BLOCK,
+                    earlier,
+                    wrote,
+                }));
             }
-            if write {
-                if let Some(stamp) = block.reads.iter().find(|stamp| !clock.is_after(stamp)) {
-                    conflict.get_or_insert(before(stamp, false));
-                }
-                block.write = Some(now);
-                block.reads.clear();
-            } else {
-                block.reads.retain(|stamp| stamp.actor != actor);
-                block.reads.push(now);
-            }
+            next = end;
         }
         conflict
     }
 
     /// Bytes were freed: later accesses belong to other memory.
     pub(crate) fn forget(&mut self, bytes: Range<u64>) {
-        let blocks = bytes.start / BLOCK..bytes.end.div_ceil(BLOCK);
-        let numbers: Vec<u64> = self.blocks.range(blocks).map(|(&n, _)| n).collect();
-        for number in numbers {
-            self.blocks.remove(&number);
+        for number in bytes.start / BLOCK..bytes.end.div_ceil(BLOCK) {
+            if let Some(blocks) = self.pages.get_mut(&(number / PAGE)) {
+                blocks[(number % PAGE) as usize] = Block::default();
+            }
         }
+    }
+}
+
+impl Block {
+    /// An actor accesses the block. Returns the actor of an earlier access that is not ordered
+    /// before this one, and whether it was a write.
+    fn access(&mut self, now: Stamp, clock: &Clock, write: bool) -> Option<(Actor, bool)> {
+        let unordered = |stamp: &&Stamp| !clock.is_after(stamp);
+        let wrote = self
+            .write
+            .as_ref()
+            .filter(unordered)
+            .map(|s| (s.actor, true));
+        if !write {
+            self.reads.retain(|stamp| stamp.actor != now.actor);
+            self.reads.push(now);
+            return wrote;
+        }
+        let read = self.reads.iter().find(unordered).map(|s| (s.actor, false));
+        self.write = Some(now);
+        self.reads.clear();
+        wrote.or(read)
     }
 }
 

@@ -99,6 +99,13 @@ struct Event {
     last: Option<Arc<Record>>,
 }
 
+/// Kernels that are launched together, each after all before it.
+#[derive(Clone, Default)]
+struct Graph {
+    nodes: Vec<u64>,
+    launches: Vec<(u64, Launch, Vec<Param>)>,
+}
+
 struct Function {
     kernel: Arc<Kernel>,
     /// The largest dynamic shared memory of a launch.
@@ -136,8 +143,11 @@ pub(crate) struct World {
     events: BTreeMap<u64, Event>,
     modules: BTreeMap<u64, Vec<Arc<Kernel>>>,
     functions: BTreeMap<u64, Function>,
+    graphs: BTreeMap<u64, Graph>,
     /// The number of commands that ran: the clock of timed events.
     commands: u64,
+    /// The stream whose next command never ends.
+    hung: Option<u64>,
 }
 
 // --- calls ---
@@ -167,7 +177,9 @@ impl World {
             events: BTreeMap::new(),
             modules: BTreeMap::new(),
             functions: BTreeMap::new(),
+            graphs: BTreeMap::new(),
             commands: 0,
+            hung: None,
         }
     }
 
@@ -193,7 +205,11 @@ impl World {
     }
     pub(crate) fn facts(&self) -> Facts {
         let pending = self.streams.values().map(|stream| stream.queue.len());
-        let exist = self.streams.len() + self.events.len() + self.modules.len() + self.pinned.len();
+        let exist = self.streams.len()
+            + self.events.len()
+            + self.modules.len()
+            + self.graphs.len()
+            + self.pinned.len();
         Facts {
             calls: self.calls,
             made: self.made,
@@ -389,9 +405,35 @@ impl World {
         self.stream(handle)?;
         self.run_some()?;
         if !self.is_idle(handle) {
+            self.check_deadlock()?;
             return Err(Status::ERROR_NOT_READY);
         }
         self.wait_for_stream(handle)
+    }
+    /// A host thread asks about something that is not done: it may ask for ever.
+    fn check_deadlock(&mut self) -> Done<()> {
+        if self.hung.is_none() && self.ready().is_empty() {
+            self.deadlock();
+        }
+        self.dead.map_or(Ok(()), Err)
+    }
+    /// No stream can run, and a host thread waits.
+    fn deadlock(&mut self) {
+        let waiting = self.streams.values().filter(|s| !s.queue.is_empty());
+        let names: Vec<&str> = waiting.map(|s| &*self.actors[s.actor.0]).collect();
+        let text = format!("deadlock: no stream can run: {}", names.join(", "));
+        self.find(text);
+        self.dead = Some(Status::ERROR_LAUNCH_TIMEOUT);
+    }
+    /// The streams whose next command may run.
+    fn ready(&self) -> Vec<u64> {
+        let can_run = |stream: &Stream| match stream.queue.front() {
+            Some((Command::Wait(record), _)) => record.reached.get().is_some(),
+            other => other.is_some(),
+        };
+        let ready = self.streams.iter().filter(|(_, stream)| can_run(stream));
+        let ready = ready.map(|(&handle, _)| handle);
+        ready.filter(|handle| self.hung != Some(*handle)).collect()
     }
     pub(crate) fn wait_for_stream(&mut self, handle: u64) -> Done<()> {
         self.stream(handle)?;
@@ -443,10 +485,16 @@ impl World {
     pub(crate) fn query_event(&mut self, event: u64) -> Done<()> {
         self.run_some()?;
         let Some(record) = self.event(event)?.last.clone() else {
+            self.find("a host thread asks for an event that was never recorded".into());
             return Ok(());
         };
-        let reached = record.reached.get().ok_or(Status::ERROR_NOT_READY)?;
-        self.learn(&reached.clock);
+        match record.reached.get() {
+            Some(reached) => self.learn(&reached.clock),
+            None => {
+                self.check_deadlock()?;
+                return Err(Status::ERROR_NOT_READY);
+            }
+        }
         Ok(())
     }
     pub(crate) fn wait_for_event(&mut self, event: u64) -> Done<()> {
@@ -564,6 +612,59 @@ impl World {
     }
 }
 
+// --- graphs ---
+
+impl World {
+    pub(crate) fn create_graph(&mut self) -> u64 {
+        let handle = self.handle();
+        self.graphs.insert(handle, Graph::default());
+        self.make();
+        handle
+    }
+    pub(crate) fn destroy_graph(&mut self, graph: u64) -> Done<()> {
+        let removed = self.graphs.remove(&graph);
+        removed.map(|_| ()).ok_or(Status::ERROR_INVALID_HANDLE)
+    }
+    fn graph(&mut self, graph: u64) -> Done<&mut Graph> {
+        let found = self.graphs.get_mut(&graph);
+        found.ok_or(Status::ERROR_INVALID_HANDLE)
+    }
+    /// Adds a kernel to a graph. Nodes without an order between them are not supported: each comes
+    /// after the one before.
+    pub(crate) fn add_node(
+        &mut self,
+        graph: u64,
+        before: Vec<u64>,
+        function: u64,
+        launch: Launch,
+        params: Vec<Param>,
+    ) -> Done<u64> {
+        self.kernel(function)?;
+        let handle = self.handle();
+        let graph = self.graph(graph)?;
+        if graph.nodes.last().copied().into_iter().collect::<Vec<_>>() != before {
+            return Err(Status::ERROR_NOT_SUPPORTED);
+        }
+        graph.nodes.push(handle);
+        graph.launches.push((function, launch, params));
+        Ok(handle)
+    }
+    /// A copy that can be launched.
+    pub(crate) fn instantiate(&mut self, graph: u64) -> Done<u64> {
+        let copy = self.graph(graph)?.clone();
+        let handle = self.create_graph();
+        self.graphs.insert(handle, copy);
+        Ok(handle)
+    }
+    pub(crate) fn launch_graph(&mut self, graph: u64, stream: u64) -> Done<()> {
+        let launches = self.graph(graph)?.launches.clone();
+        let mut launches = launches.into_iter();
+        launches.try_for_each(|(function, launch, params)| {
+            self.launch(function, stream, launch, params)
+        })
+    }
+}
+
 // --- commands ---
 
 impl World {
@@ -600,11 +701,7 @@ impl World {
     fn run_until(&mut self, holds: impl Fn(&World) -> bool) -> Done<()> {
         while !holds(self) {
             if self.dead.is_none() && !self.run_one() {
-                let waiting = self.streams.values().filter(|s| !s.queue.is_empty());
-                let names: Vec<&str> = waiting.map(|s| &*self.actors[s.actor.0]).collect();
-                let text = format!("deadlock: no stream can run: {}", names.join(", "));
-                self.find(text);
-                self.dead = Some(Status::ERROR_LAUNCH_TIMEOUT);
+                self.deadlock();
             }
             self.dead.map_or(Ok(()), Err)?;
         }
@@ -613,16 +710,15 @@ impl World {
 
     /// Runs the next command of a random stream; false if no stream can run.
     fn run_one(&mut self) -> bool {
-        let can_run = |stream: &Stream| match stream.queue.front() {
-            Some((Command::Wait(record), _)) => record.reached.get().is_some(),
-            other => other.is_some(),
-        };
-        let ready = self.streams.iter().filter(|(_, stream)| can_run(stream));
-        let ready: Vec<u64> = ready.map(|(&handle, _)| handle).collect();
+        let ready = self.ready();
         if ready.is_empty() || self.dead.is_some() {
             return false;
         }
         let drawn = ready[self.draw(ready.len() as u64) as usize];
+        if self.hung.is_none() && self.commands + 1 == self.options.hang_at {
+            self.hung = Some(drawn);
+            return true;
+        }
         let Some(stream) = self.streams.get_mut(&drawn) else {
             return false;
         };
@@ -638,6 +734,32 @@ impl World {
             stream.clock = clock;
         }
         true
+    }
+
+    /// Runs a kernel. It also sees the host memory of the driver to whose addresses its parameters
+    /// point, like a kernel on a GPU with unified addressing.
+    fn run_kernel(
+        &mut self,
+        kernel: &Kernel,
+        launch: &Launch,
+        params: &[Param],
+    ) -> Result<Vec<ptx::Access>, ptx::Error> {
+        let mut seen = vec![];
+        for param in params {
+            if let &Param::U64(address) = param
+                && let Some(start) = self.pinned.of_driver(address)
+                && !seen.contains(&start)
+            {
+                self.memory.place(start, self.pinned.bytes(start));
+                seen.push(start);
+            }
+        }
+        let ran = kernel.run(launch, params, &mut self.memory);
+        for start in seen {
+            let bytes = self.memory.remove(start).expect("it was placed");
+            self.pinned.write(start, &bytes);
+        }
+        ran.map(|(_, accesses)| accesses)
     }
 
     /// Runs a command, with its accesses. All bytes are in bounds: `submit` and `free` ensure this
@@ -680,8 +802,8 @@ impl World {
                 ref kernel,
                 launch,
                 ref params,
-            } => match kernel.run(&launch, params, &mut self.memory) {
-                Ok((_, accesses)) => {
+            } => match self.run_kernel(kernel, &launch, params) {
+                Ok(accesses) => {
                     for access in accesses {
                         let bytes = access.address..access.address + access.bytes;
                         self.access(actor, clock, &name, bytes, access.writes);

@@ -44,7 +44,7 @@ impl Watched {
     ) -> Result<Watched, Error> {
         Watched::with(watch, artifact, options, CudaOptions::default())
     }
-    fn with(
+    pub(super) fn with(
         watch: &Arc<Watch>,
         artifact: &Artifact,
         options: Options,
@@ -208,6 +208,55 @@ fn each_wait_that_is_left_out_is_found() {
     assert!(n_waits > 90, "{n_waits}");
 }
 
+/// Launches that are submitted together leave the same bits; nothing is allocated for them once the
+/// machine is loaded, and each wait that is left out is found as without.
+#[test]
+fn graphs_change_no_bit() {
+    let cuda = CudaOptions {
+        graphs: true,
+        ..CudaOptions::default()
+    };
+    let (mut launches, mut fewer) = (0, 0);
+    for seed in 0..10 {
+        let step = steps::step(OPS, seed);
+        let meant = meaning(&step);
+        for options in [threads(), run::shuffled(seed)] {
+            let watch = Watch::new(&standin(seed));
+            let made = Watched::with(&watch, &step.artifact, options, cuda.clone());
+            let mut watched = made.unwrap();
+            let made = watch.standin.facts().made;
+            assert!(
+                overlapped(&mut watched, &step.feed).unwrap() == meant,
+                "seed {seed}"
+            );
+            assert_eq!(watch.standin.findings(), none(), "seed {seed}, {options:?}");
+            assert_eq!(watch.standin.facts().made, made, "seed {seed}");
+            let graphs = watch.standin.calls_of("cuGraphLaunch");
+            assert!(options.shuffle.is_none() || graphs == 0);
+            launches += graphs;
+            fewer += watch.standin.calls_of("cuLaunchKernel");
+            drop(watched);
+            let facts = watch.standin.facts();
+            assert_eq!((facts.exist, facts.device_bytes), (0, 0), "seed {seed}");
+        }
+        let waits = step
+            .artifact
+            .commands
+            .iter()
+            .filter_map(|command| match command.kind {
+                CommandKind::Wait { event, .. } => Some((command.stream as usize, event as usize)),
+                _ => None,
+            });
+        for wait in waits.step_by(7) {
+            let watch = Watch::without(&standin(seed), Some(wait));
+            let made = Watched::with(&watch, &step.artifact, threads(), cuda.clone());
+            let _ = together(&mut made.unwrap(), &step.feed);
+            assert_ne!(watch.standin.findings(), none(), "seed {seed}, {wait:?}");
+        }
+    }
+    assert!(launches > 50, "{launches} graphs, {fewer} other launches");
+}
+
 /// Copies are cut, pools are pinned in pieces, and bytes of the host come in small ones: the same
 /// bits, and no copy across a border.
 #[test]
@@ -279,7 +328,7 @@ fn life(watch: &Arc<Watch>, step: &Step, options: Options) -> Result<Left, Error
         // A failed step stops it for good.
         let is_stopped = watched.machine.launch().is_err();
         assert!(
-            is_stopped || !matches!(left, Err(Error::Failed { .. })),
+            is_stopped || !matches!(left, Err(Error::Device { .. })),
             "{left:?}"
         );
     }
@@ -420,7 +469,7 @@ fn a_fault_names_its_line_and_what_is_lost() {
     let watch = Watch::new(&standin(1));
     let mut watched = Watched::with(&watch, &artifact, threads(), cuda).unwrap();
     let error = together(&mut watched, &step.feed).unwrap_err();
-    let Error::Failed { line: failed, why } = &error else {
+    let Error::Device { line: failed, why } = &error else {
         panic!("{error:?}");
     };
     assert!(

@@ -9,12 +9,13 @@
 use artifact::{Kernel, MemorySpace, Object, Operand, Place, Pool, Range};
 use runtime::{
     Backend, CommandError, CommandId, Copy, Cuda, CudaOptions, Error, EventId, Launch, Options,
-    StreamId,
+    Ran, StreamId,
 };
 use standin::Standin;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// What a test and the backend share.
 pub(super) struct Watch {
@@ -246,6 +247,24 @@ impl Backend for WatchedCuda {
         Ok(())
     }
 
+    fn prepare_wait(
+        &mut self,
+        command: CommandId,
+        stream: StreamId,
+        event: EventId,
+    ) -> Result<(), Error> {
+        self.inner.prepare_wait(command, stream, event)
+    }
+
+    fn prepare_record(
+        &mut self,
+        command: CommandId,
+        stream: StreamId,
+        event: EventId,
+    ) -> Result<(), Error> {
+        self.inner.prepare_record(command, stream, event)
+    }
+
     fn start(&mut self) -> Result<(), Error> {
         self.inner.start()
     }
@@ -290,6 +309,18 @@ impl Backend for WatchedCuda {
         self.watch.acquire(Signal::Event(event.0), step);
         self.inner.wait(stream, event, step)
     }
+    fn is_queued(&self, command: CommandId) -> bool {
+        self.inner.is_queued(command)
+    }
+    fn begin(&self, stream: StreamId, command: CommandId, step: u64) -> Result<(), CommandError> {
+        self.inner.begin(stream, command, step)
+    }
+    fn end(&self, stream: StreamId, command: CommandId, step: u64) -> Result<(), CommandError> {
+        self.inner.end(stream, command, step)
+    }
+    fn ran(&self, command: CommandId, step: u64) -> Result<Option<Ran>, CommandError> {
+        self.inner.ran(command, step)
+    }
     fn mark_io(&self, stream: StreamId, step: u64) -> Result<(), CommandError> {
         self.inner.mark_io(stream, step)?;
         self.watch.publish(Signal::Io(stream.0), step);
@@ -302,6 +333,19 @@ impl Backend for WatchedCuda {
     fn synchronize(&self, stream: StreamId) -> Result<(), CommandError> {
         self.watch.acquire(Signal::Done(stream.0), 0);
         self.inner.synchronize(stream)
+    }
+    fn patience(&self) -> Option<Duration> {
+        self.inner.patience()
+    }
+    fn progress(&self) -> Option<u64> {
+        self.inner.progress()
+    }
+    fn diagnose(&self) -> CommandError {
+        self.inner.diagnose()
+    }
+
+    fn give_up(&self) {
+        self.inner.give_up();
     }
     fn halt(&self) {
         self.inner.halt();

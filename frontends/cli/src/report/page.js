@@ -487,9 +487,10 @@
     byId("sums").tBodies[0].replaceChildren(...sums.flatMap(([n, size], which) => n === 0 ? [] : [element("tr", "",
       keyed(which), number(count(n)), number(bytes(size)), number(((100 * size) / total).toFixed(1) + "%"))]));
     const made = there.slice(0, MOST_ROWS).map((k) => element("tr", "",
-      element("td", "", element("code", "", words[stays.name[k]])), keyed(stays.class[k]), number(bytes(stays.bytes[k]))));
+      element("td", "", element("code", "", words[stays.name[k]])),
+      element("td", "", words[stays.module[k]]), keyed(stays.class[k]), number(bytes(stays.bytes[k]))));
     if (MOST_ROWS < there.length) {
-      made.push(element("tr", "", element("td", "", count(there.length - MOST_ROWS) + " more"), element("td"), element("td")));
+      made.push(element("tr", "", element("td", "", count(there.length - MOST_ROWS) + " more"), element("td"), element("td"), element("td")));
     }
     byId("there").tBodies[0].replaceChildren(...made);
   };

@@ -33,6 +33,13 @@ impl Run {
             .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}")))
             .collect()
     }
+    /// The same, by reference.
+    #[track_caller]
+    pub(crate) fn says_all(&self, words: &[&str]) {
+        for word in words {
+            assert!(self.err.contains(word), "{word:?}: {}", self.err);
+        }
+    }
     /// Checks that standard error has all of these words.
     #[track_caller]
     pub(crate) fn says(self, words: &[&str]) -> Run {

@@ -8,8 +8,10 @@ mod combine;
 mod space;
 
 use super::{Access, BodyError, Op, Scratch, SpaceError, Work};
+use crate::device::Processor;
 use crate::types::TensorType;
 pub use combine::Combines;
+pub(crate) use space::sum_parts;
 pub use space::{Along, Axes, Space};
 
 /// A list of ops. Invariant: each step uses only values before it, and its op is allowed in a body.
@@ -134,13 +136,18 @@ impl Body {
             flops += step.op.work(&inputs, &types[at..at + step.outputs]).flops;
             at += step.outputs;
         }
-        let scratch = self
-            .space(operands)
-            .map_or(0, |space| space.scratch_bytes());
+        let space = self.space(operands);
+        let scratch = |processor| {
+            let bytes = |space: &Space| space.scratch_bytes(processor);
+            space.as_ref().map_or(0, bytes)
+        };
         Work {
             flops,
             matrix: false,
-            scratch: Scratch::both(scratch),
+            scratch: Scratch {
+                cpu: scratch(Processor::Cpu),
+                gpu: scratch(Processor::Gpu),
+            },
         }
     }
 }

@@ -12,6 +12,7 @@
 
 use super::Step;
 use super::combine::{Combines, Rows, sums};
+use crate::device::Processor;
 use crate::op::{SpaceError, broadcast_shapes};
 use crate::types::TensorType;
 
@@ -45,10 +46,24 @@ pub struct Space {
     summed: Vec<bool>,
 }
 
-/// The most parts of sums over rows: each has a row of partial sums.
-const MOST_SUMS: u64 = 32;
+/// The most parts of sums over rows: each has a row of partial sums. A GPU with a hundred
+/// multiprocessors or more reaches its memory's bandwidth if each of them runs several blocks.
+const fn most_sums(processor: Processor) -> u64 {
+    match processor {
+        Processor::Cpu => 32,
+        Processor::Gpu => 512,
+    }
+}
 /// The fewest rows of such a part, except the last.
 const SUMMED_ROWS: u64 = 16;
+
+/// For sums over rows, the rows are cut into parts: the number of rows in each, and the number of
+/// parts. Each part has its own sums, which are added up in order.
+pub(crate) fn sum_parts(rows: u64, processor: Processor) -> (u64, u64) {
+    let most = most_sums(processor);
+    let each = rows.div_ceil((rows / SUMMED_ROWS).clamp(1, most)).max(1);
+    (each, rows.div_ceil(each))
+}
 
 /// What an op combines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -133,31 +148,26 @@ impl Space {
         }
         Ok(summed)
     }
-    /// For sums over rows, the rows are cut into parts: the number of rows in each, and the number
-    /// of parts. Each part has its own sums, which are added up in order.
-    pub fn parts(&self) -> (u64, u64) {
-        let rows = self.rows();
-        let each = rows
-            .div_ceil((rows / SUMMED_ROWS).clamp(1, MOST_SUMS))
-            .max(1);
-        (each, rows.div_ceil(each))
+    /// For sums over rows, the number of rows in each part, and the number of parts.
+    pub fn parts(&self, processor: Processor) -> (u64, u64) {
+        sum_parts(self.rows(), processor)
     }
     /// Bytes of the parts' sums for one result: a multiple of 64. Sums of half precision and of
     /// small integers have 4 bytes.
-    pub fn partial_bytes(&self, v: usize) -> u64 {
+    pub fn partial_bytes(&self, v: usize, processor: Processor) -> u64 {
         let bytes = if self.types[v].dtype().bytes() == 8 {
             8
         } else {
             4
         };
-        (self.parts().1 * self.columns() * bytes).next_multiple_of(64)
+        (self.parts(processor).1 * self.columns() * bytes).next_multiple_of(64)
     }
     /// Bytes of all parts' sums.
-    pub fn scratch_bytes(&self) -> u64 {
+    pub fn scratch_bytes(&self, processor: Processor) -> u64 {
         self.results
             .iter()
             .filter(|&&v| self.summed[v])
-            .map(|&v| self.partial_bytes(v))
+            .map(|&v| self.partial_bytes(v, processor))
             .sum()
     }
     /// The number of columns.

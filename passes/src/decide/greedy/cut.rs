@@ -1,5 +1,6 @@
 //! The candidates of a round: [`Cut`], and the taste that chooses its means.
 
+use crate::decide::lines::Stretch;
 use crate::plan::{Decisions, Gap, Group, Means, Problem, Reason};
 use ir::Value;
 use ir::graph::Def;
@@ -23,11 +24,9 @@ pub enum Taste {
 /// All tastes.
 pub const TASTES: [Taste; 4] = [Taste::Cheaper, Taste::Swap, Taste::Recompute, Taste::Block];
 
-/// The lines over which a cut frees memory of the device, and how many bytes.
-pub(super) type Stretch = (usize, usize, u64);
-
 /// The gaps of a cut. Most cuts have one, and a round has thousands of cuts.
 pub(super) type Gaps = SmallVec<[(Value, Option<u32>); 1]>;
+/// The lines over which a cut frees memory of the device, and how many bytes.
 pub(super) type Frees = SmallVec<[Stretch; 1]>;
 
 /// Price per byte. If it is equal, more bytes come first, then the first value and gap.

@@ -15,7 +15,6 @@
 
 mod cascade;
 mod cut;
-mod lines;
 mod occupancy;
 mod prices;
 mod round;

@@ -2,9 +2,9 @@
 
 use super::cascade::Cascade;
 use super::cut::{Cut, Frees, Gaps, Score, Taste};
-use super::lines::{Above, MaxTree};
 use super::occupancy::{Idle, Occupancy};
 use super::prices::{Load, Prices};
+use crate::decide::lines::{Above, MaxTree};
 use crate::plan::{Decisions, Gap, Group, Means, Problem};
 use crate::sim::Timeline;
 use ir::schedule::{Buffer, InstrKind, Schedule};

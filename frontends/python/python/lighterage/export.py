@@ -9,32 +9,30 @@ Torch has a call for this, `torch.export.experimental._export_forward_backward`.
 wrong gradients for attention on the CPU (it decomposes the forward and keeps the fused backward), refuses tied and
 unused parameters, and loses the module that each operation came from. Here the step is traced twice instead:
 
-1. `_record` runs the exported forward and then autograd under `make_fx`. Each operation is tagged with its phase, its
-   autograd sequence number and the module that made it; backward operations get those of their forward.
+1. `capture` runs the module and then autograd under `make_fx`, and tags each operation with where it comes from.
 2. `_lower` replays that graph through `torch.func.functionalize` and a decomposition table, and keeps the tags.
 
 Random operations stay operations of the graph. The backward is recorded with the forward, and uses the forward's mask.
+This module needs torch, and nothing of Lighterage's compiled code.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import dataclasses
 import json
-import logging
 import operator
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import torch
 from torch import fx, nn
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import (
     ExportGraphSignature,
     InputKind,
@@ -46,15 +44,15 @@ from torch.export.graph_signature import (
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
+
+from ._capture import Captured, Loss, capture, is_fake, quiet
+from .errors import CaptureError
 
 aten = torch.ops.aten
 
 Level = Literal["core", "coarse"]
 Attention = Literal["math", "fused"]
-Tag = dict[str, Any]
-
-# The private names that are imported above, and the tags of `_record`, were checked with this release only.
-TORCH = "2.11"
 
 # Operations that simpler ones can express. Lowering them reduces the set of operations that a reader has
 # to know, and splits no real kernel: norms, softmax, losses, attention, activations and dropout stay whole.
@@ -111,49 +109,51 @@ class Result:
 
 def export_joint(
     model: nn.Module,
-    args: Sequence[Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
     *,
+    loss: Loss | None = None,
     level: Level = "coarse",
     attention: Attention = "fused",
-    dynamic_shapes: Any = None,
+    trainable: Callable[[nn.Parameter], bool] | None = None,
+    dynamic_shapes: Sequence[Any] | None = None,
 ) -> Step:
-    """Trace `model(*args)`, which returns a scalar loss, and its gradients.
+    """Trace the loss of `model(*args, **kwargs)`, and its gradients.
 
+    loss: computes the loss of another result, `loss(model, *args, **kwargs)`. By default the model returns it.
     level: "core" has the fewest kinds of operations, "coarse" the fewest operations.
     attention: "math" spells attention out; "fused" keeps one operation forward and one backward.
+    trainable: which parameters get a gradient, by default all that require one.
+    dynamic_shapes: for each of `args`, None or a dict from dimension to `torch.export.Dim`.
+
+    Raises CaptureError, with the path of a module and a remedy where they are known.
     """
-    if not torch.__version__.startswith(TORCH + "."):
-        raise RuntimeError(f"the exporter needs torch {TORCH}, and this is {torch.__version__}")
-    tensors = [id(value) for value in torch.utils._pytree.tree_leaves(tuple(args)) if isinstance(value, torch.Tensor)]
-    if len(set(tensors)) < len(tensors):
-        raise ValueError("two of the step's inputs are one tensor, and tracing would make them one input")
-    with _quiet(), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         if attention == "math":
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        forward = torch.export.export(model, tuple(args), dynamic_shapes=dynamic_shapes, strict=False)
-        inputs, dropped = _used_inputs(forward)
-        recorded, trained = _record(forward, inputs)
-        lowered = _lower(recorded, _values(inputs), _decompositions(level))
-        program = _program(forward, inputs, trained, lowered)
+        captured = capture(model, args, kwargs, loss=loss, trainable=trainable, dynamic_shapes=dynamic_shapes)
+        with quiet():
+            lowered = _lower(captured, _decompositions(level))
+            program = _program(captured, lowered)
     info = {
         "format": "joint-step/1",
         "torch": torch.__version__,
         "level": level,
         "attention": attention,
-        "tied": _tied(model),
-        "dropped_parameters": dropped,
-        "parameters_with_gradient": trained,
+        "tied": captured.tied,
+        "dropped_parameters": captured.dropped,
+        "parameters_with_gradient": captured.trained,
         "nodes": sum(node.op == "call_function" for node in program.graph.nodes),
     }
     return Step(program, info)
 
 
-def save(step: Step, path: Path | str, *, weights: bool = True, **extra: Any) -> None:
+def save(step: Step, path: Path | str | IO[bytes], *, weights: bool = True, **extra: Any) -> None:
     """Write the step. Without weights every parameter has 0 bytes; buffers and constants are always written."""
     program = step.program if weights else _without_weights(step.program)
-    present = not any(isinstance(value, FakeTensor) for value in program.state_dict.values())
+    present = not any(is_fake(value) for value in program.state_dict.values())
     info = {**step.info, **extra, "weights": present}
-    with _quiet():
+    with quiet():
         torch.export.save(program, path, extra_files={"joint_step.json": json.dumps(info)})
 
 
@@ -167,7 +167,7 @@ def weightless() -> Iterator[FakeTensorMode]:
     register = nn.Module.register_parameter
 
     def register_fake(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not isinstance(parameter, FakeTensor):
+        if parameter is not None and not is_fake(parameter):
             parameter = _fake(parameter, mode)
         register(module, name, parameter)
 
@@ -208,122 +208,37 @@ def run(
     return result
 
 
-# The forward ---------------------------------------------------------------------------------------------------------
+# Lowering ------------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _Input:
-    spec: InputSpec
-    node: fx.Node  # its placeholder in the forward
-
-    @property
-    def trained(self) -> bool:
-        value = self.node.meta["val"]
-        return self.spec.kind == InputKind.PARAMETER and value.requires_grad
+def _decompositions(level: Level) -> dict[Any, Callable[..., Any]]:
+    match level:
+        case "core":  # Torch's own table keeps dropout whole; here it is a draw, a comparison and products.
+            return {**core_aten_decompositions(), **get_decompositions([aten.native_dropout])}
+        case "coarse":
+            return dict(get_decompositions(SPELLINGS))
+    raise ValueError(f"no level {level!r}; there are core and coarse")
 
 
-def _used_inputs(forward: ExportedProgram) -> tuple[list[_Input], list[str]]:
-    """The inputs that the step keeps, and the parameters that nothing reads.
-
-    Export gives each name of a tied parameter an input, and reads one of them. User inputs stay, read or not: they are
-    the order of the step's arguments.
-    """
-    nodes = [node for node in forward.graph.nodes if node.op == "placeholder"]
-    inputs, dropped = [], []
-    for spec, node in zip(forward.graph_signature.input_specs, nodes, strict=True):
-        if node.users or spec.kind == InputKind.USER_INPUT:
-            inputs.append(_Input(spec, node))
-        elif spec.kind == InputKind.PARAMETER:
-            dropped.append(_name(spec))
-    return inputs, dropped
-
-
-def _values(inputs: Sequence[_Input]) -> list[Any]:
-    """Tensors of the inputs' types, without memory."""
-    return [input.node.meta["val"] for input in inputs]
-
-
-def _tied(model: nn.Module) -> list[list[str]]:
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return [group for group in names.values() if 1 < len(group)]
-
-
-# Forward and backward in one graph -----------------------------------------------------------------------------------
-
-
-def _record(forward: ExportedProgram, inputs: Sequence[_Input]) -> tuple[fx.GraphModule, list[str]]:
-    """The joint graph of the loss and the gradients, in autograd's own operations, and the names of the gradients."""
-    loss_of = _replay(forward.graph_module)
-    places = {input.node: i for i, input in enumerate(inputs)}
-    holders = [node for node in forward.graph.nodes if node.op == "placeholder"]
-    for node in forward.graph.nodes:
-        node.meta["custom"] = {"phase": "fwd", **_path(node)}
-    candidates = [i for i, input in enumerate(inputs) if input.trained]
-    trained: list[str] = []
-
-    def step(*values: Any) -> list[torch.Tensor]:
-        outputs = loss_of(*(values[places[node]] if node in places else None for node in holders))
-        if len(outputs) != 1 or not isinstance(outputs[0], torch.Tensor) or outputs[0].numel() != 1:
-            raise ValueError("the model should return one scalar, its loss")
-        loss = outputs[0]
-        if loss.grad_fn is None:
-            raise ValueError("the loss depends on no parameter")
-        _tag_backward(loss.grad_fn)
-        with traceback.annotate({"phase": "bwd"}):
-            gradients = torch.autograd.grad(loss, [values[i] for i in candidates], allow_unused=True)
-        reached = [(i, gradient) for i, gradient in zip(candidates, gradients, strict=True) if gradient is not None]
-        trained[:] = [_name(inputs[i].spec) for i, _ in reached]
-        return [loss, *(gradient for _, gradient in reached)]
-
-    recorded = _trace(step, _values(inputs))
-    _tag_paths(recorded.graph)
-    return recorded, trained
-
-
-def _path(node: fx.Node) -> Tag:
-    stack = node.meta.get("nn_module_stack")
-    return {"path": list(stack.values())[-1][0]} if stack else {}
-
-
-def _tag_backward(root: Any) -> None:
-    """Make autograd tag each function's operations with the sequence number of the forward that made the function.
-
-    Between two functions it adds up the gradients of a value with several readers.
-    """
-
-    def tag(custom: Tag) -> Callable[..., None]:
-        return lambda *_: traceback.get_current_meta().update(custom=custom)
-
-    functions = [root]
-    seen = {root}
-    for function in functions:
-        function.register_prehook(tag({"phase": "bwd", "seq": function._sequence_nr()}))
-        function.register_hook(tag({"phase": "bwd", "acc": True}))
-        later = [next for next, _ in function.next_functions if next is not None and next not in seen]
-        seen.update(later)
-        functions.extend(dict.fromkeys(later))
-
-
-def _tag_paths(graph: fx.Graph) -> None:
-    """Number the sequence from 0, and give a backward operation the path of its forward."""
-    calls = [node for node in graph.nodes if node.op == "call_function"]
-    paths: dict[int, str] = {}
-    for node in calls:
-        tag = node.meta["custom"]
-        if tag["phase"] == "fwd":
-            tag["seq"] = node.meta["seq_nr"]
-            # The first operation with a number made it; later operations that autograd does not track repeat it.
-            paths.setdefault(tag["seq"], tag.get("path", ""))
-    order = sorted(paths)
-    for node in calls:
-        tag = node.meta["custom"]
-        # The backward's first operation belongs to the loss, and sums have no number: both get the last. A function of
-        # autograd without an operation in the forward gets the number before it.
-        rank = max(bisect.bisect_right(order, tag.get("seq", order[-1])) - 1, 0)
-        whose = {"acc": True} if "acc" in tag else {"path": tag.get("path", paths[order[rank]])}
-        node.meta["custom"] = {"phase": tag["phase"], "seq": rank, **whose}
+def _lower(captured: Captured, table: dict[Any, Callable[..., Any]]) -> fx.GraphModule:
+    """The same graph without mutation, aliases and the operations in `table`."""
+    # Invariant: an attention and its backward are both decomposed or both kept. The table has only the forward.
+    table.pop(aten._scaled_dot_product_flash_attention_for_cpu.default, None)
+    values = [input.value.detach() for input in captured.inputs]
+    # What autocast did is in the graph. It must not happen again.
+    plain = [torch.autocast(device, enabled=False) for device in ("cpu", "cuda")]
+    with torch.no_grad(), plain[0], plain[1]:
+        lowered = _trace(torch.func.functionalize(_replay(captured.graph)), values, table)
+    graph = lowered.graph
+    for node in list(graph.nodes):
+        # A clone with its operand's strides equals the operand; a clone that changes them is for a later view.
+        if node.target in ALIASES or (node.target == aten.clone.default and not node.kwargs):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+        elif node.target in CHECKS:
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+    return lowered
 
 
 def _replay(module: fx.GraphModule) -> Callable[..., Any]:
@@ -337,69 +252,25 @@ def _replay(module: fx.GraphModule) -> Callable[..., Any]:
     return Replay(module).run
 
 
-def _trace(
-    function: Callable[..., Any], values: Sequence[Any], table: dict[Any, Callable[..., Any]] | None = None
-) -> fx.GraphModule:
-    mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+def _trace(function: Callable[..., Any], values: Sequence[Any], table: dict[Any, Callable[..., Any]]) -> fx.GraphModule:
+    mode = next(value.fake_mode for value in values if is_fake(value))
     with mode, enable_python_dispatcher(), traceback.preserve_node_meta():
         return make_fx(function, decomposition_table=table)(*values)
 
 
-# Lowering ------------------------------------------------------------------------------------------------------------
-
-
-def _decompositions(level: Level) -> dict[Any, Callable[..., Any]]:
-    match level:
-        case "core":  # Torch's own table keeps dropout whole; here it is a draw, a comparison and products.
-            return {**core_aten_decompositions(), **get_decompositions([aten.native_dropout])}
-        case "coarse":
-            return dict(get_decompositions(SPELLINGS))
-    raise ValueError(f"no level {level!r}; there are core and coarse")
-
-
-def _lower(recorded: fx.GraphModule, values: Sequence[Any], table: dict[Any, Callable[..., Any]]) -> fx.GraphModule:
-    """The same graph without mutation, aliases and the operations in `table`."""
-    # Invariant: an attention and its backward are both decomposed or both kept. The table has only the forward.
-    table.pop(aten._scaled_dot_product_flash_attention_for_cpu.default, None)
-    with torch.no_grad():
-        lowered = _trace(torch.func.functionalize(_replay(recorded)), values, table)
-    graph = lowered.graph
-    for node in list(graph.nodes):
-        # A clone with its operand's strides equals the operand; a clone that changes them is for a later view.
-        if node.target in ALIASES or (node.target == aten.clone.default and not node.kwargs):
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
-        elif node.target in CHECKS:
-            graph.erase_node(node)
-    graph.eliminate_dead_code()
-    return lowered
-
-
-def _program(
-    forward: ExportedProgram, inputs: Sequence[_Input], trained: Sequence[str], lowered: fx.GraphModule
-) -> ExportedProgram:
+def _program(captured: Captured, lowered: fx.GraphModule) -> ExportedProgram:
     """The lowered graph under the signature of a training step: mutated buffers, the loss, the gradients."""
-    graph = lowered.graph
+    graph, inputs = lowered.graph, captured.inputs
     holders = [node for node in graph.nodes if node.op == "placeholder"]
     for input, node in zip(inputs, holders, strict=True):
         node.target = input.spec.arg.name
         node._rename(input.spec.arg.name)
-    owner = {node: input.spec for input, node in zip(inputs, holders, strict=True)}
-    results, outputs = [], []
-    # A functional graph writes the new values of mutated inputs at its end: these writes are outputs of the step.
-    for node in list(graph.nodes):
-        if node.target == aten.copy_.default and node.args[0] in owner:
-            place, value = node.args[:2]
-            if owner[place].kind != InputKind.BUFFER:
-                raise ValueError(f"the model writes to {place.name}; a step may write to buffers only")
-            results.append(value)
-            outputs.append(_output(OutputKind.BUFFER_MUTATION, value, owner[place].target))
-            graph.erase_node(node)
+    outputs, results = _outputs(graph, {node: input.spec for input, node in zip(inputs, holders, strict=True)})
     (end,) = [node for node in graph.nodes if node.op == "output"]
     loss, *gradients = end.args[0]
     results += [loss, *gradients]
     outputs.append(_output(OutputKind.LOSS_OUTPUT, loss, None))
-    for name, gradient in zip(trained, gradients, strict=True):
+    for name, gradient in zip(captured.trained, gradients, strict=True):
         outputs.append(_output(OutputKind.GRADIENT_TO_PARAMETER, gradient, name))
     end.args = (tuple(results),)
     for node in graph.nodes:
@@ -410,18 +281,44 @@ def _program(
     graph.lint()  # type: ignore[no-untyped-call]
     specs = [input.spec for input in inputs]
     read = {_name(spec) for spec in specs if spec.kind != InputKind.USER_INPUT}
-    parameters = {name for name, value in forward.state_dict.items() if isinstance(value, nn.Parameter)}
     return ExportedProgram(
         root=fx.GraphModule(dict(lowered.named_modules()), graph),
         graph=graph,
         graph_signature=ExportGraphSignature(specs, outputs),
         # Parameters that nothing reads stay in the table of weights, so that tied names still share one payload.
-        state_dict={name: value for name, value in forward.state_dict.items() if name in read | parameters},
-        range_constraints=forward.range_constraints,
-        module_call_graph=forward.module_call_graph,
-        example_inputs=forward.example_inputs,
-        constants={name: value for name, value in forward.constants.items() if name in read},
+        state_dict={n: value for n, value in captured.state.items() if n in read or isinstance(value, nn.Parameter)},
+        range_constraints=captured.ranges,
+        module_call_graph=[_call(captured)],
+        example_inputs=(captured.args, captured.kwargs),
+        constants={name: value for name, value in captured.constants.items() if name in read},
     )
+
+
+def _outputs(graph: fx.Graph, owner: dict[fx.Node, InputSpec]) -> tuple[list[OutputSpec], list[fx.Node]]:
+    """The buffers that the step changes, and their new values.
+
+    A functional graph writes the new values of mutated inputs at its end: these writes are outputs of the step.
+    """
+    outputs, results = [], []
+    for node in list(graph.nodes):
+        if node.target == aten.copy_.default and node.args[0] in owner:
+            place, value = owner[node.args[0]], node.args[1]
+            if place.kind != InputKind.BUFFER:
+                raise CaptureError(
+                    f"the model writes to {place.target or place.arg.name}, and a step may write to buffers only; "
+                    f"register_buffer makes one of a tensor in an attribute"
+                )
+            results.append(value)
+            outputs.append(_output(OutputKind.BUFFER_MUTATION, value, place.target))
+            graph.erase_node(node)
+    return outputs, results
+
+
+def _call(captured: Captured) -> ModuleCallEntry:
+    """How the module is called, for torch's own reader. Its result is the loss."""
+    arguments, loss = pytree.tree_structure((captured.args, captured.kwargs)), pytree.tree_structure(0)
+    signature = ModuleCallSignature(inputs=[], outputs=[], in_spec=arguments, out_spec=loss)
+    return ModuleCallEntry(fqn="", signature=signature)
 
 
 def _output(kind: OutputKind, node: fx.Node, target: str | None) -> OutputSpec:
@@ -445,7 +342,7 @@ def _fake(parameter: nn.Parameter, mode: FakeTensorMode) -> nn.Parameter:
 def _without_weights(program: ExportedProgram) -> ExportedProgram:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     state = {
-        name: _fake(value, mode) if isinstance(value, nn.Parameter) and not isinstance(value, FakeTensor) else value
+        name: _fake(value, mode) if isinstance(value, nn.Parameter) and not is_fake(value) else value
         for name, value in program.state_dict.items()
     }
     return ExportedProgram(
@@ -458,17 +355,3 @@ def _without_weights(program: ExportedProgram) -> ExportedProgram:
         example_inputs=program.example_inputs,
         constants=program.constants,
     )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence export's warnings about its internals; it raises an exception if it fails."""
-    logger = logging.getLogger("torch.export")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-from joint import Attention, Level, Step, export_joint, run, save
+from lighterage.export import Attention, Level, Step, export_joint, run, save
+from model import Config, Gpt2
 from safetensors.torch import save_file
 from torch import nn
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "examples/gpt2"))
-
-from model import Config, Gpt2  # noqa: E402 (the model is a file of the repository, not a package)
-
+ROOT = Path(__file__).parents[3]
 CONFIG = Config(vocabulary=61, layers=2, width=32, heads=2, sequence=16, batch=2, dropout=0.1)
 FILES: dict[str, tuple[Level, Attention]] = {
     "joint_core.pt2": ("core", "math"),

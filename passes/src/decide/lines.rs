@@ -1,7 +1,8 @@
 //! Two tables over the lines of a schedule: which lines are above a target, and the most bytes
 //! alive.
 
-use super::cut::Stretch;
+/// Lines `from..to` and a number of bytes.
+pub(super) type Stretch = (usize, usize, u64);
 
 /// Which lines have more bytes alive than the target.
 pub(super) struct Above {

@@ -1,0 +1,368 @@
+//! Products of bf16 by tensor cores. A block of eight warps computes a tile of 128 × 128, each warp
+//! 64 × 32 of it. Tiles of the factors, 64 deep, pass through shared memory: `cp.async` fetches the
+//! next ones while `ldmatrix` and `mma.sync` use the present ones.
+//!
+//! Before: lines of the factors and of the result are multiples of 16 bytes. Nothing else decides
+//! whether this kernel is used. In particular, the number of terms does not, unless a factor's
+//! lines go over them: chunks of a loss use the same kernel as the whole.
+//!
+//! After: sums in f32, rounded once. A sum starts from the addend and goes over its terms in order.
+//! So it has the same bits if other products compute its first terms. How a tensor core adds up 16
+//! products is not specified, so bits differ from the plain kernel's.
+//!
+//! A tile of a factor has its lines as rows. Chunk `c` of 16 bytes of row `r` lies at chunk `c ^ (r
+//! % 8)`, so that the rows that `ldmatrix` reads together are in different banks (CUTLASS's
+//! swizzle).
+
+use super::Kernel;
+use super::grid::{Grid, kind_of};
+use super::product::{Factor, Sizes};
+use crate::mlir::{Cache, Emit, Kind, Layout, Type, Value};
+use ir::DType;
+
+/// Rows and columns of a block's tile, and the depth of the factors' tiles.
+const TILE: u64 = 128;
+const DEPTH: u64 = 64;
+/// Rows and columns of a warp's part. A thread has 64 sums in registers; with twice as many, ptxas
+/// spills.
+const PART: [u64; 2] = [64, 32];
+const THREADS: u32 = 256;
+/// Bytes of a factor's tile. Shared memory has two tiles of each factor.
+const BYTES: u64 = 2 * TILE * DEPTH;
+/// Numbers in 16 bytes, which are copied at once.
+const CHUNK: u64 = 8;
+/// Rows and columns of a product of `mma.sync`, and its depth.
+const STEP: u64 = 16;
+/// Tiles of rows that are computed together, so that the right factor's tiles stay in a cache.
+const GROUPED: u64 = 8;
+
+/// A thread's four sums of 16 × 8, or four registers of a factor of 16 × 16.
+type Quad = [Value; 4];
+
+/// A factor.
+#[derive(Clone, Copy)]
+struct Side {
+    factor: Factor,
+    depth: u64,
+    is_left: bool,
+    /// Its lines go over rows of the left factor, or columns of the right one, and not over terms.
+    across: bool,
+}
+
+impl Side {
+    fn new(s: &Sizes, is_left: bool) -> Side {
+        let factor = if is_left { s.left } else { s.right };
+        Side {
+            factor,
+            depth: s.k,
+            is_left,
+            across: factor.steps[0] == 1 && factor.steps[1] != 1,
+        }
+    }
+    /// Lines, and numbers in a line.
+    fn lines(&self) -> [u64; 2] {
+        match self.across {
+            true => [self.depth, self.factor.outer],
+            false => [self.factor.outer, self.depth],
+        }
+    }
+    /// Rows of a tile, and numbers in a row.
+    fn tile(&self) -> [u64; 2] {
+        match self.across {
+            true => [DEPTH, TILE],
+            false => [TILE, DEPTH],
+        }
+    }
+    /// Bytes of a tile's row.
+    fn pitch(&self) -> u64 {
+        2 * self.tile()[1]
+    }
+}
+
+/// True if the product can be computed by this kernel.
+pub(super) fn fits(k: &Kernel<'_>, s: &Sizes) -> bool {
+    let sides = [true, false].map(|is_left| Side::new(s, is_left));
+    let fits = |side: &Side| {
+        k.operands[side.factor.operand].dtype() == DType::BF16
+            && side.lines()[1].is_multiple_of(CHUNK)
+    };
+    sides.iter().all(fits)
+        && matches!(k.y().dtype(), DType::BF16 | DType::F32)
+        && s.n.is_multiple_of(CHUNK)
+        && s.k > 0
+}
+
+/// Writes the kernel.
+pub(super) fn product(k: &mut Kernel<'_>, s: &Sizes) {
+    let tiles = [s.m, s.n].map(|size| size.div_ceil(TILE));
+    let parts = s.batch * tiles[0] * tiles[1];
+    let grouped = GROUPED.min(1 << tiles[0].trailing_zeros());
+    k.phase(THREADS, parts, |g| {
+        let tensor = Tensors::new(g, s);
+        g.parts(parts, |g, part| {
+            let [batch, rest] = g.divided(part, tiles[0] * tiles[1]);
+            let [group, rest] = g.divided(rest, grouped * tiles[1]);
+            let [column, row] = g.divided(rest, grouped);
+            let first = g.times(group, grouped);
+            let row = g.b.addi(first, row);
+            let corner = [row, column].map(|at| g.times(at, TILE));
+            tensor.tile(g, batch, corner);
+        });
+    });
+}
+
+/// The kernel, and what a thread knows about its place in it.
+struct Tensors<'a> {
+    s: &'a Sizes,
+    sides: [Side; 2],
+    /// The first row and column of the thread's sums in a tile.
+    place: [Value; 2],
+    /// Shared memory.
+    tiles: Value,
+    /// For each factor, addresses for `ldmatrix` in its first tile.
+    fragments: [[Value; 4]; 2],
+}
+
+impl Tensors<'_> {
+    fn new<'a>(g: &mut Grid, s: &'a Sizes) -> Tensors<'a> {
+        let sides = [true, false].map(|is_left| Side::new(s, is_left));
+        let tiles = g.tiles(4 * BYTES);
+        let [warp, lane] = g.divided(g.thread, 32);
+        let parts = g.divided(warp, TILE / PART[1]);
+        let [group, pair] = g.divided(lane, 4);
+        let own = [group, g.times(pair, 2)];
+        let place = [0, 1].map(|i| {
+            let first = g.times(parts[i], PART[i]);
+            g.b.addi(first, own[i])
+        });
+        let mut tensors = Tensors {
+            s,
+            sides,
+            place,
+            tiles,
+            fragments: [[tiles; 4]; 2],
+        };
+        for (i, side) in sides.iter().enumerate() {
+            let tile = g.b.offset(tiles, i as u64 * BYTES, Kind::I8);
+            tensors.fragments[i] = fragments(g, side, tile, lane, parts[i]);
+        }
+        tensors
+    }
+
+    /// Computes a tile of the result of a matrix of the batch.
+    fn tile(&self, g: &mut Grid, batch: Value, corner: [Value; 2]) {
+        let n = self.s.k.div_ceil(DEPTH);
+        let zero = g.b.long(0);
+        self.fill(g, batch, corner, zero);
+        g.b.commit();
+        arrive(g);
+        let starts = self.starts(g, batch, corner);
+        let sums = g.count(n, &starts.concat(), |g, round, sums| {
+            let next = g.plus(round, 1);
+            let more = g.below(next, n);
+            g.when(more, |g| self.fill(g, batch, corner, next));
+            g.b.commit();
+            let sums = self.round(g, round, sums);
+            arrive(g);
+            sums
+        });
+        self.write(g, batch, corner, &sums);
+    }
+
+    /// Begins to fill the tiles of a round.
+    fn fill(&self, g: &mut Grid, batch: Value, corner: [Value; 2], round: Value) {
+        let stage = stage(g, round);
+        let depth = g.times(round, DEPTH);
+        for (i, side) in self.sides.iter().enumerate() {
+            let tile = g.b.offset(self.tiles, stage, Kind::I8);
+            let tile = g.b.offset(tile, i as u64 * BYTES, Kind::I8);
+            let first = match side.across {
+                true => [depth, corner[i]],
+                false => [corner[i], depth],
+            };
+            fill(g, side, tile, batch, first);
+        }
+    }
+
+    /// Adds the products of a round.
+    fn round(&self, g: &mut Grid, round: Value, sums: &[Value]) -> Vec<Value> {
+        let stage = stage(g, round);
+        let mut sums: Vec<Quad> = sums.as_chunks::<4>().0.to_vec();
+        let per_row = (PART[1] / CHUNK) as usize;
+        for step in 0..DEPTH / STEP {
+            let [left, right] = [0, 1].map(|i| {
+                let load = |at| self.load(g, i, stage, at, step);
+                (0..PART[i] / STEP).map(load).collect::<Vec<Quad>>()
+            });
+            for (row, a) in left.iter().enumerate() {
+                for (column, b) in right.iter().enumerate() {
+                    let at = row * per_row + 2 * column;
+                    sums[at] = g.b.multiply(*a, [b[0], b[1]], sums[at]);
+                    sums[at + 1] = g.b.multiply(*a, [b[2], b[3]], sums[at + 1]);
+                }
+            }
+        }
+        sums.concat()
+    }
+
+    /// 16 × 16 numbers of factor `i`: the 16 rows or columns `at` of the warp's part, and the 16
+    /// terms `step` of the tile.
+    fn load(&self, g: &mut Grid, i: usize, stage: Value, at: u64, step: u64) -> Quad {
+        let side = &self.sides[i];
+        let (known, row, layout) = match side.across {
+            true => (at, step, Layout::Columns),
+            false => (step, at, Layout::Rows),
+        };
+        let pointer =
+            g.b.offset(self.fragments[i][known as usize], stage, Kind::I8);
+        let pointer = g.b.offset(pointer, row * STEP * side.pitch(), Kind::I8);
+        g.b.load_matrices(pointer, layout)
+    }
+
+    /// What a thread's sums start from.
+    fn starts(&self, g: &mut Grid, batch: Value, corner: [Value; 2]) -> Vec<Quad> {
+        let zero = g.float(0.0, Kind::F32);
+        let Some((operand, steps)) = &self.s.addend else {
+            return vec![[zero; 4]; (PART[0] * PART[1] / 128) as usize];
+        };
+        let mut starts = vec![];
+        for (at, inside) in self.places(g, batch, corner) {
+            let pair = g.choose(inside, &[zero; 2], |g| {
+                let from = g.offset(&at[3 - steps.len()..], steps, 0);
+                let c = g.operand(*operand);
+                let next = g.plus(from, steps[steps.len() - 1]);
+                vec![g.get(c, from), g.get(c, next)]
+            });
+            starts.extend(pair);
+        }
+        starts.as_chunks::<4>().0.to_vec()
+    }
+
+    /// Writes a thread's sums.
+    fn write(&self, g: &mut Grid, batch: Value, corner: [Value; 2], sums: &[Value]) {
+        let steps = [self.s.m * self.s.n, self.s.n, 1].map(|step| step as i64);
+        let places = self.places(g, batch, corner);
+        for ((at, inside), pair) in places.into_iter().zip(sums.as_chunks::<2>().0) {
+            g.when(inside, |g| {
+                let (to, y) = (g.offset(&at, &steps, 0), g.result(0));
+                let pointer = g.b.offset(y.pointer, to, kind_of(y.dtype));
+                if y.dtype == DType::BF16 {
+                    let pair = g.b.pair(pair[0], pair[1]);
+                    g.b.store(pair, pointer, 4);
+                    return;
+                }
+                let mut both = g.b.undef(Type::Vector(2, Kind::F32));
+                for (i, &sum) in pair.iter().enumerate() {
+                    both = g.b.insert(sum, both, i as u64);
+                }
+                g.b.store(both, pointer, 8);
+            });
+        }
+    }
+
+    /// The first elements of the pairs of a thread's sums: batch, row and column of each, and
+    /// whether it exists.
+    fn places(&self, g: &mut Grid, batch: Value, corner: [Value; 2]) -> Vec<([Value; 3], Value)> {
+        let [row, column] = [0, 1].map(|i| g.b.addi(corner[i], self.place[i]));
+        let mut places = vec![];
+        for down in (0..PART[0]).step_by(16) {
+            for right in (0..PART[1]).step_by(8) {
+                for lower in [0, 8] {
+                    let row = g.plus(row, (down + lower) as i64);
+                    let column = g.plus(column, right as i64);
+                    let [a, b] = [g.below(row, self.s.m), g.below(column, self.s.n)];
+                    let inside = g.b.andi(a, b);
+                    places.push(([batch, row, column], inside));
+                }
+            }
+        }
+        places
+    }
+}
+
+/// The offset of a round's tiles.
+fn stage(g: &mut Grid, round: Value) -> Value {
+    let [_, odd] = g.divided(round, 2);
+    g.times(odd, 2 * BYTES)
+}
+
+/// Waits until every copy of every thread has arrived.
+fn arrive(g: &mut Grid) {
+    g.b.wait_all();
+    g.b.barrier();
+}
+
+/// The offset of a chunk of a row in a tile.
+fn swizzled(g: &mut Grid, side: &Side, row: Value, chunk: Value) -> Value {
+    let [_, low] = g.divided(row, 8);
+    let moved = g.b.xori(chunk, low);
+    let [moved, start] = [g.times(moved, 16), g.times(row, side.pitch())];
+    g.b.addi(start, moved)
+}
+
+/// Addresses for `ldmatrix` in a warp's part of a tile: one for each 16 numbers of a row.
+fn fragments(g: &mut Grid, side: &Side, tile: Value, lane: Value, part: Value) -> [Value; 4] {
+    // The lanes of a warp address four matrices of 8 × 8, in the order of the registers of a
+    // factor.
+    let [lines, low] = g.divided(lane, 8);
+    let [far, near] = g.divided(lines, 2);
+    let (lower, half) = match side.is_left != side.across {
+        true => (near, far),
+        false => (far, near),
+    };
+    let lower = g.times(lower, 8);
+    let row = g.b.addi(low, lower);
+    let first = swizzled(g, side, row, half);
+    let size = PART[usize::from(!side.is_left)];
+    let first = match side.across {
+        true => {
+            let skipped = g.times(part, 2 * size);
+            g.b.xori(first, skipped)
+        }
+        false => {
+            let skipped = g.times(part, size * side.pitch());
+            g.b.addi(first, skipped)
+        }
+    };
+    [0, 1, 2, 3].map(|i| {
+        // 16 numbers are two chunks, and change the same bits in every row.
+        let bits = g.b.long(i * 2 * STEP);
+        let at = g.b.xori(first, bits);
+        g.b.offset(tile, at, Kind::I8)
+    })
+}
+
+/// Begins to fill a tile with a factor's lines from `first`, a line and a number in it. Zeros lie
+/// beyond the factor.
+fn fill(g: &mut Grid, side: &Side, tile: Value, batch: Value, first: [Value; 2]) {
+    let [rows, numbers] = side.tile();
+    let [lines, length] = side.lines();
+    let chunks = numbers / CHUNK;
+    let [row, chunk] = g.divided(g.thread, chunks);
+    let to = swizzled(g, side, row, chunk);
+    let to = g.b.offset(tile, to, Kind::I8);
+    let past = g.times(chunk, CHUNK);
+    let (line, at) = (g.b.addi(first[0], row), g.b.addi(first[1], past));
+    let matrix = g.times(batch, lines * length);
+    let start = g.times(line, length);
+    let start = g.b.addi(start, at);
+    let start = g.b.addi(matrix, start);
+    let x = g.operand(side.factor.operand);
+    let from = g.b.offset(x.pointer, start, Kind::BF16);
+    let (all, none) = (g.b.int(16), g.b.int(0));
+    let within = g.below(at, length);
+    // Rows that all threads fill at once: a multiple of 8, so that a thread's chunk has the same
+    // place in all of its rows.
+    let each = u64::from(THREADS) / chunks;
+    for i in (0..rows).step_by(each as usize) {
+        let line = g.plus(line, i as i64);
+        let inside = g.below(line, lines);
+        let inside = g.b.andi(inside, within);
+        let bytes = g.b.select(inside, all, none);
+        let (to, from) = (
+            g.b.offset(to, i * side.pitch(), Kind::I8),
+            g.b.offset(from, i * length, Kind::BF16),
+        );
+        g.b.copy_async(to, from, 16, bytes, Cache::Second);
+    }
+}

@@ -1,0 +1,1 @@
+"""Memory-planned training steps for PyTorch."""

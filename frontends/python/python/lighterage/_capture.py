@@ -1,0 +1,515 @@
+"""Record one training step of a live module: the loss, and autograd's gradients, in one graph.
+
+The module itself runs, under `make_fx`, with parameters and inputs that have no memory. So everything that autograd
+does in eager mode is in the graph: `torch.autograd.Function`, hooks of tensors and modules, autocast. `torch.export`
+would drop the first two. Each operation is tagged with its phase, its autograd sequence number and the module that
+made it; backward operations get those of their forward.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import dataclasses
+import inspect
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.utils.checkpoint
+from torch import fx, nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch._export.utils import _compiling_state_context
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.fx import traceback
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.nn.utils import stateless
+from torch.utils import _pytree as pytree
+
+from .errors import CaptureError
+
+Tag = dict[str, Any]
+# The loss of a model for a batch: loss(model, *args, **kwargs).
+Loss = Callable[..., torch.Tensor]
+
+# The private names that are imported above, and the tags of `_record`, were checked with this release only.
+TORCH = "2.11"
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """An input of a recorded step: a parameter, a buffer, a constant or a tensor of the batch."""
+
+    spec: InputSpec
+    value: torch.Tensor  # without memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Captured:
+    """A recorded step. Its graph has a placeholder for each input, and gives the loss, then the gradients."""
+
+    graph: fx.GraphModule
+    inputs: list[Input]
+    trained: list[str]  # parameters with a gradient, in its order
+    dropped: list[str]  # parameters that nothing reads
+    tied: list[list[str]]  # groups of names of one parameter
+    state: dict[str, torch.Tensor]  # parameters and buffers, by every name
+    constants: dict[str, torch.Tensor]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    ranges: dict[Any, Any]  # of symbolic sizes
+
+
+def capture(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: Loss | None = None,
+    trainable: Callable[[nn.Parameter], bool] | None = None,
+    dynamic_shapes: Sequence[Any] | None = None,
+) -> Captured:
+    """Record `loss(model, *args, **kwargs)` and its gradients.
+
+    loss: by default the model is called, and its result is the loss, or has it as `loss`.
+    trainable: which parameters get a gradient, by default those that require one.
+    dynamic_shapes: for each of `args`, None or a dict from dimension to `torch.export.Dim`.
+
+    Raises CaptureError: the model cannot be traced, or keeps state where a trace cannot follow.
+    """
+    if not torch.__version__.startswith(TORCH + "."):
+        raise CaptureError(f"tracing needs torch {TORCH}, and this is {torch.__version__}")
+    tied = _tied(model)
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    batch = _Batch.of(_signature(model, loss), tuple(args), dict(kwargs or {}))
+    mode, values, ranges = _fakes(batch.tensors, dynamic_shapes)
+    owned = {name: _fake(value, mode) for name, value in {**parameters, **buffers}.items()}
+    may_train = trainable or (lambda parameter: True)
+    candidates = [name for name, p in parameters.items() if p.requires_grad and may_train(p)]
+    specs = [_spec(InputKind.PARAMETER, "p_", name) for name in parameters]
+    specs += [_spec(InputKind.BUFFER, "b_", name) for name in buffers]
+    specs += [InputSpec(InputKind.USER_INPUT, TensorArgument(name=name), None) for name in batch.names]
+    step = _Step(model, loss or call_model, batch, list(owned), candidates)
+    with _unchanged(model), _without_checkpointing(model):
+        graph = _record(step, [*owned.values(), *values], mode)
+    inputs = [Input(spec, value) for spec, value in zip(specs, [*owned.values(), *values], strict=True)]
+    state = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    inputs, constants = _constants_to_inputs(graph, inputs, model, mode)
+    inputs, dropped = _used(graph, inputs)
+    _tag_paths(graph.graph)
+    return Captured(
+        graph, inputs, step.trained, dropped, tied, state, constants, tuple(args), dict(kwargs or {}), ranges
+    )
+
+
+def call_model(model: nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """The loss that the model returns: a scalar, or what a result of Hugging Face's models has as `loss`."""
+    result = model(*args, **kwargs)
+    if isinstance(result, Mapping):
+        result = result.get("loss", result)
+    elif not isinstance(result, torch.Tensor):
+        result = getattr(result, "loss", result)
+    if not isinstance(result, torch.Tensor) or result.numel() != 1:
+        raise CaptureError("the model should return one scalar, its loss; `loss=` computes one of another result")
+    return result
+
+
+# The batch -----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Batch:
+    """The arguments of a step. Tensors become inputs, and everything else stays as it is."""
+
+    leaves: list[Any]
+    spec: pytree.TreeSpec
+    names: list[str]  # of the tensors
+
+    @staticmethod
+    def of(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Batch:
+        named = names_of(signature, args, kwargs)
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        names = [name for name, leaf in zip(named, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
+        batch = _Batch(leaves, spec, names)
+        tensors = [id(tensor) for tensor in batch.tensors]
+        if len(set(tensors)) < len(tensors):
+            raise CaptureError("two of the step's inputs are one tensor, and tracing would make them one input")
+        return batch
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+
+    def filled(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with other tensors."""
+        rest = iter(tensors)
+        leaves = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return args, kwargs
+
+
+def names_of(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """A name for each leaf of the arguments: that of its parameter, and the path in it."""
+    positional = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    paths: list[tuple[Any, ...]] = [path for path, _ in pytree.tree_flatten_with_path((args, kwargs))[0]]
+    names: list[str] = []
+    for path in paths:
+        keys = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path[1:]]
+        if path[0].idx == 0 and path[1].idx < len(positional):
+            keys[0] = positional[path[1].idx].name
+        elif path[0].idx == 0:
+            keys[0] = f"args_{keys[0]}"
+        name = re.sub(r"\W", "_", "_".join(keys))
+        while name in names:
+            name += "_"
+        names.append(name)
+    return names
+
+
+def _signature(model: nn.Module, loss: Loss | None) -> inspect.Signature:
+    """The parameters of the batch."""
+    if loss is None:
+        return inspect.signature(model.forward)
+    signature = inspect.signature(loss)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _fakes(
+    tensors: list[torch.Tensor], dynamic_shapes: Sequence[Any] | None
+) -> tuple[FakeTensorMode, list[torch.Tensor], dict[Any, Any]]:
+    """Tensors of the same types without memory, their mode, and the ranges of symbolic sizes."""
+    if dynamic_shapes is None:
+        mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+        return mode, [_fake(tensor, mode) for tensor in tensors], {}
+
+    class Symbols(nn.Module):
+        """Torch's exporter gives equal `Dim`s one symbol, and knows their ranges."""
+
+        def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+            return [tensor + 1 for tensor in tensors]
+
+    program = torch.export.export(Symbols(), tuple(tensors), dynamic_shapes=(tuple(dynamic_shapes),), strict=False)
+    values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
+    mode = values[0].fake_mode
+    mode.allow_non_fake_inputs = True
+    return mode, values, dict(program.range_constraints)
+
+
+def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    with mode:
+        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return empty.requires_grad_(tensor.requires_grad)
+
+
+def _spec(kind: InputKind, prefix: str, name: str) -> InputSpec:
+    argument = TensorArgument(name=prefix + re.sub(r"\W", "_", name))
+    return InputSpec(kind, argument, name, persistent=True if kind == InputKind.BUFFER else None)
+
+
+def _tied(model: nn.Module) -> list[list[str]]:
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [group for group in names.values() if len(group) > 1]
+
+
+# What a trace cannot follow ------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Refuse a model whose forward replaces tensors in plain attributes: a trace would freeze their values.
+
+    The attributes get their former values back in any case, so that no tensor without memory stays in the model.
+    """
+    before = {module: dict(vars(module)) for module in model.modules()}
+    leaves = {module: _attributes(module) for module in before}
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        names = {module: name for name, module in model.named_modules()}
+        changed = []
+        for module, values in before.items():
+            after = _attributes(module)
+            for path, leaf in {**leaves[module], **after}.items():
+                if leaves[module].get(path) is not after.get(path) and _is_state(leaf, leaves[module].get(path)):
+                    changed.append((f"{names[module]}.{path}".lstrip("."), leaf))
+            for attribute in set(vars(module)) - set(values):
+                del vars(module)[attribute]
+            vars(module).update(values)
+        if not failed:
+            _refuse(changed)
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """Tensors and numbers in plain attributes, also in lists and dicts, by their path."""
+    found = {}
+    for name, value in vars(module).items():
+        if name.startswith("_") and name in nn.Module().__dict__:
+            continue
+        if isinstance(value, (torch.Tensor, int, float)):
+            found[name] = value
+        elif isinstance(value, (list, tuple, dict)):
+            for path, leaf in pytree.tree_flatten_with_path(value)[0]:
+                if isinstance(leaf, (torch.Tensor, int, float)):
+                    found[name + pytree.keystr(path)] = leaf
+    return found
+
+
+def _is_state(leaf: Any, before: Any) -> bool:
+    """A tensor, or a number with another value."""
+    return isinstance(leaf, torch.Tensor) or isinstance(before, torch.Tensor) or leaf != before
+
+
+def _refuse(changed: list[tuple[str, Any]]) -> None:
+    tensors = [path for path, leaf in changed if isinstance(leaf, torch.Tensor)]
+    if tensors:
+        more = f", and {len(tensors) - 1} others" if len(tensors) > 1 else ""
+        raise CaptureError(
+            f"{tensors[0]}{more}: forward() keeps a tensor in a plain attribute, which a trace would freeze. "
+            f"Make it a buffer (register_buffer) and write to it in place, or do not keep it in forward()"
+        )
+    if changed:
+        warnings.warn(
+            f"{changed[0][0]}: forward() changes a number in a plain attribute; the compiled step uses the value of "
+            f"the traced call in every step",
+            stacklevel=2,
+        )
+
+
+@contextlib.contextmanager
+def _without_checkpointing(model: nn.Module) -> Iterator[None]:
+    """Record the plain forward where the model asks for recomputation: what is recomputed is the plan's decision."""
+
+    class Plain:
+        @staticmethod
+        def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+            return function(*args)
+
+    def nothing(*_: Any, **__: Any) -> Iterator[None]:
+        yield
+
+    module = torch.utils.checkpoint
+    with (
+        mock.patch.object(module, "CheckpointFunction", Plain),
+        mock.patch.object(module, "_checkpoint_without_reentrant_generator", nothing),
+    ):
+        yield
+
+
+# Forward and backward in one graph -----------------------------------------------------------------------------------
+
+
+class _Step:
+    """The step as a function of parameters, buffers and the tensors of the batch."""
+
+    def __init__(self, model: nn.Module, loss: Loss, batch: _Batch, owned: list[str], candidates: list[str]) -> None:
+        self.model, self.loss, self.batch, self.owned, self.candidates = model, loss, batch, owned, candidates
+        self.trained: list[str] = []
+        self.failed_in: str | None = None
+        names = {id(tensor): name for name, tensor in [*model.named_buffers(), *model.named_parameters()]}
+        # Each module once: where one module has two names, a swap of both would leave the second's stand-in behind.
+        self.names = {
+            f"{prefix}.{key}" if prefix else key: names[id(tensor)]
+            for prefix, module in model.named_modules()
+            for table in (module._parameters, module._buffers)
+            for key, tensor in table.items()
+            if tensor is not None
+        }
+
+    def __call__(self, *values: torch.Tensor) -> list[torch.Tensor]:
+        given = dict(zip(self.owned, values, strict=False))
+        args, kwargs = self.batch.filled(values[len(self.owned) :])
+        stand_ins = {alias: given[name] for alias, name in self.names.items()}
+        with stateless._reparametrize_module(self.model, stand_ins), self._paths():
+            loss = self.loss(self.model, *args, **kwargs)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise CaptureError("the loss should be one scalar")
+        if loss.grad_fn is None:
+            raise CaptureError("the loss depends on no parameter that requires a gradient")
+        _tag_backward(loss.grad_fn)
+        with traceback.annotate({"phase": "bwd"}):
+            gradients = torch.autograd.grad(loss, [given[name] for name in self.candidates], allow_unused=True)
+        reached = [(n, g) for n, g in zip(self.candidates, gradients, strict=True) if g is not None]
+        self.trained[:] = [name for name, _ in reached]
+        return [loss.detach(), *(gradient for _, gradient in reached)]
+
+    @contextlib.contextmanager
+    def _paths(self) -> Iterator[None]:
+        """Operations of the forward get the module that makes them."""
+        paths = {module: name for name, module in self.model.named_modules()}
+        stack: list[str] = [""]
+
+        def tag() -> None:
+            traceback.get_current_meta().update(custom={"phase": "fwd", "path": stack[-1]})
+
+        def enter(module: nn.Module, _: Any) -> None:
+            stack.append(paths.get(module, stack[-1]))
+            tag()
+
+        def leave(module: nn.Module, _: Any, __: Any) -> None:
+            stack.pop()
+            tag()
+
+        hooks = []
+        for module in paths:
+            hooks.append(module.register_forward_pre_hook(enter, prepend=True))
+            hooks.append(module.register_forward_hook(leave))
+        tag()
+        try:
+            yield
+        except Exception:
+            # The hooks of the modules that failed have not run.
+            self.failed_in = stack[-1]
+            raise
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def _record(step: _Step, values: Sequence[torch.Tensor], mode: FakeTensorMode) -> fx.GraphModule:
+    """The joint graph of the loss and the gradients, in autograd's own operations."""
+    with (
+        quiet(),
+        mode,
+        enable_python_dispatcher(),
+        traceback.preserve_node_meta(),
+        # Libraries then take the ways that can be traced, such as masks without a look at their values.
+        _compiling_state_context(),
+        torch.enable_grad(),
+        torch.autograd.set_multithreading_enabled(False),
+    ):
+        try:
+            graph = make_fx(step)(*values)
+        except (GuardOnDataDependentSymNode, DynamicOutputShapeException) as error:
+            raise CaptureError(
+                f"in {step.failed_in or 'the model'}: what runs next depends on the values of tensors, and a plan is "
+                f"made before there are any ({str(error).splitlines()[0]}). Known cases: LayerDrop in train mode (set "
+                f"it to 0); experts that are chosen by index (transformers: set_experts_implementation('batched_mm')); "
+                f"`if tensor.max() > ...`"
+            ) from error
+    for node in graph.graph.nodes:
+        if node.op == "call_function":
+            node.meta["custom"] = dict(node.meta.get("custom") or {"phase": "fwd", "path": ""})
+            node.meta.setdefault("seq_nr", -1)
+    return graph
+
+
+def _constants_to_inputs(
+    graph: fx.GraphModule, inputs: list[Input], model: nn.Module, mode: FakeTensorMode
+) -> tuple[list[Input], dict[str, torch.Tensor]]:
+    """Make inputs of the tensors that tracing met outside of parameters and buffers. They come before the batch."""
+    paths = {
+        id(leaf): f"{prefix}.{name}".lstrip(".")
+        for prefix, module in model.named_modules()
+        for name, leaf in _attributes(module).items()
+        if isinstance(leaf, torch.Tensor)
+    }
+    at = next((i for i, input in enumerate(inputs) if input.spec.kind == InputKind.USER_INPUT), len(inputs))
+    holders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    end = next(node for node in graph.graph.nodes if node.op != "placeholder")
+    before = holders[at] if at < len(holders) else end
+    constants: dict[str, torch.Tensor] = {}
+    made: dict[int, fx.Node] = {}
+    lifted = []
+    for node in [node for node in graph.graph.nodes if node.op == "get_attr"]:
+        value = getattr(graph, node.target)
+        if id(value) not in made:
+            name = paths.get(id(value), f"lifted_tensor_{len(constants)}")
+            spec = _spec(InputKind.CONSTANT_TENSOR, "c_", name)
+            with graph.graph.inserting_before(before):
+                made[id(value)] = graph.graph.placeholder(spec.arg.name)
+            constants[name] = value
+            lifted.append(Input(spec, _fake(value, mode)))
+        node.replace_all_uses_with(made[id(value)])
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return [*inputs[:at], *lifted, *inputs[at:]], constants
+
+
+def _used(graph: fx.GraphModule, inputs: list[Input]) -> tuple[list[Input], list[str]]:
+    """The inputs that the step keeps, and the parameters that nothing reads.
+
+    Tensors of the batch stay, read or not: they are the order of the step's arguments.
+    """
+    holders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    kept, dropped = [], []
+    for input, holder in zip(inputs, holders, strict=True):
+        if holder.users or input.spec.kind == InputKind.USER_INPUT:
+            kept.append(input)
+            continue
+        graph.graph.erase_node(holder)
+        if input.spec.kind == InputKind.PARAMETER:
+            assert input.spec.target is not None, "a parameter has a name"
+            dropped.append(input.spec.target)
+    graph.recompile()
+    return kept, dropped
+
+
+# Tags ----------------------------------------------------------------------------------------------------------------
+
+
+def _tag_backward(root: Any) -> None:
+    """Make autograd tag each function's operations with the sequence number of the forward that made the function.
+
+    Between two functions it adds up the gradients of a value with several readers.
+    """
+
+    def tag(custom: Tag) -> Callable[..., None]:
+        return lambda *_: traceback.get_current_meta().update(custom=custom)
+
+    functions = [root]
+    seen = {root}
+    for function in functions:
+        function.register_prehook(tag({"phase": "bwd", "seq": function._sequence_nr()}))
+        function.register_hook(tag({"phase": "bwd", "acc": True}))
+        later = [next for next, _ in function.next_functions if next is not None and next not in seen]
+        seen.update(later)
+        functions.extend(dict.fromkeys(later))
+
+
+def _tag_paths(graph: fx.Graph) -> None:
+    """Number the sequence from 0, and give a backward operation the path of its forward."""
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    paths: dict[int, str] = {}
+    for node in calls:
+        tag = node.meta["custom"]
+        if tag["phase"] == "fwd":
+            tag["seq"] = node.meta["seq_nr"]
+            # The first operation with a number made it; later operations that autograd does not track repeat it.
+            paths.setdefault(tag["seq"], tag.get("path", ""))
+    order = sorted(paths)
+    for node in calls:
+        tag = node.meta["custom"]
+        # The backward's first operation belongs to the loss, and sums have no number: both get the last. A function of
+        # autograd without an operation in the forward gets the number before it.
+        rank = max(bisect.bisect_right(order, tag.get("seq", order[-1])) - 1, 0)
+        whose = {"acc": True} if "acc" in tag else {"path": tag.get("path", paths[order[rank]])}
+        node.meta["custom"] = {"phase": tag["phase"], "seq": rank, **whose}
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence export's warnings about its internals; it raises an exception if it fails."""
+    logger = logging.getLogger("torch.export")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """True if the tensor has no memory."""
+    return isinstance(tensor, FakeTensor)

@@ -1,0 +1,435 @@
+//! Takes back decisions that free no bytes where memory is short. A trajectory never takes back a
+//! cut, and a layout moves whole blocks and all of their states; so some decisions cost time and
+//! lower no peak.
+//!
+//! This is the reverse deletion of a greedy cover. Each candidate is a decision that can be taken
+//! back, with the lines that then have more bytes alive. Candidates are taken in order of the time
+//! that they save per byte, as long as no line rises above the peak. The results are drafts of
+//! their own. They are left out unless they are as low as the draft before, and faster.
+
+use super::lines::{MaxTree, Stretch};
+use super::record::{self, Draft};
+use crate::alloc::{lifetimes, live_bytes};
+use crate::plan::machine::{D2H, DEVICE, H2D};
+use crate::plan::tuning::AHEAD_WORTH;
+use crate::plan::{Decisions, Gap, Means, Problem};
+use crate::realise;
+use ir::graph::Def;
+use ir::schedule::{Buffer, InstrKind, Schedule, Why, buffer_bytes};
+use ir::{Id, Instr, State, Table};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The drafts without decisions that free no bytes at the peak of `draft`; empty if nothing can be
+/// taken back.
+pub(super) fn drafts(problem: &Problem<'_>, draft: &Draft) -> Vec<Draft> {
+    let decisions = &*draft.decisions;
+    // The draft with more room for copies has the same decisions.
+    if decisions.count() == 0 || 0 < decisions.ahead {
+        return vec![];
+    }
+    let worth = AHEAD_WORTH * draft.micros;
+    if draft.micros - worth <= least_micros(problem, decisions) {
+        return vec![];
+    }
+    let relieved = realise::unnamed(problem, decisions)
+        .ok()
+        .and_then(|schedule| relieved(problem, decisions, &schedule, worth));
+    let mut drafts = vec![];
+    if let Some(relieved) = relieved {
+        record::propose(problem, &relieved, &mut drafts);
+    }
+    let better = drafts.first().is_some_and(|first| {
+        first.live <= draft.live && first.micros <= draft.micros * (1.0 - AHEAD_WORTH)
+    });
+    if !better {
+        return vec![];
+    }
+    drafts
+        .iter_mut()
+        .for_each(|other| other.origin = draft.origin);
+    log::debug!(
+        "taken back: {} decisions of {} are left, {:.0} µs of {:.0}",
+        drafts[0].decisions.count(),
+        decisions.count(),
+        drafts[0].micros,
+        draft.micros
+    );
+    drafts
+}
+
+/// The least time of a step after anything is taken back, µs: the device runs each node once, and
+/// the solver's reruns, which are not taken back.
+fn least_micros(problem: &Problem<'_>, decisions: &Decisions) -> f64 {
+    let graph = problem.graph;
+    let once = graph
+        .nodes
+        .ids()
+        .filter(|node| !decisions.on_host.contains(node));
+    let again = decisions.reruns.values().flatten().copied();
+    once.chain(again)
+        .map(|node| problem.cost.run(graph, node))
+        .sum()
+}
+
+/// The decisions without those that free no bytes at a peak; `None` if these save less than `least`
+/// µs together. `schedule` has the lines of the decisions.
+fn relieved(
+    problem: &Problem<'_>,
+    decisions: &Decisions,
+    schedule: &Schedule,
+    least: f64,
+) -> Option<Decisions> {
+    let bench = Bench::new(problem, decisions, schedule);
+    let mut candidates = bench.homes();
+    candidates.extend(bench.gaps());
+    candidates.retain(|candidate| 0.0 < candidate.saves);
+    candidates.sort_by(|a, b| b.rate().total_cmp(&a.rate()));
+    let mut tree = MaxTree::new(&bench.live);
+    let mut relieved = decisions.clone();
+    let mut saves = 0.0;
+    for candidate in candidates {
+        tree.restore(&candidate.adds);
+        if tree.is_within(&candidate.adds, bench.peak) {
+            saves += candidate.saves;
+            candidate.undo.take_back(problem, &mut relieved);
+        } else {
+            tree.free(&candidate.adds);
+        }
+    }
+    (least <= saves).then_some(relieved)
+}
+
+/// A decision that can be taken back.
+struct Candidate {
+    undo: Undo,
+    /// The bytes that lines have in addition.
+    adds: Vec<Stretch>,
+    /// Copies and reruns that are no longer needed, µs.
+    saves: f64,
+}
+
+impl Candidate {
+    /// The time that it saves per byte.
+    fn rate(&self) -> f64 {
+        let bytes = self.adds.iter().map(|&(.., bytes)| bytes).max();
+        self.saves / bytes.unwrap_or(0).max(1) as f64
+    }
+}
+
+/// What is taken back.
+enum Undo {
+    /// States live on the device.
+    Home(Vec<State>),
+    /// A value is kept over these gaps.
+    Keep(Vec<Gap>),
+}
+
+impl Undo {
+    fn take_back(self, problem: &Problem<'_>, decisions: &mut Decisions) {
+        match self {
+            Undo::Keep(gaps) => {
+                for gap in gaps {
+                    decisions.cuts.remove(&gap);
+                }
+            }
+            Undo::Home(states) => decisions.bring_home(problem.graph, &states),
+        }
+    }
+}
+
+/// What candidates are made from.
+struct Bench<'a> {
+    problem: &'a Problem<'a>,
+    decisions: &'a Decisions,
+    schedule: &'a Schedule,
+    /// The lines `from..to` over which each buffer is needed: a copy that comes early counts from
+    /// its first reader.
+    needed: Table<Buffer, (usize, usize)>,
+    /// The lines of the model, in order: their positions are those of [`Problem::lines`].
+    models: Vec<Instr>,
+    /// Bytes needed at each line.
+    live: Vec<u64>,
+    /// The most bytes alive, early copies included.
+    peak: u64,
+}
+
+impl<'a> Bench<'a> {
+    fn new(problem: &'a Problem<'a>, decisions: &'a Decisions, schedule: &'a Schedule) -> Self {
+        let mut lives = lifetimes(schedule);
+        let peak = live_bytes(schedule, &lives, DEVICE).into_iter().max();
+        let mut early: BTreeSet<Buffer> = BTreeSet::new();
+        for (instr, data) in schedule.instrs.iter() {
+            let line = instr.index() as u32;
+            match data.kind {
+                InstrKind::Copy { dst, .. }
+                    if data.stream == H2D && lives[dst.buffer].start == line =>
+                {
+                    early.insert(dst.buffer);
+                }
+                _ => {
+                    for loc in data.kind.places() {
+                        if early.remove(&loc.buffer) {
+                            lives[loc.buffer].start = line;
+                        }
+                    }
+                }
+            }
+        }
+        let live = live_bytes(schedule, &lives, DEVICE);
+        let spans = lives
+            .values()
+            .map(|life| (life.start as usize, life.end as usize));
+        let lines = schedule.instrs.iter();
+        let models = lines.filter(|(_, data)| data.why == Why::Model);
+        Bench {
+            problem,
+            decisions,
+            schedule,
+            needed: spans.collect(),
+            models: models.map(|(instr, _)| instr).collect(),
+            live,
+            peak: peak.unwrap_or(0),
+        }
+    }
+
+    /// States on the host that lines of the device read: a chunk, or a state alone. They can live
+    /// on the device, or stay there between two of their copies.
+    fn homes(&self) -> Vec<Candidate> {
+        let mut traffic = self.traffic();
+        let states = self.problem.graph.states.ids();
+        // Entries are the states, in order, then the inputs.
+        for (state, &(_, loc)) in states.zip(&self.schedule.entry) {
+            if let Some(traffic) = traffic.get_mut(&loc.buffer) {
+                traffic.states.push(state);
+            }
+        }
+        let mut candidates = vec![];
+        for (home, traffic) in &traffic {
+            if traffic.states.is_empty() || traffic.gathered.is_empty() {
+                continue;
+            }
+            candidates.push(self.home(*home, traffic));
+            candidates.extend(self.stays(*home, traffic));
+        }
+        candidates
+    }
+
+    /// The copies from and to each home of states on the host.
+    fn traffic(&self) -> BTreeMap<Buffer, Traffic> {
+        let mut traffic: BTreeMap<Buffer, Traffic> = BTreeMap::new();
+        for data in self.schedule.instrs.values() {
+            let InstrKind::Copy { src, dst, bytes } = data.kind else {
+                continue;
+            };
+            match (data.stream, data.why) {
+                (H2D, Why::Gather) => {
+                    traffic
+                        .entry(src.buffer)
+                        .or_default()
+                        .gathered
+                        .push(dst.buffer);
+                }
+                (D2H, Why::Offload) => traffic.entry(dst.buffer).or_default().back += bytes,
+                _ => {}
+            }
+        }
+        traffic
+    }
+
+    /// The candidate that the states of a home live on the device.
+    fn home(&self, home: Buffer, traffic: &Traffic) -> Candidate {
+        let graph = &self.problem.graph;
+        let bytes = |state: &State| graph.values[graph.states[*state].before].ty.bytes();
+        let size = traffic
+            .states
+            .iter()
+            .map(|state| buffer_bytes(bytes(state)));
+        let size: u64 = size.sum();
+        let mut adds = vec![];
+        let mut end = 0;
+        for &copy in &traffic.gathered {
+            let (from, to) = self.needed[copy];
+            if end < from {
+                adds.push((end, from, size));
+            }
+            end = end.max(to);
+        }
+        let n = self.schedule.instrs.len();
+        if end < n {
+            adds.push((end, n, size));
+        }
+        // What the host updates is copied back to the device.
+        let link = |bytes: u64| self.problem.cost.link(bytes);
+        let renewed = |state: &&State| self.decisions.is_updated_on_host(graph, **state);
+        let returned: f64 = traffic
+            .states
+            .iter()
+            .filter(renewed)
+            .map(|state| link(bytes(state)))
+            .sum();
+        let copies = traffic.gathered.len() as f64 * link(self.schedule.buffers[home].bytes);
+        Candidate {
+            undo: Undo::Home(traffic.states.clone()),
+            adds,
+            saves: copies + link(traffic.back) - returned,
+        }
+    }
+
+    /// The candidates that the states of a home stay on the device from one copy to the next.
+    fn stays(&self, home: Buffer, traffic: &Traffic) -> Vec<Candidate> {
+        let bytes = self.schedule.buffers[home].bytes;
+        let mut candidates = vec![];
+        for pair in traffic.gathered.windows(2) {
+            let (from, to) = (self.needed[pair[0]].1, self.needed[pair[1]].0);
+            if to <= from {
+                continue;
+            }
+            let mut gaps = vec![];
+            for &state in &traffic.states {
+                let value = self.problem.graph.states[state].before;
+                let range = Gap { value, gap: 0 }..=Gap {
+                    value,
+                    gap: u32::MAX,
+                };
+                let cut = self.decisions.cuts.range(range).map(|(&gap, _)| gap);
+                gaps.extend(cut.filter(|&gap| {
+                    let (before, after) = self.ends(gap);
+                    before < to && from <= after
+                }));
+            }
+            if !gaps.is_empty() {
+                candidates.push(Candidate {
+                    undo: Undo::Keep(gaps),
+                    adds: vec![(from, to, bytes)],
+                    saves: self.problem.cost.link(bytes),
+                });
+            }
+        }
+        candidates
+    }
+
+    /// The candidates that computed values are kept over their gaps.
+    fn gaps(&self) -> Vec<Candidate> {
+        let cost = self.problem.cost;
+        let mut candidates = vec![];
+        for (&gap, (means, reason)) in &self.decisions.cuts {
+            let data = &self.problem.graph.values[gap.value];
+            let Def::Node(node, _) = data.def else {
+                continue;
+            };
+            let bytes = buffer_bytes(data.ty.bytes());
+            let (from, to) = self.ends(gap);
+            let saves = match means {
+                Means::Swap => 2.0 * cost.link(bytes),
+                Means::Recompute => reason
+                    .recompute
+                    .unwrap_or_else(|| cost.run(self.problem.graph, node)),
+            };
+            candidates.push(Candidate {
+                undo: Undo::Keep(vec![gap]),
+                adds: vec![(from + 1, to, bytes)],
+                saves,
+            });
+        }
+        candidates
+    }
+
+    /// The lines of the accesses before and after a gap.
+    fn ends(&self, gap: Gap) -> (usize, usize) {
+        let accesses = &self.problem.accesses[gap.value];
+        let line = |number: u32, none: usize| {
+            let at = accesses.get(number as usize);
+            at.map_or(none, |&at| self.models[at as usize].index())
+        };
+        let n = self.schedule.instrs.len();
+        (line(gap.gap, 0), line(gap.gap + 1, n))
+    }
+}
+
+/// The copies of a home of states on the host.
+#[derive(Default)]
+struct Traffic {
+    states: Vec<State>,
+    /// The buffers on the device into which it is copied, in order.
+    gathered: Vec<Buffer>,
+    /// Bytes that come back from the device.
+    back: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::Roofline;
+    use crate::devices;
+    use crate::plan::Reason;
+    use ir::text::parse_graph;
+
+    /// Most bytes are alive at `%r`. `%u` is idle then, `%v` does not exist yet.
+    const GRAPH: &str = "graph g {
+        input %x : f32[64,64]
+        input %y : f32[1024,64]
+        state param %w -> %w : f32[64,64] \"w\"
+        fwd a %u = relu %x : f32[64,64]
+        fwd a %p = matmul %y, %x ta=false tb=false : f32[1024,64]
+        fwd a %q = relu %p : f32[1024,64]
+        fwd a %r = mul %p, %q : f32[1024,64]
+        fwd a %m = mean %r dims=[0] keepdim=true : f32[1,64]
+        fwd a %v = exp %x : f32[64,64]
+        fwd a %n = relu %m : f32[1,64]
+        fwd a %o = relu %n : f32[1,64]
+        fwd a %s = mul %v, %o : f32[64,64]
+        fwd a %t = add %s, %u : f32[64,64]
+        fwd a %z = mul %t, %w : f32[64,64]
+        output z = %z
+    }";
+
+    /// What is left of decisions that swap `%u` and `%v`, and host `%w` if `hosted`.
+    fn left(means: Means, hosted: bool) -> (Vec<String>, bool) {
+        let graph = parse_graph(GRAPH).unwrap();
+        let device = devices::named("test").unwrap();
+        let cost = Roofline::new(&device);
+        let problem = Problem::new(&graph, &device, &cost);
+        let reason = Reason {
+            bytes: 0,
+            swap: None,
+            recompute: None,
+            line: 0,
+        };
+        let mut decisions = Decisions::default();
+        for (value, _) in graph
+            .values
+            .iter()
+            .filter(|(_, data)| ["u", "v"].contains(&&*data.name))
+        {
+            decisions
+                .cuts
+                .insert(Gap { value, gap: 0 }, (means, reason));
+        }
+        if hosted {
+            decisions.hosted.insert(State::nth(0), reason);
+        }
+        let mut drafts = vec![];
+        record::propose(&problem, &decisions, &mut drafts);
+        let relieved = super::drafts(&problem, &drafts[0]);
+        let [first, ..] = &relieved[..] else {
+            panic!("nothing was taken back");
+        };
+        assert_eq!(first.live, drafts[0].live);
+        assert!(first.micros < drafts[0].micros);
+        let names = first.decisions.cuts.keys();
+        let names = names.map(|gap| graph.values[gap.value].name.clone());
+        (names.collect(), !first.decisions.hosted.is_empty())
+    }
+
+    #[test]
+    fn cuts_that_free_nothing_at_the_peak_are_taken_back() {
+        for means in [Means::Swap, Means::Recompute] {
+            assert_eq!(left(means, false), (vec!["u".into()], false));
+        }
+    }
+
+    #[test]
+    fn a_state_stays_on_the_host_if_it_would_raise_the_peak() {
+        assert_eq!(left(Means::Swap, true), (vec!["u".into()], true));
+    }
+}

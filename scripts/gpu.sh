@@ -1,0 +1,57 @@
+#!/bin/sh
+# What a machine with a GPU has to tell, as one JSON file.
+#
+#   scripts/gpu.sh pack [MODEL.pt2|MODEL.ir ...]   here, with Rust: makes the folder .gpu
+#   scripts/gpu.sh run [OUT.json]                  there, with Python and NVIDIA's driver; torch is optional
+#   scripts/gpu.sh --dry [OUT.json]                both, on the library that replaces the driver in tests
+#
+# .gpu has the stripped command, kernels with stored results (15 MB), compiled steps of tiny models, and of the
+# models given at three budgets: less than 40 MiB. The profile also needs lighterage-mlir there, if it runs there. git ignores it. DEVICE is the machine that models are planned for
+# (h100). LIGHTERAGE names a command that is built already, STANDIN the library that replaces the driver.
+set -eu
+cd "$(dirname "$0")/.."
+
+mode=${1:-}
+[ $# -gt 0 ] && shift
+folder=${GPU_FOLDER:-.gpu}
+device=${DEVICE:-h100}
+
+pack() {
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    if [ -z "${LIGHTERAGE:-}" ]; then
+        cargo build --release --locked -p lighterage-cli
+        cargo build --release --locked -p lighterage-mlir
+        LIGHTERAGE=target/release/lighterage
+    fi
+    export LIGHTERAGE
+    cp "$LIGHTERAGE" "$folder/lighterage"
+    strip "$folder/lighterage" 2>/dev/null || true
+    if [ -z "${DRY:-}" ]; then
+        cargo run -q --locked -p lighterage-tests --example gpu_kernels -- sm_90 "$folder/kernels"
+    fi
+    python3 benches/gpu_train.py pack "$folder" --device "$device" "$@"
+    size=$(du -sm "$folder" | cut -f1)
+    echo "$folder: $size MiB"
+    [ "$size" -lt 40 ] || [ -n "${DRY:-}" ] || { echo "$folder is larger than 40 MiB" >&2; exit 1; }
+}
+
+case "$mode" in
+    pack) pack "$@" ;;
+    run) python3 benches/gpu_train.py run "$folder" --out "${1:-gpu.json}" ;;
+    --dry)
+        DRY=1
+        export DRY
+        if [ -z "${LIGHTERAGE:-}" ] || [ -z "${STANDIN:-}" ]; then
+            cargo build --locked -p lighterage-cli -p lighterage-standin
+            LIGHTERAGE=target/debug/lighterage
+            STANDIN=$PWD/target/debug/liblighterage_standin.so
+        fi
+        out=${1:-gpu.json}
+        pack
+        LIGHTERAGE_MLIR=$(dirname "$LIGHTERAGE")/lighterage-mlir
+        export LIGHTERAGE_MLIR
+        LIGHTERAGE_CUDA=$STANDIN python3 benches/gpu_train.py run "$folder" --out "$out" --dry
+        ;;
+    *) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2 ;;
+esac
