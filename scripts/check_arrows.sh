@@ -3,6 +3,7 @@
 #
 #   ir <- placement; ir, artifact, papers, placement <- passes <- codegen <- lighterage, cli
 #   placement <- papers, addresses <- trace <- cli      ir <- lower <- torch, trace <- cli
+#   passes, torch <- report <- cli
 #   artifact <- codegen, runtime                        runtime <- cli, tests    ptx <- standin <- tests
 #   ops <- ir, runtime
 #
@@ -30,11 +31,12 @@ allowed() {
     addresses) echo ir placement papers ;;
     passes) echo ir artifact papers placement ;;
     trace) echo addresses lower placement ;;
+    report) echo ir passes torch ;;
     lighterage) echo ir passes codegen trace papers placement ;;
     codegen) echo ir passes artifact ;;
     runtime) echo ops artifact ;;
     standin) echo ptx ;;
-    cli | tests) echo ops ir passes codegen lower torch trace artifact runtime alloc ptx standin placement addresses papers ;;
+    cli | tests) echo ops ir passes codegen lower torch trace report artifact runtime alloc ptx standin placement addresses papers ;;
     *) return 1 ;;
     esac
 }

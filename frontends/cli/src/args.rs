@@ -1,5 +1,6 @@
 //! The command line. Every option says what it takes, and every subcommand shows an example.
 
+use crate::page::update_name;
 use crate::size::{parse_budget, parse_bytes, parse_count, parse_dim, parse_rate};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
@@ -723,14 +724,6 @@ pub(crate) fn dumps() -> Vec<&'static str> {
         .collect()
 }
 
-/// The word of an update.
-pub(crate) fn update_name(update: Update) -> &'static str {
-    match update {
-        Update::Backward => "backward",
-        Update::After => "after",
-    }
-}
-
 fn optimizer() -> impl TypedValueParser<Value = Optimizer> {
     named(&Optimizer::ALL, Optimizer::name)
 }
@@ -808,7 +801,7 @@ fn target() -> impl TypedValueParser<Value = CodeFor> {
 const MOST_ALIGN: u64 = 1 << 30;
 
 fn parse_align(text: &str) -> Result<u64, String> {
-    match parse_bytes(text)? {
+    match parse_bytes(text).map_err(|e| e.to_string())? {
         align if align.is_power_of_two() && align <= MOST_ALIGN => Ok(align),
         align => Err(format!("{align} is not a power of two up to {MOST_ALIGN}")),
     }

@@ -7,7 +7,6 @@ mod alloc;
 mod args;
 mod check;
 mod compile;
-mod curve;
 mod data;
 mod devices;
 mod estimate;
@@ -21,22 +20,19 @@ mod interrupt;
 mod logger;
 mod memory;
 mod model;
-mod module;
 mod observe;
 mod offload;
 mod out;
 mod picture;
 mod plan;
 mod profile;
-mod report;
-mod size;
-mod svg;
 mod train;
 mod trust;
 
 use args::{Cli, Command};
 use clap::Parser;
 use failure::Failure;
+use report::{curve, module, page, size, svg};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -3,6 +3,7 @@
 use crate::args::Compiling;
 use crate::failure::Failure;
 use crate::out;
+use crate::page::PassTime;
 use indicatif::ProgressBar;
 use ir::Graph;
 use passes::pipeline::{self, Report};
@@ -18,9 +19,6 @@ pub(crate) enum Dumps {
     /// To standard error, because standard output has another use.
     Stderr,
 }
-
-/// A pass, its time, and whether it changed the program.
-pub(crate) type PassTime = (&'static str, Duration, bool);
 
 /// The actions at each pass.
 pub(crate) struct Observer {

@@ -1,12 +1,13 @@
 //! `lighterage plan`: what a step needs, what was decided, what other budgets would cost.
 
-use crate::args::{PlanArgs, update_name};
+use crate::args::PlanArgs;
 use crate::curve::{self, Point};
 use crate::data::{check_writable, save_atomically};
 use crate::failure::Failure;
 use crate::observe::Dumps;
+use crate::page::{self, update_name};
 use crate::size::{micros, short};
-use crate::{model, module, out, report, size};
+use crate::{model, module, out, size};
 use ir::{Device, Program, Stream};
 use passes::cost::{self, ProductKind, ProductRate};
 use passes::decide::bound::Certificate;
@@ -66,7 +67,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         save_atomically(path, &[svg.as_bytes()])?;
     }
     if let Some(path) = &args.report {
-        let source = report::Source {
+        let source = page::Source {
             compiled: &compiled,
             problem: &problem,
             options: model::options(&args.compiling),
@@ -77,7 +78,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             command: command_line(),
             unsupported: &model.unsupported,
         };
-        save_atomically(path, &[report::page(&source).as_bytes()])?;
+        save_atomically(path, &[page::page(&source).as_bytes()])?;
     }
     if args.json {
         out::line(&facts.json().to_string());

@@ -1,6 +1,6 @@
 //! `lighterage train`: runs a step many times. After the last batch the first follows.
 
-use crate::args::{CodeFor, Compiling, HyperArgs, TrainArgs, update_name};
+use crate::args::{CodeFor, Compiling, HyperArgs, TrainArgs};
 use crate::compile;
 use crate::data::{Batches, Saved, Tensors, check_writable, save};
 use crate::failure::Failure;
@@ -10,6 +10,7 @@ use crate::interrupt;
 use crate::model::{self, Format};
 use crate::observe::Dumps;
 use crate::out::{self, out};
+use crate::page::update_name;
 use crate::size::{bytes, micros, short};
 use crate::trust;
 use artifact::{Artifact, Binding, DType, Initial, Operand, StateKind};

@@ -12,33 +12,33 @@ use std::fmt::Write as _;
 
 /// One plan of the curve.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Point {
+pub struct Point {
     /// The smallest budget that has it, bytes.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
     /// Its step, µs.
-    pub(crate) micros: f64,
+    pub micros: f64,
     /// Its bytes as a share of what keeping everything needs.
-    pub(crate) of_keep: f64,
+    pub of_keep: f64,
     /// How much longer its step takes than the fastest: 0.1 is 10 %.
-    pub(crate) slower: f64,
+    pub slower: f64,
     /// What each percent of `keep` saved costs, against the next faster plan, µs; none for the
     /// fastest.
-    pub(crate) micros_per_percent: Option<f64>,
+    pub micros_per_percent: Option<f64>,
     /// What only the plan that was finished is known of.
-    pub(crate) chosen: Option<Chosen>,
+    pub chosen: Option<Chosen>,
 }
 
 /// More of the plan that was chosen.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Chosen {
+pub struct Chosen {
     /// Peak of the host's pool, bytes.
-    pub(crate) host_peak: u64,
+    pub host_peak: u64,
     /// What its step is spent on, mostly.
-    pub(crate) dominant: String,
+    pub dominant: String,
 }
 
 /// The curve, fastest first. Invariant: bytes fall, times never do.
-pub(crate) fn points(compiled: &Compiled) -> Vec<Point> {
+pub fn points(compiled: &Compiled) -> Vec<Point> {
     let decided = &compiled.decided;
     let fastest = decided.curve.first().map_or(1.0, |&(_, micros)| micros);
     let keep = decided.keep_peak.max(1) as f64;
@@ -99,7 +99,7 @@ fn dominant(compiled: &Compiled) -> String {
 }
 
 /// The curve for programs.
-pub(crate) fn json(points: &[Point]) -> Vec<Json> {
+pub fn json(points: &[Point]) -> Vec<Json> {
     let object = |p: &Point| {
         json!({
             "budget_bytes": p.bytes,
@@ -116,7 +116,7 @@ pub(crate) fn json(points: &[Point]) -> Vec<Json> {
 }
 
 /// The curve for people: every point, one a line.
-pub(crate) fn table(points: &[Point]) -> String {
+pub fn table(points: &[Point]) -> String {
     let mut out = format!(
         "{:>12}  {:>8}  {:>14}  {:>14}  {:>8}  {:>14}\n",
         "budget", "of keep", "bytes", "predicted step", "overhead", "1% less costs"
@@ -246,7 +246,7 @@ fn plain(value: f64) -> String {
 }
 
 /// The drawing, as an `svg` element without a namespace: for a page. `budget` is drawn as a line.
-pub(crate) fn svg(points: &[Point], budget: Option<u64>) -> String {
+pub fn svg(points: &[Point], budget: Option<u64>) -> String {
     let (width, height) = SIZE;
     let mut out = format!(
         "<svg class=\"curve\" viewBox=\"0 0 {width} {height}\" role=\"img\" \
@@ -257,14 +257,14 @@ pub(crate) fn svg(points: &[Point], budget: Option<u64>) -> String {
 }
 
 /// The same as a file of its own.
-pub(crate) fn svg_file(points: &[Point], budget: Option<u64>) -> String {
+pub fn svg_file(points: &[Point], budget: Option<u64>) -> String {
     let svg = svg(points, budget);
     let (width, height) = SIZE;
     let root =
         format!("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" ");
     let style = format!(
         "<style>\n{}</style>\n<rect class=\"paper\" width=\"100%\" height=\"100%\"/>\n",
-        include_str!("report/curve.css")
+        include_str!("page/curve.css")
     );
     match svg
         .strip_prefix("<svg ")

@@ -4,13 +4,13 @@ use std::fmt::{Display, Write};
 
 /// An unfinished element: `<NAME A="..."`.
 #[must_use]
-pub(crate) struct Element {
+pub struct Element {
     name: &'static str,
     text: String,
 }
 
 /// An element without attributes yet.
-pub(crate) fn element(name: &'static str) -> Element {
+pub fn element(name: &'static str) -> Element {
     Element {
         name,
         text: format!("<{name}"),
@@ -18,36 +18,36 @@ pub(crate) fn element(name: &'static str) -> Element {
 }
 
 /// A path along `d`.
-pub(crate) fn path(d: &str) -> Element {
+pub fn path(d: &str) -> Element {
     element("path").with("d", d)
 }
 
 impl Element {
     /// Adds an attribute. Its value is ours and needs no escapes.
-    pub(crate) fn with(mut self, name: &str, value: impl Display) -> Element {
+    pub fn with(mut self, name: &str, value: impl Display) -> Element {
         // Writing to a String cannot fail.
         let _ = write!(self.text, " {name}=\"{value}\"");
         self
     }
 
     /// Adds a coordinate, to a tenth of a pixel.
-    pub(crate) fn at(self, name: &str, pixels: f64) -> Element {
+    pub fn at(self, name: &str, pixels: f64) -> Element {
         self.with(name, format_args!("{pixels:.1}"))
     }
 
     /// The element, empty, on a line.
-    pub(crate) fn empty(self) -> String {
+    pub fn empty(self) -> String {
         self.text + "/>\n"
     }
 
     /// The element with any text.
-    pub(crate) fn text(self, text: &str) -> String {
+    pub fn text(self, text: &str) -> String {
         let content = escaped(text);
         self.close(&content)
     }
 
     /// The element with a description that the viewer shows on demand.
-    pub(crate) fn titled(self, title: &str) -> String {
+    pub fn titled(self, title: &str) -> String {
         let content = format!("<title>{}</title>", escaped(title));
         self.close(&content)
     }
@@ -59,7 +59,7 @@ impl Element {
 }
 
 /// Text within markup.
-pub(crate) fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
         match c {

@@ -1,15 +1,13 @@
 //! `lighterage plan --report`: one self-contained page for the browser that shows a whole plan.
 //!
 //! Short content is in the page as text: figures, tensors at the peak, other budgets, the passes'
-//! times. Long content is in it as JSON, in columns, for the script (`report/page.js`) to draw:
+//! times. Long content is in it as JSON, in columns, for the script (`page/page.js`) to draw:
 //! lines, addresses over time, decisions. Names come from untrusted files. [`escaped`] and
 //! [`embedded`] are the only ways into the page, and the script inserts them as text, never as
 //! markup.
 
-use crate::args::update_name;
 use crate::curve::{self, Chosen, Point};
 use crate::module;
-use crate::observe::PassTime;
 use crate::size::{self, flops, rate, short};
 use ir::graph::Def;
 use ir::schedule::{InstrKind, Why};
@@ -19,22 +17,35 @@ use passes::decide::{Means, Problem, Reason};
 use passes::explain::{self, Class, Peak, Residence, Tally};
 use passes::pipeline::{Compiled, Options};
 use passes::plan::machine::{DEVICE, HOST};
+use passes::schedule::order::Update;
 use serde_json::{Value as Json, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+use std::time::Duration;
+
+/// A pass, its time, and whether it changed the program.
+pub type PassTime = (&'static str, Duration, bool);
 
 /// What the page tells of.
-pub(crate) struct Source<'a> {
-    pub(crate) compiled: &'a Compiled,
-    pub(crate) problem: &'a Problem<'a>,
-    pub(crate) options: Options,
-    pub(crate) tally: Tally,
-    pub(crate) peak: &'a Peak,
-    pub(crate) curve: &'a [Point],
-    pub(crate) times: &'a [PassTime],
-    /// The command line.
-    pub(crate) command: String,
-    pub(crate) unsupported: &'a [torch::Unsupported],
+pub struct Source<'a> {
+    /// The step.
+    pub compiled: &'a Compiled,
+    /// What its planner read.
+    pub problem: &'a Problem<'a>,
+    /// What the user chose.
+    pub options: Options,
+    /// The counts of its decisions.
+    pub tally: Tally,
+    /// What lies in memory at its peak.
+    pub peak: &'a Peak,
+    /// The plans for other budgets.
+    pub curve: &'a [Point],
+    /// How long each pass took.
+    pub times: &'a [PassTime],
+    /// The command or the call that asked for it.
+    pub command: String,
+    /// Calls without a kernel.
+    pub unsupported: &'a [torch::Unsupported],
 }
 
 /// Tensors at the peak that stand in the page; the script shows all of any moment.
@@ -74,11 +85,19 @@ const KINDS: [&str; 11] = [
 ];
 
 /// The page.
-pub(crate) fn page(source: &Source<'_>) -> String {
+pub fn page(source: &Source<'_>) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
     let _ = write(&mut out, source);
     out
+}
+
+/// The word of an update.
+pub fn update_name(update: Update) -> &'static str {
+    match update {
+        Update::Backward => "backward",
+        Update::After => "after",
+    }
 }
 
 /// Text for a page or an attribute.
@@ -140,8 +159,8 @@ fn write(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
          <meta name=\"color-scheme\" content=\"light dark\"/>\n<title>{name}: \
          plan</title>\n<style>\n{}{}</style>\n</head>\n\
          <body>\n<main>",
-        include_str!("report/page.css"),
-        include_str!("report/curve.css")
+        include_str!("page/page.css"),
+        include_str!("page/curve.css")
     )?;
     head(out, source)?;
     writeln!(
@@ -194,7 +213,7 @@ fn write(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     writeln!(
         out,
         "<script>\n{}</script>\n</body>\n</html>",
-        include_str!("report/page.js")
+        include_str!("page/page.js")
     )
 }
 

@@ -2,6 +2,11 @@
 
 use passes::pipeline::Budget;
 
+/// A text that is no such quantity. The message says how to write one.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Unreadable(String);
+
 /// Units of bytes. Single letters mean powers of 1024, as in dumps.
 const UNITS: [(&str, f64); 14] = [
     ("", 1.0),
@@ -21,8 +26,12 @@ const UNITS: [(&str, f64); 14] = [
 ];
 
 /// `20GiB`, `1.5 GB`, `64M`, `4096`.
-pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
-    let bad = || format!("{text:?} is not a number of bytes: write 20GiB, 64MiB, 1.5GB or 4096");
+pub fn parse_bytes(text: &str) -> Result<u64, Unreadable> {
+    let bad = || {
+        Unreadable(format!(
+            "{text:?} is not a number of bytes: write 20GiB, 64MiB, 1.5GB or 4096"
+        ))
+    };
     let text = text.trim();
     if let Ok(bytes) = text.parse::<u64>() {
         return Ok(bytes);
@@ -35,7 +44,11 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let number: f64 = number.parse().map_err(|_| bad())?;
     // A fraction needs a unit: 0.5 alone is ambiguous.
     if unit.is_empty() {
-        return Err(format!("{}; for a share write {}%", bad(), number * 100.0));
+        return Err(Unreadable(format!(
+            "{}; for a share write {}%",
+            bad(),
+            number * 100.0
+        )));
     }
     let (_, unit) = UNITS
         .iter()
@@ -49,22 +62,22 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
 }
 
 /// `60%`, or bytes.
-pub(crate) fn parse_budget(text: &str) -> Result<Budget, String> {
+pub fn parse_budget(text: &str) -> Result<Budget, Unreadable> {
     let Some(percent) = text.trim().strip_suffix('%') else {
         return match parse_bytes(text)? {
-            0 => Err("a budget of 0 bytes holds no step".into()),
+            0 => Err(Unreadable("a budget of 0 bytes holds no step".into())),
             bytes => Ok(Budget::Bytes(bytes)),
         };
     };
     match percent.trim().parse::<f64>() {
         Ok(percent) if percent.is_finite() && 0.0 < percent => Ok(Budget::Share(percent / 100.0)),
-        _ => Err(format!("{text:?} is not a share: write 60%")),
+        _ => Err(Unreadable(format!("{text:?} is not a share: write 60%"))),
     }
 }
 
 /// `2GB/s`, in bytes per second.
-pub(crate) fn parse_rate(text: &str) -> Result<f64, String> {
-    let bad = || format!("{text:?} is not a rate: write 2GB/s or 500MB/s");
+pub fn parse_rate(text: &str) -> Result<f64, Unreadable> {
+    let bad = || Unreadable(format!("{text:?} is not a rate: write 2GB/s or 500MB/s"));
     let amount = text.trim();
     let amount = amount.strip_suffix("/s").unwrap_or(amount);
     match parse_bytes(amount).map_err(|_| bad())? {
@@ -74,8 +87,12 @@ pub(crate) fn parse_rate(text: &str) -> Result<f64, String> {
 }
 
 /// `7B`, `1.5B`, `350M`, `124439808`: a number of parameters, in powers of 1000.
-pub(crate) fn parse_count(text: &str) -> Result<u64, String> {
-    let bad = || format!("{text:?} is not a number of parameters: write 7B, 350M or 124439808");
+pub fn parse_count(text: &str) -> Result<u64, Unreadable> {
+    let bad = || {
+        Unreadable(format!(
+            "{text:?} is not a number of parameters: write 7B, 350M or 124439808"
+        ))
+    };
     let amount = text.trim();
     let units = [('k', 1e3), ('m', 1e6), ('b', 1e9), ('t', 1e12)];
     let last = amount.chars().last().map(|c| c.to_ascii_lowercase());
@@ -98,8 +115,12 @@ pub(crate) fn parse_count(text: &str) -> Result<u64, String> {
 }
 
 /// `s72=4`.
-pub(crate) fn parse_dim(text: &str) -> Result<(String, u64), String> {
-    let bad = || format!("{text:?} is not a size: write NAME=SIZE, as in s72=4");
+pub fn parse_dim(text: &str) -> Result<(String, u64), Unreadable> {
+    let bad = || {
+        Unreadable(format!(
+            "{text:?} is not a size: write NAME=SIZE, as in s72=4"
+        ))
+    };
     let (name, size) = text.split_once('=').ok_or_else(bad)?;
     let size = size.trim().parse().map_err(|_| bad())?;
     if name.trim().is_empty() {
@@ -109,7 +130,7 @@ pub(crate) fn parse_dim(text: &str) -> Result<(String, u64), String> {
 }
 
 /// `61.2 MiB (64172032 bytes)`.
-pub(crate) fn bytes(bytes: u64) -> String {
+pub fn bytes(bytes: u64) -> String {
     if bytes < 1024 {
         return format!("{bytes} byte{}", if bytes == 1 { "" } else { "s" });
     }
@@ -117,7 +138,7 @@ pub(crate) fn bytes(bytes: u64) -> String {
 }
 
 /// `61.2 MiB`.
-pub(crate) fn short(bytes: u64) -> String {
+pub fn short(bytes: u64) -> String {
     let units = [
         (1u64 << 40, "TiB"),
         (1 << 30, "GiB"),
@@ -135,12 +156,12 @@ pub(crate) fn short(bytes: u64) -> String {
 }
 
 /// `22.0 GB/s`: rates use powers of ten, as in data sheets.
-pub(crate) fn rate(bytes_per_second: f64) -> String {
+pub fn rate(bytes_per_second: f64) -> String {
     format!("{}B/s", decimal(bytes_per_second))
 }
 
 /// `250 TFLOP/s`.
-pub(crate) fn flops(per_second: f64) -> String {
+pub fn flops(per_second: f64) -> String {
     format!("{}FLOP/s", decimal(per_second))
 }
 
@@ -158,7 +179,7 @@ fn decimal(value: f64) -> String {
 }
 
 /// `340.0 us`, `1.20 ms`, `3.40 s`.
-pub(crate) fn micros(micros: f64) -> String {
+pub fn micros(micros: f64) -> String {
     match micros {
         t if t < 1e3 => format!("{t:.1} us"),
         t if t < 1e6 => format!("{:.2} ms", t / 1e3),

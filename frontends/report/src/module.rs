@@ -9,7 +9,7 @@ const MOST: usize = 40;
 
 /// The module of what lies in memory: the one in which its first value was traced, or the path of a
 /// state. Empty for inputs and scratch memory.
-pub(crate) fn of<'a>(graph: &'a Graph, residence: &Residence) -> &'a str {
+pub fn of<'a>(graph: &'a Graph, residence: &Residence) -> &'a str {
     let first = residence.values.first();
     first.map_or("", |&value| of_value(graph, value))
 }
@@ -23,7 +23,7 @@ fn of_value(graph: &Graph, value: Value) -> &str {
 }
 
 /// A path of at most [`MOST`] characters: a long one loses its first parts.
-pub(crate) fn short(path: &str) -> String {
+pub fn short(path: &str) -> String {
     let length = path.chars().count();
     if length <= MOST {
         return path.to_string();
