@@ -12,7 +12,7 @@ example := examples/gpt2
 python := frontends/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test lint bench accuracy test-python venv export
+.PHONY: help setup build demo test lint bench accuracy native wheel test-python venv export
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -56,9 +56,17 @@ bench: build ## compare step times with PyTorch's on this machine; needs `make v
 accuracy: build ## compare predicted with measured peaks and step times; needs `make venv`
 	$(PYTHON) benches/accuracy.py
 
+native: setup ## build the Python package's native module where its tests find it
+	$(CARGO) build --locked -p lighterage-python
+	cp target/debug/lib_lighterage.so $(python)/python/lighterage/_lighterage.abi3.so
+
+wheel: ## build the Python package as a wheel into target/wheels; needs `make venv`, and no libpython
+	$(PYTHON) -m maturin build --locked --manifest-path $(python)/Cargo.toml --out target/wheels
+
 test-python: ## test the Python package; skipped where torch is not installed
 	@if $(PYTHON) -c 'import mypy, pytest, ruff, torch' 2>/dev/null; then \
 		set -ex; \
+		$(MAKE) native; \
 		$(PYTHON) -m ruff check --config $(python)/pyproject.toml $(python) examples benches; \
 		$(PYTHON) -m ruff format --check --config $(python)/pyproject.toml $(python) examples benches; \
 		MYPYPATH=$(python)/python:$(python)/tests:$(example) \

@@ -3,7 +3,7 @@
 #
 #   ir <- placement; ir, artifact, papers, placement <- passes <- codegen <- lighterage, cli
 #   placement <- papers, addresses <- trace <- cli      ir <- lower <- torch, trace <- cli
-#   passes, torch <- report <- cli
+#   passes, torch <- report <- cli, python      codegen, runtime <- python
 #   artifact <- codegen, runtime                        runtime <- cli, tests    ptx <- standin <- tests
 #   ops <- ir, runtime
 #
@@ -32,6 +32,7 @@ allowed() {
     passes) echo ir artifact papers placement ;;
     trace) echo addresses lower placement ;;
     report) echo ir passes torch ;;
+    python) echo ir passes codegen runtime artifact torch report ;;
     lighterage) echo ir passes codegen trace papers placement ;;
     codegen) echo ir passes artifact ;;
     runtime) echo ops artifact ;;

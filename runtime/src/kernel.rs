@@ -73,6 +73,11 @@ impl Tensor {
     pub fn numel(&self) -> usize {
         self.shape.iter().product()
     }
+
+    /// Start of its bytes. The caller is responsible for the order of accesses, as `Call` is.
+    pub fn start(&self) -> *mut u8 {
+        self.data
+    }
 }
 
 /// One run of a kernel, or one part of a run: some of the units of the kernel's

@@ -41,8 +41,8 @@ pub use code::{Function, Loaded, ObjectError};
 pub use error::Error;
 pub use init::StateInit;
 pub use machine::{
-    Backend, CommandError, CommandId, Copy, EventId, Launch, Machine, Options, Ran, StepReport,
-    StreamId,
+    Backend, CommandError, CommandId, Copy, EventId, Launch, Lent, Machine, Options, Port, Ran,
+    StepReport, StreamId,
 };
 #[cfg(feature = "cuda")]
 pub use machine::{Cuda, CudaOptions};

@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use artifact::*;
-use lighterage_runtime::{Error, Machine, Options, StateInit};
+use lighterage_runtime::{Error, Machine, Options, Port, StateInit};
 use std::time::{Duration, Instant};
 
 fn machine(artifact: Artifact, options: Options) -> Machine {
@@ -432,6 +432,36 @@ fn wrong_names_and_sizes_are_told() {
     assert_eq!(told[0], "no input z");
     assert_eq!(told[1], "x has 64 bytes (F32[16]), not 4");
     assert_eq!(told[5], "w has 64 bytes (F32[16]), not 4");
+}
+
+#[test]
+fn a_lent_tensor_is_the_state_s_own_and_counts_as_written_once_that_is_said() {
+    let mut artifact = offloading();
+    artifact.states[0].initial = Initial::Absent;
+    let (path, operand) = (
+        artifact.states[0].path.clone(),
+        artifact.states[0].operand.clone(),
+    );
+    let mut machine = machine(artifact, Options::default());
+    let lent = machine.lend(Port::State(&path)).expect("it has the state");
+    assert_eq!(lent.tensor().dtype, operand.dtype);
+    let numel: u64 = operand.shape.iter().product();
+    assert_eq!(lent.tensor().numel() as u64, numel);
+    let input = machine
+        .lend(Port::Input("x"))
+        .expect("the machine has an input");
+    assert_ne!(lent.tensor().start(), input.tensor().start());
+    assert!(machine.lend(Port::State("nothing")).is_none());
+    assert!(machine.written(Port::Output("out")).is_err());
+
+    // Its bytes are zeros until the host writes others.
+    assert!(!machine.has_state(&path));
+    machine.written(Port::State(&path)).unwrap();
+    machine.write_input("x", &floats(3.0)).unwrap();
+    machine.step().unwrap();
+    assert_eq!(values(&machine.read_state(&path).unwrap())[0], 3.0);
+    drop(machine);
+    assert_eq!(lent.tensor().dtype, operand.dtype);
 }
 
 #[test]

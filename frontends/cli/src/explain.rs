@@ -5,16 +5,14 @@ use crate::failure::Failure;
 use crate::model;
 use crate::observe::Dumps;
 use crate::out::{self, out};
-use crate::size::{bytes, micros, short};
-use ir::{Graph, Value};
+use crate::size::{micros, short};
+use ir::Value;
 use passes::decide::Problem;
 use passes::explain::{
     self, Choice, ChunkExplanation, Event, Explanation, Hosted, Named, Outcome, Stay,
 };
+use report::explained::{Row, known_path, rows, table};
 use serde_json::{Value as Json, json};
-
-/// Members of a module that are listed.
-const LISTED: usize = 60;
 
 /// Runs the command.
 pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
@@ -65,17 +63,11 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
         Named::Chunk(chunk) => {
             let explanation = explain::explain_chunk(&compiled, &problem, &chunk);
             let values = chunk.states.iter().map(|&state| graph.states[state].before);
-            let rows: Vec<Row> = values
-                .map(|value| row(&compiled, &problem, value))
-                .collect();
-            show_chunk(args, &explanation, &rows);
+            let values: Vec<Value> = values.collect();
+            show_chunk(args, &explanation, &rows(&compiled, &problem, &values));
         }
         Named::Module(values) | Named::Buffer(values) => {
-            let rows: Vec<Row> = values
-                .iter()
-                .map(|&value| row(&compiled, &problem, value))
-                .collect();
-            list(args, asked, &rows);
+            list(args, asked, &rows(&compiled, &problem, &values));
         }
         Named::Unknown(near) => {
             let near = match near.is_empty() {
@@ -99,14 +91,6 @@ fn no_value(args: &ExplainArgs, object: Json, note: &str) {
     }
 }
 
-/// The path that the graph has for a parameter that has several, if `asked` is one of them.
-fn known_path<'a>(tied: &'a [Vec<String>], graph: &Graph, asked: &str) -> Option<&'a str> {
-    let mut groups = tied.iter();
-    let group = groups.find(|group| group.iter().any(|path| path == asked))?;
-    let mut paths = group.iter().map(String::as_str);
-    paths.find(|path| graph.states.values().any(|state| state.path == *path))
-}
-
 fn show(args: &ExplainArgs, note: Option<String>, explanation: &Explanation) {
     if args.json {
         let mut object = to_json(explanation);
@@ -122,31 +106,13 @@ fn show(args: &ExplainArgs, note: Option<String>, explanation: &Explanation) {
     out::text(&explanation.print(&short, &micros));
 }
 
-/// A value of a module, in a line.
-struct Row {
-    name: String,
-    bytes: u64,
-    class: &'static str,
-    what: String,
-}
-
-fn row(compiled: &passes::pipeline::Compiled, problem: &Problem<'_>, value: Value) -> Row {
-    let data = &problem.graph.values[value];
-    Row {
-        name: data.name.clone(),
-        bytes: data.ty.bytes(),
-        class: explain::class(problem.graph, value).name(),
-        what: explain::decided(&compiled.decided.decisions, problem, value),
-    }
-}
-
 fn list(args: &ExplainArgs, module: &str, rows: &[Row]) {
     if args.json {
         out!("{}", json!({"module": module, "values": rows_json(rows)}));
         return;
     }
     out!("{module}: {} values", rows.len());
-    print_rows(rows);
+    out::text(&table(rows));
 }
 
 fn show_chunk(args: &ExplainArgs, chunk: &ChunkExplanation, rows: &[Row]) {
@@ -169,35 +135,13 @@ fn show_chunk(args: &ExplainArgs, chunk: &ChunkExplanation, rows: &[Row]) {
     }
     out::text(&chunk.print(&short, &micros));
     out!("\nits {} states", rows.len());
-    print_rows(rows);
+    out::text(&table(rows));
 }
 
 fn rows_json(rows: &[Row]) -> Vec<Json> {
     rows.iter()
         .map(|r| json!({"name": r.name, "bytes": r.bytes, "class": r.class, "decided": r.what}))
         .collect()
-}
-
-/// The values of a module or a buffer, largest first.
-fn print_rows(rows: &[Row]) {
-    let mut sorted: Vec<&Row> = rows.iter().collect();
-    sorted.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
-    let listed = || sorted.iter().take(LISTED);
-    let width = listed().map(|r| r.name.chars().count()).max().unwrap_or(0);
-    for row in listed() {
-        out!(
-            "  %{:<width$}  {:>10}  {:<10}  {}",
-            row.name,
-            short(row.bytes),
-            row.class,
-            row.what
-        );
-    }
-    if LISTED < sorted.len() {
-        let rest: u64 = sorted[LISTED..].iter().map(|r| r.bytes).sum();
-        out!("  and {} more, {}", sorted.len() - LISTED, bytes(rest));
-    }
-    out!("\nname one of them for its figures");
 }
 
 fn stay_json(s: &Stay) -> Json {

@@ -228,3 +228,10 @@ def test_frozen_parameters_have_no_gradient() -> None:
     loss_of = Regression()
     step = export_joint(loss_of, (X,), trainable=lambda parameter: parameter is not loss_of.fc.bias)
     assert step.info["parameters_with_gradient"] == ["fc.weight"]
+
+
+def test_layer_that_lists_its_parameters_is_traced_and_gets_them_back() -> None:
+    layer = nn.LSTM(4, 4)
+    x, y = torch.randn(3, 2, 4), torch.randn(3, 2, 4)
+    export_joint(layer, (x, y), loss=lambda model, x, y: (model(x)[0] - y).square().mean())
+    assert all(kept is own for kept, own in zip(layer._flat_weights, layer.parameters(), strict=True))

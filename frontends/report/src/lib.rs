@@ -4,6 +4,7 @@
 //! Nothing is decided or measured here: everything is read from a compiled step.
 
 pub mod curve;
+pub mod explained;
 pub mod module;
 pub mod page;
 pub mod size;

@@ -1,6 +1,7 @@
 //! The seam between a machine and the hardware that it runs on: [`Backend`].
 
 use crate::Error;
+use crate::kernel::Tensor;
 use crate::kernels::KernelError;
 use artifact::{Kernel, Object, Operand, Place, Pool, Range};
 use std::time::{Duration, Instant};
@@ -197,6 +198,11 @@ pub trait Backend: Send + Sync {
 
     /// Sets each byte of a range.
     fn fill(&self, range: Range, byte: u8) -> Result<(), Error>;
+
+    /// The tensor of an operand, if the host can address its memory.
+    fn tensor(&self, _operand: &Operand) -> Option<Tensor> {
+        None
+    }
 
     // --- a step ---
 

@@ -8,7 +8,7 @@ use crate::Error;
 use crate::kernel::Tensor;
 use crate::link::{Link, Pace, Way};
 use crate::memory;
-use artifact::{Kernel, MemorySpace, Object, Place, Pool, Range};
+use artifact::{Kernel, MemorySpace, Object, Operand, Place, Pool, Range};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -110,6 +110,10 @@ impl Backend for Cpu {
     fn fill(&self, Range { place, bytes }: Range, byte: u8) -> Result<(), Error> {
         self.host.arena(place).fill(place.offset, bytes, byte);
         Ok(())
+    }
+
+    fn tensor(&self, operand: &Operand) -> Option<Tensor> {
+        Some(self.host.tensor(operand))
     }
 
     fn enter(&self, _stream: StreamId) {

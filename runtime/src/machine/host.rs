@@ -178,7 +178,7 @@ impl HostWork {
     }
 
     /// A tensor in a pool on the host.
-    fn tensor(&self, operand: &Operand) -> Tensor {
+    pub(crate) fn tensor(&self, operand: &Operand) -> Tensor {
         let bytes = operand
             .bytes()
             .expect("a validated tensor should have a size");

@@ -27,6 +27,7 @@ mod cuda_times;
 mod dead;
 mod executor;
 mod host;
+mod lent;
 mod options;
 pub(crate) mod program;
 mod shared;
@@ -45,6 +46,7 @@ use cpu::Cpu;
 pub use cuda::{Cuda, CudaOptions};
 use dead::Dead;
 use executor::Executor;
+pub use lent::{Lent, Port};
 pub use options::Options;
 use shared::Core;
 use shuffle::Shuffle;
@@ -269,6 +271,45 @@ impl Machine {
         } else {
             Err(Error::Host(format!("state {path} has no value yet")))
         }
+    }
+
+    /// Lends a tensor, so that the host reads and writes it where it lies: see [`Lent`]. `None` for
+    /// an unknown name, and for memory that the host cannot address.
+    pub fn lend(&self, port: Port<'_>) -> Option<Lent> {
+        let binding = |slots: &[Slot<Binding>], name: &str| {
+            let slot = slots.iter().find(|slot| slot.what.name == name)?;
+            self.core.backend.tensor(&slot.what.operand)
+        };
+        let tensor = match port {
+            Port::Input(name) => binding(&self.inputs, name),
+            Port::Output(name) => binding(&self.outputs, name),
+            Port::State(path) => {
+                let slot = self.states.iter().find(|slot| slot.what.path == path)?;
+                self.core.backend.tensor(&slot.what.operand)
+            }
+        };
+        tensor.map(|tensor| Lent::new(tensor, self.core.clone()))
+    }
+
+    /// Says that the host wrote a lent input of the next step, or a lent state.
+    pub fn written(&mut self, port: Port<'_>) -> Result<(), Error> {
+        let (device_end, has_value) = match port {
+            Port::Input(name) => {
+                self.io_idle()?;
+                let slot = self.inputs.iter_mut().find(|slot| slot.what.name == name);
+                slot.map(|slot| (slot.device_end, &mut slot.has_value))
+            }
+            Port::State(path) => {
+                self.idle()?;
+                let slot = self.states.iter_mut().find(|slot| slot.what.path == path);
+                slot.map(|slot| (slot.device_end, &mut slot.has_value))
+            }
+            Port::Output(_) => None,
+        }
+        .ok_or_else(|| Error::Host(format!("nothing to write at {port:?}")))?;
+        *has_value = true;
+        self.core.touch(device_end);
+        Ok(())
     }
 
     /// Gives values to states that have none, see [`StateInit`].

@@ -1,1 +1,46 @@
-"""Memory-planned training steps for PyTorch."""
+"""Memory-planned training steps for PyTorch.
+
+    step = lighterage.compile(model, optimizer, example=(ids, labels), budget="60%")
+    for ids, labels in batches:
+        loss = step(ids, labels)
+
+`compile` needs torch and the native module; `lighterage.export` needs torch alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .errors import CaptureError, Error, Infeasible, MismatchError, ShapeError, StaleError, Unsupported
+
+if TYPE_CHECKING:
+    from ._lighterage import Plan, devices
+    from .step import Check, Step, compile, plan
+
+__all__ = [
+    "CaptureError",
+    "Check",
+    "Error",
+    "Infeasible",
+    "MismatchError",
+    "Plan",
+    "ShapeError",
+    "StaleError",
+    "Step",
+    "Unsupported",
+    "compile",
+    "devices",
+    "plan",
+]
+
+# Torch and the native module are loaded by the first use of one of these names.
+_LAZY = {"Check": "step", "Plan": "_lighterage", "Step": "step"}
+_LAZY |= {"compile": "step", "devices": "_lighterage", "plan": "step"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)

@@ -87,7 +87,7 @@ def capture(
         raise CaptureError(f"tracing needs torch {TORCH}, and this is {torch.__version__}")
     tied = _tied(model)
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    batch = _Batch.of(_signature(model, loss), tuple(args), dict(kwargs or {}))
+    batch = _Batch.of(signature(model, loss), tuple(args), dict(kwargs or {}))
     mode, values, ranges = _fakes(batch.tensors, dynamic_shapes)
     owned = {name: _fake(value, mode) for name, value in {**parameters, **buffers}.items()}
     may_train = trainable or (lambda parameter: True)
@@ -96,7 +96,7 @@ def capture(
     specs += [_spec(InputKind.BUFFER, "b_", name) for name in buffers]
     specs += [InputSpec(InputKind.USER_INPUT, TensorArgument(name=name), None) for name in batch.names]
     step = _Step(model, loss or call_model, batch, list(owned), candidates)
-    with _unchanged(model), _without_checkpointing(model):
+    with _unchanged(model, step.stand_ins), _without_checkpointing(model):
         graph = _record(step, [*owned.values(), *values], mode)
     inputs = [Input(spec, value) for spec, value in zip(specs, [*owned.values(), *values], strict=True)]
     state = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
@@ -172,7 +172,7 @@ def names_of(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[s
     return names
 
 
-def _signature(model: nn.Module, loss: Loss | None) -> inspect.Signature:
+def signature(model: nn.Module, loss: Loss | None) -> inspect.Signature:
     """The parameters of the batch."""
     if loss is None:
         return inspect.signature(model.forward)
@@ -223,9 +223,10 @@ def _tied(model: nn.Module) -> list[list[str]]:
 
 
 @contextlib.contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
+def _unchanged(model: nn.Module, stand_ins: list[torch.Tensor]) -> Iterator[None]:
     """Refuse a model whose forward replaces tensors in plain attributes: a trace would freeze their values.
 
+    stand_ins: what the trace had for parameters and buffers. Attributes that list them may change: nn.LSTM has one.
     The attributes get their former values back in any case, so that no tensor without memory stays in the model.
     """
     before = {module: dict(vars(module)) for module in model.modules()}
@@ -236,11 +237,13 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
         failed = False
     finally:
         names = {module: name for name, module in model.named_modules()}
+        known = {id(tensor) for tensor in stand_ins}
         changed = []
         for module, values in before.items():
             after = _attributes(module)
             for path, leaf in {**leaves[module], **after}.items():
-                if leaves[module].get(path) is not after.get(path) and _is_state(leaf, leaves[module].get(path)):
+                was, now = leaves[module].get(path), after.get(path)
+                if was is not now and id(now) not in known and _is_state(leaf, was):
                     changed.append((f"{names[module]}.{path}".lstrip("."), leaf))
             for attribute in set(vars(module)) - set(values):
                 del vars(module)[attribute]
@@ -314,6 +317,7 @@ class _Step:
     def __init__(self, model: nn.Module, loss: Loss, batch: _Batch, owned: list[str], candidates: list[str]) -> None:
         self.model, self.loss, self.batch, self.owned, self.candidates = model, loss, batch, owned, candidates
         self.trained: list[str] = []
+        self.stand_ins: list[torch.Tensor] = []
         self.failed_in: str | None = None
         names = {id(tensor): name for name, tensor in [*model.named_buffers(), *model.named_parameters()]}
         # Each module once: where one module has two names, a swap of both would leave the second's stand-in behind.
@@ -327,6 +331,7 @@ class _Step:
 
     def __call__(self, *values: torch.Tensor) -> list[torch.Tensor]:
         given = dict(zip(self.owned, values, strict=False))
+        self.stand_ins[:] = given.values()
         args, kwargs = self.batch.filled(values[len(self.owned) :])
         stand_ins = {alias: given[name] for alias, name in self.names.items()}
         with stateless._reparametrize_module(self.model, stand_ins), self._paths():
@@ -386,6 +391,8 @@ def _record(step: _Step, values: Sequence[torch.Tensor], mode: FakeTensorMode) -
         _compiling_state_context(),
         torch.enable_grad(),
         torch.autograd.set_multithreading_enabled(False),
+        # Layers of nn.LSTM would be one operation of that library each, which has no counterpart.
+        torch.backends.mkldnn.flags(enabled=False),
     ):
         try:
             graph = make_fx(step)(*values)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 
-class LighterageError(RuntimeError):
+class Error(RuntimeError):
     """The class of all errors of Lighterage."""
 
 
-class CaptureError(LighterageError):
+class CaptureError(Error):
     """The model cannot be traced, or the trace would not compute what the model computes."""
 
 
-class UnsupportedError(LighterageError):
-    """The traced step calls what has no kernel, or the optimizer has no counterpart.
+class Unsupported(Error):  # noqa: N818
+    """The step calls what has no kernel, or the optimizer has no counterpart.
 
     `ops`: for each call the operator, the node of the traced graph, the path of its module, and the reason.
     """
@@ -22,25 +22,25 @@ class UnsupportedError(LighterageError):
         self.ops: list[tuple[str, str, str, str]] = ops or []
 
 
-class InfeasibleError(LighterageError):
+class Infeasible(Error):  # noqa: N818
     """No plan fits the budget.
 
-    `budget_bytes` is the budget, and `smallest_bytes` the smallest one for which a plan was found.
+    `budget` is the budget, and `smallest` the smallest one for which a plan was found, both in bytes.
     """
 
-    def __init__(self, message: str, budget_bytes: int, smallest_bytes: int) -> None:
+    def __init__(self, message: str, budget: int, smallest: int) -> None:
         super().__init__(message)
-        self.budget_bytes = budget_bytes
-        self.smallest_bytes = smallest_bytes
+        self.budget = budget
+        self.smallest = smallest
 
 
-class MismatchError(LighterageError):
-    """The compiled step differs from eager PyTorch in its loss or its gradients."""
+class MismatchError(Error):
+    """The compiled step differs from eager PyTorch in its loss, its gradients or its buffers."""
 
 
-class StaleError(LighterageError):
+class StaleError(Error):
     """The model or the optimizer is no longer what was compiled: moved parameters, other flags, other groups."""
 
 
-class ShapeError(LighterageError):
+class ShapeError(Error):
     """A batch has another structure, other shapes or other element types than the compiled step."""

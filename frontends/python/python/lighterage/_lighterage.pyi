@@ -1,0 +1,148 @@
+"""The native module. Its classes are written in Rust, in `frontends/python/src`."""
+
+from typing import Any, final
+
+@final
+class Plan:
+    """The plan of a step: what it needs, what it takes, and why."""
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the device's memory that a step needs: parameters, moments, activations, everything."""
+
+    @property
+    def keep_peak(self) -> int:
+        """Bytes that a step needs if nothing is swapped or recomputed."""
+
+    @property
+    def smallest(self) -> int:
+        """The smallest budget for which a plan was found, bytes."""
+
+    @property
+    def budget(self) -> int | None:
+        """The budget, bytes."""
+
+    @property
+    def micros(self) -> float:
+        """The predicted time of a step on the device, in microseconds."""
+
+    @property
+    def recomputed_micros(self) -> float:
+        """The part of it in which something is computed again, in microseconds."""
+
+    @property
+    def swapped_bytes(self) -> int:
+        """Bytes that a step moves between the device's memory and the host's, both ways."""
+
+    @property
+    def curve(self) -> list[tuple[int, float]]:
+        """The plans that no other beats in both memory and time: (bytes, microseconds), fastest first."""
+
+    @property
+    def kernels(self) -> str:
+        """`generated`, or `plain` where the kernel generator is not installed."""
+
+    @property
+    def options(self) -> list[str]:
+        """The optimizer's options, in the order of the step's input."""
+
+    @property
+    def tied(self) -> list[list[str]]:
+        """Names of one parameter, for each parameter with several."""
+
+    @property
+    def unsupported(self) -> list[tuple[str, str, str, str]]:
+        """Calls that can be planned but not run: operator, node, module, reason."""
+
+    def explain(self, name: str) -> str:
+        """Why a tensor is where it is, and what the alternatives would cost.
+
+        name: a value, the path of a state, or the path of a module, which lists the module's tensors.
+
+        Raises Error: there is no such name; the message lists near ones.
+        """
+
+    def html(self) -> str:
+        """A page for the browser that shows the whole plan."""
+
+    def load(self, threads: int | None = None) -> Machine:
+        """The step in memory, on this machine's processor.
+
+        threads: how many share a kernel, by default all that the process may use.
+
+        Raises Error: there is too little memory, or a kernel cannot be made.
+        """
+
+    def _repr_html_(self) -> str: ...
+
+@final
+class Machine:
+    """A step in memory. Its memory lives as long as it, or as any tensor that was made of a view."""
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the inputs."""
+
+    @property
+    def loss(self) -> str:
+        """The name of the output that is the loss."""
+
+    @property
+    def states(self) -> list[tuple[str, str]]:
+        """Path and kind of each state: `param`, `buffer`, `const`, `moment` or `rng`."""
+
+    @property
+    def measured_peak_bytes(self) -> int:
+        """One past the last byte of the device's pool that was touched."""
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of the device's pool, allocated once."""
+
+    def view(self, kind: str, name: str) -> View:
+        """The tensor of an `input`, an `output` or a `state`, where it lies.
+
+        Raises KeyError: there is no such tensor.
+        """
+
+    def written(self, path: str) -> None:
+        """Say that a state has its value now."""
+
+    def initialise(self, seed: int) -> None:
+        """Give moments zeros and random numbers their seed."""
+
+    def step(self) -> float:
+        """Run one step, without the GIL, on the inputs as they are. Returns its time in milliseconds.
+
+        Raises Error: a line failed, or a state has no value. The machine runs no more steps after a failed line.
+        """
+
+@final
+class View:
+    """A tensor in the memory of a machine, for `torch.from_dlpack`."""
+
+    def __dlpack__(self, **options: Any) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+def compile(
+    pt2: bytes,
+    *,
+    optimizer: str,
+    budget: int | float | str | None = None,
+    device: str = "cpu",
+    host: str | None = None,
+    kernels: str = "auto",
+    planner: str = "auto",
+    clip_norm: float | None = None,
+    here: bool = True,
+    command: str = "",
+) -> Plan:
+    """Compile a traced step, the bytes of a joint `.pt2` file.
+
+    here: for this machine's processor, and with a kernel for each call; else for the device.
+
+    Raises Infeasible, Unsupported, Error.
+    """
+
+def devices() -> list[str]:
+    """Names of the devices that come with Lighterage."""

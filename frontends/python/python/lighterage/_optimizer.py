@@ -1,0 +1,190 @@
+"""Optimizers of torch in the compiler's terms, and their state in the memory of a step.
+
+The user's optimizer stays the place where options and state are read and written: `param_groups[i]["lr"]`,
+`state_dict()`, `load_state_dict()`. Its moments are tensors in the step's memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.dlpack import from_dlpack
+
+from ._lighterage import Machine
+from .errors import StaleError, Unsupported
+
+# Options that have no counterpart, and the values that ask for nothing.
+_ABSENT: dict[str, tuple[Any, ...]] = {
+    "amsgrad": (False,),
+    "dampening": (0, 0.0),
+    "differentiable": (False,),
+    "maximize": (False,),
+    "nesterov": (False,),
+}
+_STEP = "optimizer.step"
+# Without moments, a gradient is read from the update. The larger the rate, the fewer of its digits the parameter hides.
+PROBE_RATE = 1024.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """An optimizer of the compiler, and the names that torch gives its moments."""
+
+    name: str
+    moments: tuple[str, ...]
+    counts_steps: bool
+
+
+ADAMW = Kind("adamw", ("exp_avg", "exp_avg_sq"), counts_steps=True)
+SGD = Kind("sgd", (), counts_steps=False)
+MOMENTUM = Kind("sgd-momentum", ("momentum_buffer",), counts_steps=False)
+
+
+def kind_of(optimizer: torch.optim.Optimizer) -> Kind:
+    """The compiler's optimizer with the same update.
+
+    Raises Unsupported: there is none, or an option has no counterpart.
+    """
+    name = type(optimizer).__name__
+    if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+        raise Unsupported(f"{name} has no counterpart: SGD, Adam and AdamW of torch.optim have")
+    for group in optimizer.param_groups:
+        for option, allowed in _ABSENT.items():
+            if option in group and group[option] not in allowed:
+                raise Unsupported(f"{name}({option}={group[option]}) has no counterpart; {allowed[0]} has")
+        # Adam adds the decay to the gradient; the compiler's update takes it from the parameter, as AdamW does.
+        if isinstance(optimizer, torch.optim.Adam) and group["weight_decay"] and not group["decoupled_weight_decay"]:
+            raise Unsupported(
+                f"{name}(weight_decay={group['weight_decay']}) has no counterpart; AdamW has, and Adam without decay"
+            )
+    if isinstance(optimizer, torch.optim.Adam):
+        return ADAMW
+    return MOMENTUM if any(group["momentum"] for group in optimizer.param_groups) else SGD
+
+
+def _values(group: dict[str, Any]) -> dict[str, float]:
+    """The options of a group under the compiler's names."""
+    values: dict[str, float] = {
+        key: float(group[key]) for key in ("lr", "momentum", "eps", "weight_decay") if key in group
+    }
+    if "betas" in group:
+        values["beta1"], values["beta2"] = map(float, group["betas"])
+    return values
+
+
+def lent(machine: Machine, kind: str, name: str) -> torch.Tensor:
+    """The tensor of an `input`, an `output` or a `state` in the machine's memory, which it keeps alive."""
+    tensor: torch.Tensor = from_dlpack(machine.view(kind, name))
+    return tensor
+
+
+class State:
+    """The options and the moments of an optimizer, in the memory of a step."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, kind: Kind, machine: Machine, options: list[str], paths: dict[str, Any]
+    ) -> None:
+        """paths: the trained parameters, by the path of their state."""
+        self._optimizer, self._kind, self._options = optimizer, kind, options
+        self._hyper = lent(machine, "input", "optimizer.hyper")
+        self._moments = {
+            path: {name: lent(machine, "state", f"{name}.{path}") for name in kind.moments} for path in paths
+        }
+        self._parameters: dict[str, nn.Parameter] = paths
+        self._count = lent(machine, "state", _STEP) if kind.counts_steps else torch.zeros(())
+        # Torch has the count for each parameter. These are views of one tensor, so that one write sets all.
+        self._counts = torch.zeros(len(paths))
+        self._views = list(self._counts)
+        self._seen = 0.0
+        self._members = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
+
+    def write_options(self, probe: bool = False) -> None:
+        """Write the options for the next step: those of the user's groups, or those of a probe.
+
+        Raises StaleError: the groups or their options are no longer those that were compiled.
+        """
+        groups = self._optimizer.param_groups
+        if [[id(p) for p in group["params"]] for group in groups] != self._members:
+            raise StaleError("the optimizer has other parameters than when the step was compiled; compile again")
+        if kind_of(self._optimizer) != self._kind and self._kind != MOMENTUM:
+            raise StaleError("the optimizer has momentum now, and the step was compiled without; compile again")
+        values = [_values(group) for group in groups]
+        if any(value != values[0] for value in values):
+            raise Unsupported("groups of parameters with different options have no counterpart; one group has")
+        row = {**values[0], **(self._probe() if probe else {})}
+        self._hyper.copy_(torch.tensor([row[option] for option in self._options], dtype=torch.float64))
+
+    def adopt(self) -> None:
+        """Copy what the user's optimizer has into the step's memory, and put the step's tensors in its place.
+
+        Where they are there already this does nothing, so it may be called before each step.
+        """
+        for i, (path, parameter) in enumerate(self._parameters.items()):
+            theirs = self._optimizer.state[parameter]
+            for name, ours in self._moments[path].items():
+                value = theirs.get(name)
+                if value is ours:
+                    continue
+                with torch.no_grad():
+                    ours.zero_() if value is None else ours.copy_(value)
+                theirs[name] = ours
+            if self._kind.counts_steps and (count := theirs.get("step")) is not self._views[i]:
+                self._views[i].fill_(0.0 if count is None else float(count))
+                theirs["step"] = self._views[i]
+        if self._kind.counts_steps:
+            self._take_count()
+
+    def _take_count(self) -> None:
+        """The count is torch's if the user changed it, by a load or a step of the optimizer itself."""
+        counts = self._counts.tolist()
+        if any(count != counts[0] for count in counts):
+            raise StaleError("parameters differ in their number of steps; the compiled step has one count for all")
+        if counts and counts[0] != self._seen:
+            self._count.fill_(int(counts[0]))
+            self._seen = counts[0]
+
+    def stepped(self) -> None:
+        """Tell the user's optimizer, and its schedulers, that a step was made."""
+        if self._kind.counts_steps:
+            self._seen = float(self._count)
+            self._counts.fill_(self._seen)
+        # Schedulers warn if they see no call of `step` before their own.
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]
+
+    # One step with the options of a probe makes each gradient readable.
+
+    @property
+    def paths(self) -> list[str]:
+        """The trained parameters."""
+        return list(self._parameters)
+
+    @property
+    def probe_moves(self) -> bool:
+        """Whether a probe changes parameters."""
+        return not self._kind.moments
+
+    def gradients(self, before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The gradients of the last step, by path, if it was a probe. before: parameters, if a probe changes them."""
+        if self._kind.moments:
+            return {path: moments[self._kind.moments[0]].clone() for path, moments in self._moments.items()}
+        return {path: (before[path] - p.detach()) / PROBE_RATE for path, p in self._parameters.items()}
+
+    def _probe(self) -> dict[str, float]:
+        """Options with which the first moment becomes the gradient; without moments, the update is a multiple of it."""
+        match self._kind.name:
+            case "adamw":
+                return {"lr": 0.0, "beta1": 0.0, "beta2": 0.0, "eps": 1.0, "weight_decay": 0.0}
+            case "sgd-momentum":
+                return {"lr": 0.0, "momentum": 0.0, "weight_decay": 0.0}
+            case _:
+                return {"lr": PROBE_RATE, "weight_decay": 0.0}
+
+    def reset(self) -> None:
+        """Moments and count as before the first step."""
+        for moments in self._moments.values():
+            for moment in moments.values():
+                moment.zero_()
+        self._count.zero_()

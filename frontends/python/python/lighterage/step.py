@@ -1,0 +1,542 @@
+"""A whole training step of a live model, compiled: forward, backward and update in one call.
+
+    step = compile(model, optimizer, example=(ids, labels), budget="60%")
+    loss = step(ids, labels)
+
+The step owns one block of memory. The model's parameters and buffers and the optimizer's moments become views of it, so
+that `model` and `optimizer` stay what they were to the rest of a program: `state_dict`, `torch.save`, evaluation in
+eager mode and `param_groups[0]["lr"]` work on the bytes that the step reads and writes.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from . import _lighterage, _optimizer
+from ._capture import Loss, call_model, names_of, signature
+from ._lighterage import Machine, Plan
+from .errors import Error, MismatchError, ShapeError, StaleError
+from .export import export_joint, save
+
+logger = logging.getLogger("lighterage")
+
+Example = torch.Tensor | Sequence[Any] | Mapping[str, Any]
+Budget = str | int | float | None
+
+# A compiled step passes the check if its loss and its gradients differ from eager's by less than this, relative to the
+# largest, or by not much more than eager differs from itself in float64. Generated kernels, and products in another
+# order, stay below 1e-5 in f32; a gradient that is wrong differs by more than a percent.
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-9, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+# Gradients that are zero but for rounding are compared with this share of the largest.
+NEGLIGIBLE = 1e-2
+# The distance from gradients in float64 that is still rounding: a multiple of eager's own, and the largest one.
+ROUNDING, MOST_ROUNDING = 4.0, 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """How far one step was from eager PyTorch, relative to the largest value of each tensor."""
+
+    loss: float
+    gradient: float
+    worst: str  # the parameter with that gradient
+    buffer: float
+
+
+def plan(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | str = "none",
+    loss_fn: Loss | None = None,
+    *,
+    example: Example,
+    budget: Budget = None,
+    device: str = "cpu",
+    host: str | None = None,
+    planner: str = "auto",
+    clip_grad_norm: float | None = None,
+) -> Plan:
+    """Plan a training step for a machine, without running it. A weightless model (`export.weightless`) is enough.
+
+    optimizer: of torch, or the compiler's name of one: `adamw`, `sgd`, `sgd-momentum`, `none`.
+    device: a name of `lighterage.devices()`, or the path of a `.toml` file.
+    The others are those of `compile`. Calls that have no kernel are planned, and listed in `plan.unsupported`.
+
+    Raises CaptureError, Infeasible, Error.
+    """
+    name = optimizer if isinstance(optimizer, str) else _optimizer.kind_of(optimizer).name
+    args, kwargs = _arguments(example)
+    _check_loss(loss_fn)
+    traced = export_joint(model, args, kwargs, loss=loss_fn, trainable=_trained_by(optimizer))
+    file = io.BytesIO()
+    save(traced, file, weights=False)
+    command = f"lighterage.plan(..., optimizer={name!r}, budget={budget!r}, device={device!r})"
+    return _lighterage.compile(
+        file.getvalue(),
+        optimizer=name,
+        budget=budget,
+        device=device,
+        host=host,
+        planner=planner,
+        clip_norm=clip_grad_norm,
+        here=False,
+        command=command,
+    )
+
+
+def compile(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_fn: Loss | None = None,
+    *,
+    example: Example,
+    budget: Budget = None,
+    device: str = "cpu",
+    host: str | None = None,
+    kernels: str = "auto",
+    planner: str = "auto",
+    clip_grad_norm: float | None = None,
+    threads: int | None = None,
+    seed: int | None = None,
+    check: bool = True,
+) -> Step:
+    """Compile a whole training step: forward, backward, clipping and update, within a budget of memory.
+
+    model: on the CPU, in the mode (`train()` or `eval()`) in which it is to be trained.
+    optimizer: SGD, Adam or AdamW of torch. Its options are read before each step.
+    loss_fn: `loss_fn(model, *args, **kwargs)` gives a scalar. By default the model returns it, or a result with `loss`.
+    example: a batch: a tensor, a tuple of positional arguments, or a dict of keyword arguments. Its shapes and types
+        are those of all batches.
+    budget: bytes (`"20GiB"`, `4096`), or a share of what keeping everything needs (`"60%"`, `0.6`); by default the
+        device's memory. It covers parameters, moments and activations.
+    device: the machine that is planned for, a name of `lighterage.devices()` or a `.toml` file. The step runs on this
+        machine's CPU in any case.
+    host: the limit of the memory on the other side of the device's link, such as `"64GiB"`.
+    kernels: `generated`, `plain`, or `auto`, which generates them if the kernel generator is installed.
+    planner: `auto`, `keep`, `greedy`, `offload` or `protrain`.
+    clip_grad_norm: the largest norm over all gradients, as in `torch.nn.utils.clip_grad_norm_`.
+    threads: how many share a kernel, by default all that the process may use.
+    seed: of dropout and other random operations, by default drawn from torch's generator.
+    check: compare one step with eager PyTorch first. The model and the optimizer are left as they were.
+
+    Raises CaptureError: the model cannot be traced. Unsupported: an operation has no kernel, or the optimizer no
+    counterpart. Infeasible: no plan fits. MismatchError: the check failed. Error: everything else.
+    """
+    kind = _optimizer.kind_of(optimizer)
+    args, kwargs = _arguments(example)
+    _check_loss(loss_fn)
+    _check_cpu(model)
+    start = time.perf_counter()
+    traced = export_joint(model, args, kwargs, loss=loss_fn, trainable=_trained_by(optimizer))
+    file = io.BytesIO()
+    save(traced, file, weights=False)
+    captured = time.perf_counter()
+    plan = _lighterage.compile(
+        file.getvalue(),
+        optimizer=kind.name,
+        budget=budget,
+        device=device,
+        host=host,
+        kernels=kernels,
+        planner=planner,
+        clip_norm=clip_grad_norm,
+        command=f"lighterage.compile(..., budget={budget!r}, device={device!r})",
+    )
+    planned = time.perf_counter()
+    machine = plan.load(threads)
+    loaded = time.perf_counter()
+    times = (captured - start, planned - captured, loaded - planned)
+    logger.info("captured in %.1f s, planned in %.1f s, loaded in %.1f s; %s kernels", *times, plan.kernels)
+    seed = int(torch.randint(2**62, ())) if seed is None else seed
+    step = Step(model, optimizer, loss_fn, plan, machine, _Batch(model, loss_fn, args, kwargs), kind, seed)
+    random = any(kind == "rng" for _, kind in machine.states)
+    if check and random:
+        logger.info("not compared with eager: the step draws random numbers, and its generator is not torch's")
+    elif check:
+        step._compare(args, kwargs, clip_grad_norm)
+    step._state.adopt()
+    return step
+
+
+class Step:
+    """A compiled training step. `step(*batch)` runs it and returns the loss. `compile` makes one."""
+
+    plan: Plan
+    """What the step needs and takes."""
+    check: Check | None
+    """How far the first step was from eager PyTorch; None if it was not compared."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss_fn: Loss | None,
+        plan: Plan,
+        machine: Machine,
+        batch: _Batch,
+        kind: _optimizer.Kind,
+        seed: int,
+    ) -> None:
+        self.plan, self.check = plan, None
+        self._model, self._loss_fn, self._machine, self._batch = model, loss_fn, machine, batch
+        self._inputs = {name: _optimizer.lent(machine, "input", name) for name in machine.inputs if name in batch.names}
+        self._loss = _optimizer.lent(machine, "output", machine.loss)
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        tensors = parameters | dict(model.named_buffers(remove_duplicate=False))
+        self._states = dict(machine.states)
+        self._bound = [
+            _Bound.of(model, path, _optimizer.lent(machine, "state", path))
+            for path, kind in self._states.items()
+            if path in tensors
+        ]
+        for bound in self._bound:
+            bound.bind()
+            machine.written(bound.path)
+        moments = {path.partition(".")[2] for path, kind in self._states.items() if kind == "moment"}
+        trained = {path: parameters[path] for path in parameters if path in self._states and path in moments}
+        if not kind.moments:
+            given = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            trained = {p: parameters[p] for p in parameters if p in self._states and id(parameters[p]) in given}
+        self._state = _optimizer.State(optimizer, kind, machine, plan.options, trained)
+        self._modes = [(name, module, module.training) for name, module in model.named_modules()]
+        self.reseed(seed)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Run one step on a batch: forward, backward and update. Returns the loss, a scalar in memory of its own.
+
+        Raises ShapeError: the batch is not like the example. StaleError: the model or the optimizer is not what was
+        compiled. Error: a line of the step failed, for example on an index that is out of range; the step cannot run
+        again then, and the model has the parameters that the line left.
+        """
+        batch = self._batch.tensors(args, kwargs)
+        self._guard()
+        self._state.write_options()
+        self._state.adopt()
+        self._run(batch)
+        self._state.stepped()
+        return self._loss.clone().reshape(())
+
+    def _run(self, batch: dict[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, view in self._inputs.items():
+                view.copy_(batch[name])
+        self._machine.step()
+        # What the user computed of the former values cannot be differentiated any more, and autograd says so.
+        torch.autograd.graph.increment_version([bound.tensor for bound in self._bound])
+
+    def explain(self, name: str) -> str:
+        """Why a tensor is where it is. name: a module such as `layer.3`, a parameter, or a value of the plan.
+
+        Raises Error: there is no such name.
+        """
+        return self.plan.explain(name)
+
+    def report(self, path: str | Path) -> None:
+        """Write a page for the browser that shows the whole plan: memory over time, decisions, other budgets."""
+        Path(path).write_text(self.plan.html(), encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        return self.plan._repr_html_()
+
+    def __repr__(self) -> str:
+        return f"Step of {type(self._model).__name__}: {self.plan!r}"
+
+    def reseed(self, seed: int) -> None:
+        """Start the random numbers of dropout and the like anew: equal seeds give equal numbers."""
+        self._machine.initialise(seed)
+
+    def rng_state(self) -> dict[str, torch.Tensor]:
+        """The state of the random numbers, by path; with the states of model and optimizer, what a checkpoint needs."""
+        return {path: self._random(path).clone() for path, kind in self._states.items() if kind == "rng"}
+
+    def set_rng_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on with the random numbers of `rng_state()`.
+
+        Raises KeyError: the step has no such state.
+        """
+        for path, value in state.items():
+            self._random(path).copy_(value)
+
+    def _random(self, path: str) -> torch.Tensor:
+        return _optimizer.lent(self._machine, "state", path)
+
+    @property
+    def measured_peak(self) -> int:
+        """Bytes of the device's pool that steps have touched; equal to `plan.peak` after a step."""
+        return self._machine.measured_peak_bytes
+
+    # Guards ----------------------------------------------------------------------------------------------------------
+
+    def _guard(self) -> None:
+        """Refuse a model that is not the one that was compiled, and take back what moved.
+
+        Raises StaleError.
+        """
+        for name, module, training in self._modes:
+            if module.training != training:
+                mode = "train" if training else "eval"
+                raise StaleError(f"{name or 'the model'} was compiled in {mode} mode: call {mode}(), or compile again")
+        for bound in self._bound:
+            bound.check()
+
+    # The comparison with eager ---------------------------------------------------------------------------------------
+
+    def _compare(self, args: tuple[Any, ...], kwargs: dict[str, Any], clip_norm: float | None) -> None:
+        """Run one step and compare it with eager's. Parameters, buffers and moments are left as they were.
+
+        Raises MismatchError: the step is further from eager than rounding explains.
+        """
+        loss_fn, trained = self._loss_fn or call_model, self._state.paths
+        eager = _Eager.run(self._model, loss_fn, args, kwargs, trained).clipped(clip_norm)
+        ours = self._probe(args, kwargs)
+        self.check = check = ours.compared(eager)
+        types = {tensor.dtype for tensor in [eager.loss, *eager.gradients.values()]}
+        tolerance = max(TOLERANCE.get(dtype, 0.0) for dtype in types)
+        if max(check.loss, check.gradient, check.buffer) <= tolerance:
+            return
+        # Some models amplify rounding in their backward: then eager itself is as far from what float64 gives.
+        if max(check.loss, check.buffer) <= tolerance:
+            try:
+                exact = _Eager.exact(self._model, loss_fn, args, kwargs, trained).clipped(clip_norm)
+            except Exception:  # the user's model may not run in float64
+                logger.debug("no comparison in float64", exc_info=True)
+            else:
+                limit = min(ROUNDING * eager.compared(exact).gradient, MOST_ROUNDING)
+                if ours.compared(exact).gradient <= limit:
+                    return
+        raise MismatchError(
+            f"the compiled step differs from eager PyTorch: relative differences are {check.loss:.1e} in the loss, "
+            f"{check.gradient:.1e} in the gradient of {check.worst or 'no parameter'}, {check.buffer:.1e} in buffers, "
+            f"and rounding explains at most {tolerance:.0e}. A model that draws random numbers outside of torch, or "
+            f"keeps state in Python, computes something else in each call; check=False skips this comparison"
+        )
+
+    def _probe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Eager:
+        """Loss, gradients and buffers of one step, which leaves no trace."""
+        kept = {b.path: b.tensor.detach().clone() for b in self._bound if b.is_buffer or self._state.probe_moves}
+        try:
+            self._state.write_options(probe=True)
+            self._run(self._batch.tensors(args, kwargs))
+            gradients = self._state.gradients(kept)
+            buffers = {b.path: b.tensor.detach().clone() for b in self._bound if b.is_buffer}
+        finally:
+            with torch.no_grad():
+                for bound in self._bound:
+                    if bound.path in kept:
+                        bound.tensor.copy_(kept[bound.path])
+            self._state.reset()
+        return _Eager(self._loss.clone(), gradients, buffers)
+
+
+@dataclasses.dataclass
+class _Bound:
+    """A parameter or a buffer of the model, and its place in the step's memory."""
+
+    path: str
+    table: dict[str, torch.Tensor | None]  # of its module
+    key: str
+    tensor: torch.Tensor
+    view: torch.Tensor
+    requires_grad: bool
+    is_buffer: bool
+
+    @staticmethod
+    def of(model: nn.Module, path: str, view: torch.Tensor) -> _Bound:
+        prefix, _, key = path.rpartition(".")
+        module = model.get_submodule(prefix)
+        is_buffer = key in module._buffers
+        table: dict[str, Any] = module._buffers if is_buffer else module._parameters
+        tensor = table[key]
+        return _Bound(path, table, key, tensor, view, tensor.requires_grad, is_buffer)
+
+    def bind(self) -> None:
+        """Copy the value into the step's memory, and let the tensor lie there."""
+        self.view.copy_(self.tensor.detach())
+        self.tensor.data = self.view
+
+    def check(self) -> None:
+        """Raise StaleError if the tensor is another one now, and take it back if it only moved."""
+        if self.table.get(self.key) is not self.tensor:
+            raise StaleError(
+                f"{self.path} is another tensor than when the step was compiled (load_state_dict(assign=True) and "
+                f"assignments do that); copy into it in place, or compile again"
+            )
+        if self.tensor.requires_grad != self.requires_grad:
+            raise StaleError(
+                f"{self.path}.requires_grad is {self.tensor.requires_grad}, and the step was compiled with "
+                f"{self.requires_grad}; compile again"
+            )
+        if self.tensor.data_ptr() == self.view.data_ptr():
+            return
+        if (self.tensor.shape, self.tensor.dtype) != (self.view.shape, self.view.dtype):
+            raise StaleError(
+                f"{self.path} is {_type(self.tensor)} now, and the step was compiled for {_type(self.view)}; "
+                f"compile again"
+            )
+        self.bind()
+
+
+class _Batch:
+    """The structure of a batch, and the names of its tensors."""
+
+    def __init__(self, model: nn.Module, loss_fn: Loss | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        leaves, self._spec = pytree.tree_flatten((args, kwargs))
+        self._names = names_of(signature(model, loss_fn), args, kwargs)
+        self._expected = [_type(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self._tensors = [isinstance(leaf, torch.Tensor) for leaf in leaves]
+        self.names = {name for name, is_tensor in zip(self._names, self._tensors, strict=True) if is_tensor}
+
+    def tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """The tensors of a batch, by name.
+
+        Raises ShapeError.
+        """
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if spec != self._spec:
+            raise ShapeError(f"the batch is {spec}, and the step was compiled for {self._spec}")
+        found = {}
+        for name, leaf, expected, is_tensor in zip(self._names, leaves, self._expected, self._tensors, strict=True):
+            if isinstance(leaf, torch.Tensor) and is_tensor:
+                if _type(leaf) != expected:
+                    raise ShapeError(
+                        f"{name} is {_type(leaf)}, and the step was compiled for {expected}; pad it (or drop the last "
+                        f"batch), or compile a step for it"
+                    )
+                found[name] = leaf
+            elif is_tensor or isinstance(leaf, torch.Tensor) or leaf != expected:
+                raise ShapeError(f"{name} is {leaf!r}, and the step was compiled for {expected!r}")
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Eager:
+    """What one step computes."""
+
+    loss: torch.Tensor
+    gradients: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+
+    @staticmethod
+    def run(
+        model: nn.Module, loss_fn: Loss, args: tuple[Any, ...], kwargs: dict[str, Any], trained: list[str]
+    ) -> _Eager:
+        """Run the model in eager mode. Its buffers are left as they were, and `grad` of parameters is not touched."""
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        buffers = dict(model.named_buffers())
+        kept = {name: buffer.detach().clone() for name, buffer in buffers.items()}
+        try:
+            with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+                loss = loss_fn(model, *args, **kwargs)
+                found = torch.autograd.grad(loss, [parameters[name] for name in trained], allow_unused=True)
+            after = {name: buffer.detach().clone() for name, buffer in buffers.items()}
+        finally:
+            with torch.no_grad():
+                for name, buffer in buffers.items():
+                    buffer.copy_(kept[name])
+        gradients = {
+            name: torch.zeros_like(parameters[name]) if gradient is None else gradient
+            for name, gradient in zip(trained, found, strict=True)
+        }
+        return _Eager(loss.detach(), gradients, after)
+
+    @staticmethod
+    def exact(
+        model: nn.Module, loss_fn: Loss, args: tuple[Any, ...], kwargs: dict[str, Any], trained: list[str]
+    ) -> _Eager:
+        """The same in float64, on a copy of the model."""
+
+        def widened(leaf: Any) -> Any:
+            return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+        args, kwargs = pytree.tree_map(widened, (args, kwargs))
+        return _Eager.run(copy.deepcopy(model).double(), loss_fn, args, kwargs, trained)
+
+    def clipped(self, norm: float | None) -> _Eager:
+        """The same after `torch.nn.utils.clip_grad_norm_`."""
+        if norm is None:
+            return self
+        total = torch.linalg.vector_norm(torch.stack([g.double().norm() for g in self.gradients.values()]))
+        factor = min(1.0, norm / (float(total) + 1e-6))
+        return dataclasses.replace(self, gradients={path: g * factor for path, g in self.gradients.items()})
+
+    def compared(self, other: _Eager) -> Check:
+        """How far this is from another."""
+        largest = max((float(g.abs().max()) for g in other.gradients.values() if g.numel()), default=0.0)
+        gradients = {
+            path: _distance(self.gradients[path], g, NEGLIGIBLE * largest) for path, g in other.gradients.items()
+        }
+        worst = max(gradients, key=lambda path: gradients[path], default="")
+        buffers = [_distance(value, other.buffers[path]) for path, value in self.buffers.items()]
+        return Check(
+            loss=_distance(self.loss.reshape(()), other.loss.reshape(())),
+            gradient=gradients.get(worst, 0.0),
+            worst=worst,
+            buffer=max(buffers, default=0.0),
+        )
+
+
+def _distance(ours: torch.Tensor, theirs: torch.Tensor, least: float = 0.0) -> float:
+    """The largest difference, relative to the largest value. Infinite if only one of both is finite."""
+    if not ours.numel():
+        return 0.0
+    ours, theirs = ours.double(), theirs.double()
+    if torch.equal(ours.nan_to_num(1.25, 1.5, -1.5), theirs.nan_to_num(1.25, 1.5, -1.5)):
+        return 0.0
+    distance = float((ours - theirs).abs().max()) / max(float(theirs.abs().max()), least, 1e-30)
+    return distance if distance == distance else float("inf")
+
+
+def _arguments(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The example as positional and named arguments. No tensor appears twice: each is an input of its own."""
+    if isinstance(example, torch.Tensor):
+        args: tuple[Any, ...] = (example,)
+        kwargs: dict[str, Any] = {}
+    elif isinstance(example, Mapping):
+        args, kwargs = (), dict(example)
+    else:
+        args, kwargs = tuple(example), {}
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    seen: set[int] = set()
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            leaves[i] = leaf.clone() if id(leaf) in seen else leaf
+            seen.add(id(leaf))
+    args, kwargs = pytree.tree_unflatten(leaves, spec)
+    return args, kwargs
+
+
+def _trained_by(optimizer: torch.optim.Optimizer | str) -> Any:
+    """Whether a parameter is one of the optimizer's."""
+    if isinstance(optimizer, str):
+        return None
+    given = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return lambda parameter: id(parameter) in given
+
+
+def _check_loss(loss_fn: Loss | None) -> None:
+    if isinstance(loss_fn, nn.Module):
+        name = type(loss_fn).__name__
+        raise Error(
+            f"loss_fn: it is called with the model, so {name}() becomes lambda model, x, y: {name}()(model(x), y)"
+        )
+
+
+def _check_cpu(model: nn.Module) -> None:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.device.type != "cpu":
+            raise Error(f"{name} is on {tensor.device}; steps run on the CPU so far: model.cpu()")
+
+
+def _type(tensor: torch.Tensor) -> str:
+    """`float32[2, 16]`."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -1,0 +1,25 @@
+//! The native module `lighterage._lighterage`: from a traced step to a plan, and from a plan to a
+//! machine whose memory PyTorch shares.
+//!
+//! Python does the tracing and the bookkeeping of modules and optimizers (`python/lighterage`).
+//! This module has no logic of its own: [`plan`] calls the compiler, [`machine`] the runtime,
+//! [`dlpack`] lends tensors, [`errors`] has Python's exceptions. Every call that takes long leaves
+//! the GIL to others.
+
+mod dlpack;
+mod errors;
+mod machine;
+mod plan;
+
+use pyo3::prelude::*;
+
+/// The native part of Lighterage.
+#[pymodule]
+fn _lighterage(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<plan::Plan>()?;
+    module.add_class::<machine::Machine>()?;
+    module.add_class::<dlpack::View>()?;
+    module.add_function(wrap_pyfunction!(plan::compile, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::devices, module)?)?;
+    Ok(())
+}

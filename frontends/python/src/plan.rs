@@ -1,0 +1,394 @@
+//! A compiled step: its figures, its reports, and the way from it to a machine.
+
+use crate::errors::{Call, error, refused, unsupported};
+use crate::machine::Machine;
+use codegen::Target;
+use codegen::kernels;
+use ir::{Device, Graph, Value};
+use passes::cost::Roofline;
+use passes::decide::Problem;
+use passes::explain::{self, Named};
+use passes::graph::optimizer::Optimizer;
+use passes::pipeline::{self, Budget, Compiled, Kernels, Options, Planner};
+use pyo3::prelude::*;
+use report::page::{self, PassTime, Source};
+use report::size::{bytes, micros, parse_budget, parse_bytes, short};
+use report::{curve, explained};
+use std::collections::BTreeMap;
+
+/// The budget as Python gives it.
+#[derive(FromPyObject)]
+pub(crate) enum Given {
+    /// Bytes.
+    #[pyo3(transparent)]
+    Bytes(u64),
+    /// A share of what keeping everything needs.
+    #[pyo3(transparent)]
+    Share(f64),
+    /// `60%` or `20GiB`.
+    #[pyo3(transparent)]
+    Text(String),
+}
+
+fn budget(given: Option<Given>) -> PyResult<Budget> {
+    match given {
+        None => Ok(Budget::Device),
+        Some(Given::Bytes(bytes)) if bytes > 0 => Ok(Budget::Bytes(bytes)),
+        Some(Given::Share(share)) if share.is_finite() && share > 0.0 => Ok(Budget::Share(share)),
+        Some(Given::Bytes(_) | Given::Share(_)) => {
+            Err(error("budget: it should be a positive number"))
+        }
+        Some(Given::Text(text)) => {
+            parse_budget(&text).map_err(|e| error(format!("budget: {e}; a share is 60%")))
+        }
+    }
+}
+
+/// What a name stands for among the values of an option.
+fn chosen<T: Copy>(
+    option: &str,
+    given: &str,
+    all: &[T],
+    name: impl Fn(T) -> &'static str,
+) -> PyResult<T> {
+    let found = all.iter().copied().find(|&value| name(value) == given);
+    found.ok_or_else(|| {
+        let names: Vec<&str> = all.iter().map(|&value| name(value)).collect();
+        error(format!(
+            "{option}: {given:?} is none of {}",
+            names.join(", ")
+        ))
+    })
+}
+
+fn device(name: &str) -> PyResult<Device> {
+    if !name.ends_with(".toml") {
+        return passes::devices::named(name).map_err(|e| error(format!("device: {e}")));
+    }
+    let text = std::fs::read_to_string(name).map_err(|e| error(format!("device {name}: {e}")))?;
+    Device::from_toml(&text).map_err(|e| error(format!("device {name}: {}", e.to_string().trim())))
+}
+
+/// Names of the devices that come with Lighterage.
+#[pyfunction]
+pub(crate) fn devices() -> Vec<&'static str> {
+    passes::devices::names()
+}
+
+/// The kind of kernels. `auto` generates them if the generator is installed.
+fn kind_of_kernels(given: &str) -> PyResult<Kernels> {
+    if given == "auto" {
+        let generated = kernels::find().is_ok() && Target::host().is_some();
+        return Ok(match generated {
+            true => Kernels::Generated,
+            false => Kernels::Plain,
+        });
+    }
+    let all = [Kernels::Plain, Kernels::Generated];
+    chosen("kernels", given, &all, Kernels::name)
+}
+
+/// Compiles a traced step, the bytes of a joint `.pt2` file. `here`: for this machine's processor,
+/// and with a kernel for each call; else for the device, and calls without a kernel are planned.
+#[pyfunction]
+#[pyo3(signature = (pt2, *, optimizer, budget=None, device="cpu", host=None, kernels="auto",
+    planner="auto", clip_norm=None, here=true, command=String::new()))]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "Python's keyword arguments; its callers name each"
+)]
+pub(crate) fn compile(
+    py: Python<'_>,
+    pt2: Vec<u8>,
+    optimizer: &str,
+    budget: Option<Given>,
+    device: &str,
+    host: Option<&str>,
+    kernels: &str,
+    planner: &str,
+    clip_norm: Option<f64>,
+    here: bool,
+    command: String,
+) -> PyResult<Plan> {
+    let host = host.map(|text| parse_bytes(text).map_err(|e| error(format!("host: {e}"))));
+    let options = Options {
+        optimizer: chosen("optimizer", optimizer, &Optimizer::ALL, Optimizer::name)?,
+        budget: self::budget(budget)?,
+        host: host.transpose()?,
+        kernels: kind_of_kernels(kernels)?,
+        planner: chosen("planner", planner, &Planner::ALL, Planner::name)?,
+        clip_norm,
+        ..Options::default()
+    };
+    let mut device = self::device(device)?;
+    if here {
+        // Scratch differs by what runs the kernels.
+        device.sm = None;
+    }
+    py.detach(move || planned(&pt2, options, device, here, command))
+}
+
+fn planned(
+    pt2: &[u8],
+    options: Options,
+    device: Device,
+    here: bool,
+    command: String,
+) -> PyResult<Plan> {
+    let model = torch::read_bytes(pt2, "step", &BTreeMap::new()).map_err(error)?;
+    if here && !model.unsupported.is_empty() {
+        return Err(unsupported(&calls(&model.graph, &model.unsupported)));
+    }
+    let mut times: Vec<PassTime> = vec![];
+    let compiled = pipeline::compile(
+        model.graph.clone(),
+        &options,
+        &device,
+        &Roofline::new(&device),
+        &mut |report| times.push((report.name, report.time, report.changed)),
+    );
+    let tensors = model.tensors.into_iter();
+    Ok(Plan {
+        compiled: compiled.map_err(refused)?,
+        traced: model.graph,
+        tied: model.tied,
+        unsupported: model.unsupported,
+        data: tensors.map(|(path, tensor)| (path, tensor.data)).collect(),
+        device,
+        times,
+        command,
+    })
+}
+
+/// Calls without a kernel, with the modules of their nodes.
+fn calls(graph: &Graph, unsupported: &[torch::Unsupported]) -> Vec<Call> {
+    let module = |name: &str| {
+        let mut nodes = graph.order.iter();
+        let node = nodes.find(|&&node| graph.node_name(node) == name);
+        node.map_or(String::new(), |&node| graph.nodes[node].module.clone())
+    };
+    let call = |u: &torch::Unsupported| {
+        let operator = u.target.trim_start_matches("torch.ops.").to_string();
+        (operator, u.node.clone(), module(&u.node), u.why.clone())
+    };
+    unsupported.iter().map(call).collect()
+}
+
+/// A compiled step.
+#[pyclass(frozen, module = "lighterage")]
+pub(crate) struct Plan {
+    compiled: Compiled,
+    /// The graph before any pass.
+    traced: Graph,
+    tied: Vec<Vec<String>>,
+    unsupported: Vec<torch::Unsupported>,
+    data: codegen::Data,
+    device: Device,
+    times: Vec<PassTime>,
+    command: String,
+}
+
+#[pymethods]
+impl Plan {
+    /// Bytes of the device's memory that a step needs: parameters, moments, everything.
+    #[getter]
+    fn peak(&self) -> u64 {
+        self.compiled.planned_peak
+    }
+
+    /// Bytes that a step needs if nothing is swapped or recomputed.
+    #[getter]
+    fn keep_peak(&self) -> u64 {
+        self.compiled.decided.keep_peak
+    }
+
+    /// The smallest budget for which a plan was found, bytes.
+    #[getter]
+    fn smallest(&self) -> u64 {
+        let smallest = self.compiled.decided.smallest;
+        smallest.unwrap_or(self.compiled.planned_peak)
+    }
+
+    /// The budget, bytes.
+    #[getter]
+    fn budget(&self) -> Option<u64> {
+        self.compiled.decided.budget
+    }
+
+    /// The predicted time of a step, µs.
+    #[getter]
+    fn micros(&self) -> f64 {
+        self.compiled.timeline.micros
+    }
+
+    /// The part of it in which something is computed again, µs.
+    #[getter]
+    fn recomputed_micros(&self) -> f64 {
+        self.compiled.timeline.recomputed
+    }
+
+    /// Bytes that a step moves over the link, both ways.
+    #[getter]
+    fn swapped_bytes(&self) -> u64 {
+        self.compiled.timeline.swapped_bytes
+    }
+
+    /// The plans that no other beats in both memory and time: (bytes, µs), fastest first.
+    #[getter]
+    fn curve(&self) -> Vec<(u64, f64)> {
+        self.compiled.decided.curve.clone()
+    }
+
+    /// `generated` or `plain`.
+    #[getter]
+    fn kernels(&self) -> &'static str {
+        self.compiled.options.kernels.name()
+    }
+
+    /// The optimizer's options, in the order of the step's input.
+    #[getter]
+    fn options(&self) -> Vec<&'static str> {
+        let options = self.compiled.options.optimizer.options();
+        options.iter().map(|&(name, _)| name).collect()
+    }
+
+    /// Names of one parameter, for each parameter with several.
+    #[getter]
+    fn tied(&self) -> Vec<Vec<String>> {
+        self.tied.clone()
+    }
+
+    /// Calls that can be planned but not run: operator, node, module, reason.
+    #[getter]
+    fn unsupported(&self) -> Vec<Call> {
+        calls(&self.traced, &self.unsupported)
+    }
+
+    /// Why a tensor is where it is, and what the alternatives would cost; for a module, what was
+    /// decided about each of its tensors. `name`: a value, a state's path, or a module's.
+    fn explain(&self, py: Python<'_>, name: &str) -> PyResult<String> {
+        py.detach(|| self.explained(name))
+    }
+
+    /// A page for the browser that shows the whole plan, as HTML.
+    fn html(&self, py: Python<'_>) -> String {
+        py.detach(|| self.page())
+    }
+
+    /// The step, loaded on this machine's processor: pools are allocated, kernels compiled.
+    /// `threads`: how many share a kernel, by default all of the process.
+    #[pyo3(signature = (threads=None))]
+    fn load(&self, py: Python<'_>, threads: Option<usize>) -> PyResult<Machine> {
+        py.detach(|| {
+            let artifact =
+                codegen::emit(&self.compiled, &self.data, Target::host()).map_err(error)?;
+            let options = runtime::Options {
+                threads,
+                ..runtime::Options::default()
+            };
+            Machine::new(runtime::Machine::new(artifact, options).map_err(error)?)
+        })
+    }
+
+    fn __repr__(&self) -> String {
+        let row = |(name, value): (&str, String)| format!("\n  {name:<16} {value}");
+        let rows: String = self.figures().into_iter().map(row).collect();
+        format!("Plan of a step on {}{rows}", self.device.name)
+    }
+
+    fn _repr_html_(&self) -> String {
+        let row = |(name, value): (&str, String)| {
+            format!("<tr><th style=\"text-align:left\">{name}</th><td>{value}</td></tr>")
+        };
+        let rows: String = self.figures().into_iter().map(row).collect();
+        let points = curve::points(&self.compiled);
+        let drawing = curve::svg_file(&points, self.compiled.decided.budget);
+        format!("<div><table>{rows}</table>{drawing}</div>")
+    }
+}
+
+impl Plan {
+    /// The figures of short reports. Neither names nor values hold markup.
+    fn figures(&self) -> Vec<(&'static str, String)> {
+        let decided = &self.compiled.decided;
+        let share = |part: f64, whole: f64| 100.0 * part / whole.max(f64::MIN_POSITIVE);
+        let keep = decided.keep_peak as f64;
+        let of_keep = |n: u64| format!("{}, {:.1}% of keep", bytes(n), share(n as f64, keep));
+        let timeline = &self.compiled.timeline;
+        let recomputed = share(timeline.recomputed, timeline.micros);
+        vec![
+            ("peak", of_keep(self.compiled.planned_peak)),
+            ("budget", decided.budget.map_or("none".into(), bytes)),
+            ("smallest", of_keep(self.smallest())),
+            ("keep everything", bytes(decided.keep_peak)),
+            ("predicted step", micros(timeline.micros)),
+            (
+                "recomputed",
+                format!("{}, {recomputed:.1}% of it", micros(timeline.recomputed)),
+            ),
+            ("moved a step", short(timeline.swapped_bytes)),
+            ("kernels", self.compiled.options.kernels.name().to_string()),
+        ]
+    }
+
+    fn page(&self) -> String {
+        let cost = Roofline::new(&self.device);
+        let problem = Problem::new(&self.compiled.program.graph, &self.device, &cost);
+        page::page(&Source {
+            compiled: &self.compiled,
+            problem: &problem,
+            options: self.compiled.options.clone(),
+            tally: explain::tally(&problem, &self.compiled.decided.decisions),
+            peak: &explain::peak(&self.compiled),
+            curve: &curve::points(&self.compiled),
+            times: &self.times,
+            command: self.command.clone(),
+            unsupported: &self.unsupported,
+        })
+    }
+
+    fn explained(&self, asked: &str) -> PyResult<String> {
+        let graph = &self.compiled.program.graph;
+        let cost = Roofline::new(&self.device);
+        let problem = Problem::new(graph, &self.device, &cost);
+        let name = explained::known_path(&self.tied, graph, asked).unwrap_or(asked);
+        let rows = |values: &[Value]| explained::rows(&self.compiled, &problem, values);
+        let value = |value: Value| {
+            let explanation = explain::explain(&self.compiled, &problem, value);
+            explanation.print(&short, &micros)
+        };
+        match explain::named(&self.compiled.program, &self.traced, name) {
+            Named::Value(found) => Ok(value(found)),
+            Named::Removed(Some(found)) => Ok(format!(
+                "%{} has the same elements and took its place\n\n{}",
+                graph.values[found].name,
+                value(found)
+            )),
+            Named::Removed(None) => Ok(format!(
+                "%{name} is not in the compiled step: no state, output or gradient needs it"
+            )),
+            Named::Scratch(instr) => {
+                let line = ir::text::print_instr(graph, &self.compiled.program.schedule, instr);
+                Ok(format!("scratch memory, which only one line uses: {line}"))
+            }
+            Named::Chunk(chunk) => {
+                let text = explain::explain_chunk(&self.compiled, &problem, &chunk);
+                let states = chunk.states.iter();
+                let values: Vec<Value> = states.map(|&s| graph.states[s].before).collect();
+                let text = text.print(&short, &micros);
+                Ok(format!("{text}\n{}", explained::table(&rows(&values))))
+            }
+            Named::Module(values) | Named::Buffer(values) => {
+                let table = explained::table(&rows(&values));
+                Ok(format!("{name}: {} values\n{table}", values.len()))
+            }
+            Named::Unknown(near) => Err(error(match near.is_empty() {
+                true => format!("there is no value, state or module {asked:?}"),
+                false => format!(
+                    "there is no value, state or module {asked:?}; near: {}",
+                    near.join(", ")
+                ),
+            })),
+        }
+    }
+}

@@ -1,0 +1,590 @@
+"""A compiled step trains as eager PyTorch does, on the same bytes, and refuses what it was not compiled for."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import lighterage as lt
+
+Batch = tuple[torch.Tensor, ...]
+Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+class Mlp(nn.Module):
+    """Two hidden layers; the first is normalised over the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(16, 32), nn.BatchNorm1d(32)
+        self.second, self.last = nn.Linear(32, 32), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        h = F.gelu(self.norm(self.first(x)))
+        return F.cross_entropy(self.last(torch.relu(self.second(h))), y)
+
+
+class Tied(nn.Module):
+    """A language model whose last layer is its embedding."""
+
+    def __init__(self, p: float = 0.0) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, 8)
+        self.body = nn.TransformerEncoderLayer(8, 2, 16, dropout=p, batch_first=True)
+        self.head = nn.Linear(8, 16, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.head(self.body(self.embed(ids))).flatten(0, 1), labels.flatten())
+
+
+class Recurrent(nn.Module):
+    """A layer that keeps a list of its parameters in a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(self.layer(x)[0], y)
+
+
+class Frozen(nn.Module):
+    """A parameter that is not trained, one that nothing reads, and a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.unread, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+        self.first.requires_grad_(False)
+        self.register_buffer("scale", torch.tensor(2.0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.last(self.first(x)) * self.scale).square().mean()
+
+
+def made(kind: type[nn.Module]) -> tuple[nn.Module, Batch]:
+    torch.manual_seed(0)
+    model = kind()
+    batches: dict[type[nn.Module], Batch] = {
+        Mlp: (torch.randn(24, 16), torch.randint(4, (24,))),
+        Tied: (torch.randint(16, (4, 6)), torch.randint(16, (4, 6))),
+        Recurrent: (torch.randn(2, 3, 4), torch.randn(2, 3, 4)),
+        Frozen: (torch.randn(3, 4),),
+    }
+    return model, batches[kind]
+
+
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    # With a smaller eps, gradients that are zero but for rounding would move their parameters by the rate.
+    return torch.optim.AdamW(parameters, lr=1e-2, betas=(0.8, 0.95), eps=1e-4, weight_decay=0.1)
+
+
+def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=1e-2)
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, weight_decay=0.01)
+
+
+def momentum(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01)
+
+
+def eager(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, norm: float | None = None) -> float:
+    optimizer.zero_grad()
+    loss = model(*batch)
+    loss.backward()
+    if norm is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), norm)
+    optimizer.step()
+    return loss.item()
+
+
+def compiled(kind: type[nn.Module] = Mlp, make: Make = adamw, **options: object) -> tuple[lt.Step, nn.Module, Batch]:
+    model, batch = made(kind)
+    options = {"example": batch, "kernels": "plain", **options}
+    return lt.compile(model, make(list(model.parameters())), **options), model, batch  # type: ignore[arg-type]
+
+
+# The same as eager ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Mlp, Tied, Recurrent, Frozen])
+@pytest.mark.parametrize("budget", ["100%", "60%"])
+def test_losses_and_parameters_are_eagers(kind: type[nn.Module], budget: str) -> None:
+    if kind is Frozen and budget == "60%":
+        budget = "90%"  # what is left of it is parameters and moments
+    reference, batch = made(kind)
+    optimizer = adamw(list(reference.parameters()))
+    step, model, _ = compiled(kind, budget=budget)
+    for _ in range(5):
+        assert step(*batch).item() == pytest.approx(eager(reference, optimizer, batch), abs=1e-4)
+    for (name, value), expected in zip(model.state_dict().items(), reference.state_dict().values(), strict=True):
+        torch.testing.assert_close(value, expected, atol=1e-5, rtol=1e-4, msg=name)
+    assert step.measured_peak == step.plan.peak
+    assert step.plan.budget is not None
+    assert step.plan.peak <= step.plan.budget
+
+
+@pytest.mark.parametrize("make", [adamw, adam, sgd, momentum])
+@pytest.mark.parametrize("norm", [None, 0.5])
+def test_every_optimizer_updates_as_torch_does(make: Make, norm: float | None) -> None:
+    reference, batch = made(Tied)
+    optimizer = make(list(reference.parameters()))
+    step, model, _ = compiled(Tied, make, clip_grad_norm=norm)
+    for _ in range(5):
+        assert step(*batch).item() == pytest.approx(eager(reference, optimizer, batch, norm), abs=1e-5)
+    torch.testing.assert_close(model.get_parameter("embed.weight"), reference.get_parameter("embed.weight"))
+
+
+def test_bits_are_the_same_at_every_budget() -> None:
+    def losses(budget: str) -> list[float]:
+        step, _, batch = compiled(Tied, budget=budget)
+        return [step(*batch).item() for _ in range(4)]
+
+    assert losses("100%") == losses("75%") == losses("60%")
+
+
+def test_loss_may_be_a_function_and_the_batch_a_dict() -> None:
+    reference, (x, y) = made(Mlp)
+    optimizer = sgd(list(reference.parameters()))
+    model = copy.deepcopy(reference)
+
+    def half(model: nn.Module, *, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return model(x, y) / 2
+
+    step = lt.compile(model, sgd(list(model.parameters())), half, example={"x": x, "y": y}, kernels="plain")
+    expected = eager(reference, optimizer, (x, y)) / 2
+    assert step(x=x, y=y).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_self_check_compares_and_leaves_everything_as_it_was() -> None:
+    for make in (adamw, sgd, momentum):
+        before, _ = made(Mlp)
+        step, model, _ = compiled(Mlp, make)
+        assert step.check is not None
+        assert step.check.loss < 1e-5
+        assert step.check.gradient < 1e-4
+        for name, value in before.state_dict().items():
+            assert torch.equal(model.state_dict()[name], value), name
+
+
+class Impure(Mlp):
+    """Computes something else at each call, which a trace cannot know."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        Impure.calls += 1
+        return super().forward(x, y) * Impure.calls
+
+
+def test_step_that_computes_something_else_is_a_mismatch() -> None:
+    model, batch = Impure(), made(Mlp)[1]
+    with pytest.raises(lt.MismatchError, match="differs from eager"):
+        lt.compile(model, adamw(list(model.parameters())), example=batch, kernels="plain")
+
+
+# The same bytes ------------------------------------------------------------------------------------------------------
+
+
+def test_model_and_optimizer_are_the_steps_bytes() -> None:
+    model, batch = made(Mlp)
+    parameters = list(model.parameters())
+    optimizer = adamw(parameters)
+    step = lt.compile(model, optimizer, example=batch, kernels="plain")
+    assert [id(p) for p in model.parameters()] == [id(p) for p in parameters]
+    step(*batch)
+    # Eager evaluation sees the update, and the step sees what a program writes.
+    assert model(*batch).item() < 1.4
+    assert optimizer.state[parameters[0]]["step"] == 1
+    with torch.no_grad():
+        for p in parameters:
+            p.zero_()
+    assert step(*batch).item() == pytest.approx(torch.tensor(4.0).log().item(), abs=1e-6)
+
+
+def test_states_go_through_torch_save_and_training_goes_on() -> None:
+    step, model, batch = compiled(Mlp, make=adamw)
+    optimizer = step._state._optimizer
+    for _ in range(3):
+        step(*batch)
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    onward = [step(*batch).item() for _ in range(3)]
+    # A parameter is written as its own bytes, not as the whole pool.
+    assert file.tell() < 3 * 4 * sum(p.numel() for p in model.parameters()) + 20_000
+
+    file.seek(0)
+    saved = torch.load(file)
+    # Into a new step, into this one, and into eager PyTorch.
+    other, twin, _ = compiled(Mlp, make=adamw)
+    twin.load_state_dict(saved["model"])
+    other._state._optimizer.load_state_dict(saved["optimizer"])
+    assert [other(*batch).item() for _ in range(3)] == onward
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    assert [step(*batch).item() for _ in range(3)] == onward
+    plain, _ = made(Mlp)
+    torchs = adamw(list(plain.parameters()))
+    plain.load_state_dict(saved["model"])
+    torchs.load_state_dict(saved["optimizer"])
+    assert [eager(plain, torchs, batch) for _ in range(3)] == pytest.approx(onward, abs=1e-4)
+
+
+def test_eager_steps_and_compiled_steps_may_alternate() -> None:
+    reference, batch = made(Tied)
+    torchs = adamw(list(reference.parameters()))
+    step, model, _ = compiled(Tied)
+    optimizer = step._state._optimizer
+    for k in range(6):
+        ours = step(*batch).item() if k % 2 else eager(model, optimizer, batch)
+        assert ours == pytest.approx(eager(reference, torchs, batch), abs=1e-4)
+
+
+def test_state_of_an_optimizer_that_has_trained_is_taken_over() -> None:
+    reference, batch = made(Tied)
+    torchs = adamw(list(reference.parameters()))
+    for _ in range(2):
+        eager(reference, torchs, batch)
+    model = copy.deepcopy(reference)
+    optimizer = adamw(list(model.parameters()))
+    optimizer.load_state_dict(torchs.state_dict())
+    step = lt.compile(model, optimizer, example=batch, kernels="plain")
+    for _ in range(3):
+        assert step(*batch).item() == pytest.approx(eager(reference, torchs, batch), abs=1e-4)
+
+
+@pytest.mark.filterwarnings("error")
+def test_schedule_of_the_rate_is_followed() -> None:
+    def run(losses: Callable[[nn.Module, torch.optim.Optimizer, Batch], Callable[[], float]]) -> list[float]:
+        model, batch = made(Tied)
+        optimizer = adamw(list(model.parameters()))
+        step = losses(model, optimizer, batch)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.1)
+        found = []
+        for _ in range(6):
+            found.append(step())
+            schedule.step()
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-5)
+        return found
+
+    def ours(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> Callable[[], float]:
+        step = lt.compile(model, optimizer, example=batch, kernels="plain")
+        return lambda: step(*batch).item()
+
+    expected = run(lambda model, optimizer, batch: lambda: eager(model, optimizer, batch))
+    assert run(ours) == pytest.approx(expected, abs=1e-4)
+
+
+def test_two_steps_of_one_model_serve_two_shapes() -> None:
+    reference, (ids, labels) = made(Tied)
+    torchs = adamw(list(reference.parameters()))
+    model, _ = made(Tied)
+    optimizer = adamw(list(model.parameters()))
+    whole = lt.compile(model, optimizer, example=(ids, labels), kernels="plain")
+    half = lt.compile(model, optimizer, example=(ids[:2], labels[:2]), kernels="plain")
+    for step, batch in ((whole, (ids, labels)), (half, (ids[:2], labels[:2]))) * 3:
+        assert step(*batch).item() == pytest.approx(eager(reference, torchs, batch), abs=1e-4)
+
+
+def test_two_models_live_in_one_process() -> None:
+    first, _, batch = compiled(Mlp)
+    second, _, ids = compiled(Tied)
+    alone, _, _ = compiled(Mlp)
+    expected = [alone(*batch).item() for _ in range(3)]
+    found = []
+    for _ in range(3):
+        found.append(first(*batch).item())
+        second(*ids)
+    assert found == expected
+
+
+def test_parameters_outlive_their_step() -> None:
+    step, model, batch = compiled(Mlp)
+    step(*batch)
+    before = model(*batch).item()
+    del step
+    gc.collect()
+    filler = [torch.full((1 << 16,), 7.0) for _ in range(16)]
+    assert model(*batch).item() == pytest.approx(before)
+    assert len(filler) == 16
+
+
+def test_backward_over_a_step_is_refused() -> None:
+    step, model, batch = compiled(Mlp)
+    loss = model(*batch)
+    step(*batch)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+# Random numbers ------------------------------------------------------------------------------------------------------
+
+
+class Dropping(Tied):
+    """The same with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__(p=0.3)
+
+
+def dropping(**options: object) -> lt.Step:
+    torch.manual_seed(0)
+    model = Dropping()
+    step = lt.compile(
+        model,
+        sgd(list(model.parameters())),
+        example=made(Tied)[1],
+        kernels="plain",
+        **options,  # type: ignore[arg-type]
+    )
+    assert step.check is None
+    return step
+
+
+def test_dropout_repeats_with_its_seed_at_every_budget_and_goes_on_from_its_state() -> None:
+    batch = made(Tied)[1]
+    step = dropping(seed=5, budget="100%")
+    losses = [step(*batch).item() for _ in range(2)]
+    assert losses[0] != losses[1]
+    state, model = step.rng_state(), copy.deepcopy(step._model.state_dict())
+    onward = [step(*batch).item() for _ in range(2)]
+
+    again = dropping(seed=5, budget="70%")
+    assert [again(*batch).item() for _ in range(2)] == losses
+    other = dropping(seed=6)
+    assert [other(*batch).item() for _ in range(2)] != losses
+    other._model.load_state_dict(model)
+    other.set_rng_state(state)
+    assert [other(*batch).item() for _ in range(2)] == onward
+    # Without a seed, torch's generator decides.
+    torch.manual_seed(1)
+    assert dropping()(*batch).item() == dropping()(*batch).item()
+
+
+# What is refused -----------------------------------------------------------------------------------------------------
+
+
+def test_budget_that_nothing_fits_is_infeasible_and_says_what_fits() -> None:
+    with pytest.raises(lt.Infeasible) as caught:
+        compiled(Mlp, budget=1000)
+    smallest = caught.value.smallest
+    assert caught.value.budget == 1000
+    assert str(smallest) in str(caught.value)
+    step, _, batch = compiled(Mlp, budget=smallest)
+    assert step(*batch).isfinite()
+    with pytest.raises(lt.Infeasible):
+        compiled(Mlp, budget=step.plan.smallest - 1)
+
+
+class Bessel(Mlp):
+    """Calls what has no kernel."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return super().forward(x, y) + torch.special.bessel_j0(self.first(x).detach()).mean()
+
+
+def test_call_without_a_kernel_is_named_and_can_be_planned() -> None:
+    model, batch = Bessel(), made(Mlp)[1]
+    before = copy.deepcopy(model.state_dict())
+    optimizer = adamw(list(model.parameters()))
+    with pytest.raises(lt.Unsupported, match="bessel_j0") as caught:
+        lt.compile(model, optimizer, example=batch)
+    assert caught.value.ops[0][0] == "aten.special_bessel_j0.default"
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    plan = lt.plan(model, optimizer, example=batch, device="h100", budget="80%")
+    assert plan.unsupported == caught.value.ops
+    assert plan.peak <= (plan.budget or 0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.AdamW(p, amsgrad=True),
+        lambda p: torch.optim.Adam(p, weight_decay=0.1),
+        lambda p: torch.optim.SGD(p, momentum=0.9, nesterov=True),
+        torch.optim.Adagrad,
+    ],
+)
+def test_optimizer_without_a_counterpart_is_refused_by_name(make: Make) -> None:
+    name = type(make([nn.Parameter(torch.zeros(1))])).__name__
+    with pytest.raises(lt.Unsupported, match=name):
+        compiled(Mlp, make)
+
+
+def test_other_batches_are_refused_by_name() -> None:
+    step, _, (x, y) = compiled(Mlp)
+    with pytest.raises(lt.ShapeError, match=r"x is float32\[12, 16\], and .* float32\[24, 16\]"):
+        step(x[:12], y[:12])
+    with pytest.raises(lt.ShapeError, match="y is int32"):
+        step(x, y.int())
+    with pytest.raises(lt.ShapeError):
+        step(x)
+    assert step(x, y).isfinite()
+
+
+def test_changed_models_are_refused_or_taken_back() -> None:
+    step, model, batch = compiled(Mlp)
+    model.eval()
+    with pytest.raises(lt.StaleError, match=r"call train\(\)"):
+        step(*batch)
+    model.train()
+    first = model.get_submodule("first")
+    first.requires_grad_(False)
+    with pytest.raises(lt.StaleError, match=r"first.weight.requires_grad is False"):
+        step(*batch)
+    first.requires_grad_(True)
+    # The same parameter with its values elsewhere comes back; another parameter does not.
+    weight = model.get_parameter("first.weight")
+    weight.data = torch.zeros(32, 16)
+    step(*batch)
+    assert weight.detach().abs().max() == pytest.approx(1e-2, rel=0.1)
+    model.load_state_dict(model.state_dict(), assign=True)
+    with pytest.raises(lt.StaleError, match="another tensor"):
+        step(*batch)
+
+
+def test_changed_optimizers_are_refused() -> None:
+    model, batch = made(Mlp)
+    optimizer = sgd(list(model.parameters()))
+    step = lt.compile(model, optimizer, example=batch, kernels="plain")
+    optimizer.param_groups[0]["momentum"] = 0.5
+    with pytest.raises(lt.StaleError, match="momentum"):
+        step(*batch)
+    optimizer.param_groups[0].update(momentum=0.0, nesterov=True)
+    with pytest.raises(lt.Unsupported, match="nesterov"):
+        step(*batch)
+    optimizer.param_groups[0]["nesterov"] = False
+    assert step(*batch).isfinite()
+
+
+def test_failed_line_is_told_and_the_model_can_be_compiled_again() -> None:
+    step, model, (ids, labels) = compiled(Tied)
+    step(ids, labels)
+    with pytest.raises(lt.Error, match="index"):
+        step(ids + 100, labels)
+    with pytest.raises(lt.Error):
+        step(ids, labels)
+    expected = model(ids, labels).item()
+    again = lt.compile(model, adamw(list(model.parameters())), example=(ids, labels), kernels="plain")
+    assert again(ids, labels).item() == pytest.approx(expected, abs=1e-5)
+
+
+# Threads, signals, reports -------------------------------------------------------------------------------------------
+
+
+def test_other_threads_run_while_a_step_does() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
+    x = torch.randn(512, 512)
+    step = lt.compile(
+        model, sgd(list(model.parameters())), lambda model, x: model(x).square().mean(), example=x, kernels="plain"
+    )
+    counted, done = 0, threading.Event()
+
+    def count() -> None:
+        nonlocal counted
+        while not done.is_set():
+            counted += 1
+            time.sleep(0)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    before = counted
+    for _ in range(10):
+        step._machine.step()
+    after = counted
+    done.set()
+    thread.join()
+    # With the GIL held, the other thread would have its turn only between steps.
+    assert after - before > 100
+
+
+SIGNALLED = """
+import os, signal, threading, time, torch
+import lighterage as lt
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 8)
+x = torch.randn(4, 8)
+loss = lambda model, x: model(x).square().mean()
+step = lt.compile(model, torch.optim.AdamW(model.parameters(), lr=1e-3), loss, example=x, kernels="plain")
+threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+start, steps = time.time(), 0
+try:
+    while time.time() - start < 20:
+        step(x)
+        steps += 1
+except KeyboardInterrupt:
+    assert time.time() - start < 5
+    count = float(step._state._count)
+    assert count - steps in (0, 1), (count, steps)
+    step(x)
+    assert float(step._state._count) == count + 1
+    print("went on")
+"""
+
+
+def test_interrupt_comes_between_steps_and_the_step_goes_on() -> None:
+    python = str(Path(lt.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": python}
+    run = subprocess.run(
+        [sys.executable, "-c", SIGNALLED], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stdout) == (0, "went on\n"), run.stderr
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_plan_tells_what_it_needs_and_why(tmp_path: Path) -> None:
+    step, _, _ = compiled(Mlp, budget="60%")
+    plan = step.plan
+    assert plan.smallest <= plan.peak < plan.keep_peak
+    assert plan.micros > 0
+    assert plan.curve[-1][0] == plan.smallest
+    assert [micros for _, micros in plan.curve] == sorted(micros for _, micros in plan.curve)
+    assert "p_second_weight" in step.explain("second")
+    assert "f32[32,32]" in step.explain("second.weight")
+    with pytest.raises(lt.Error, match="no value, state or module"):
+        step.explain("nothing.like.that")
+    step.report(tmp_path / "plan.html")
+    assert "<!DOCTYPE html>" in (tmp_path / "plan.html").read_text()
+    assert "<svg" in step._repr_html_()
+    assert f"({plan.peak} bytes)" in repr(plan)
+
+
+def test_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "python.md").read_text()
+    example = page.split("## A whole example")[1].split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    exec(example, {})
+    assert (tmp_path / "checkpoint.pt").exists()
+
+
+def test_options_that_mean_nothing_are_refused() -> None:
+    for options in (
+        {"budget": "lots"},
+        {"budget": -1.0},
+        {"device": "abacus"},
+        {"planner": "best"},
+        {"kernels": "all"},
+    ):
+        with pytest.raises(lt.Error):
+            compiled(Mlp, **options)
+    model, batch = made(Mlp)
+    with pytest.raises(lt.Error, match="lambda model"):
+        lt.compile(model, adamw(list(model.parameters())), nn.CrossEntropyLoss(), example=batch)

@@ -1,0 +1,49 @@
+//! Tensors of a machine that the host reads and writes where they lie, without a copy.
+
+use super::shared::Core;
+use crate::kernel::Tensor;
+use std::sync::Arc;
+
+/// A tensor that the host reaches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Port<'a> {
+    /// An input, by its name.
+    Input(&'a str),
+    /// An output, by its name.
+    Output(&'a str),
+    /// A state, by its path.
+    State(&'a str),
+}
+
+/// A tensor in a pool, lent to the host. The pool's memory stays until the last loan has ended,
+/// even if the machine is dropped before.
+///
+/// Its bytes may be touched only when [`Machine`](super::Machine) would let the host read or write
+/// the tensor: for a state while no step runs; for an input or an output also after
+/// [`Machine::wait_io`](super::Machine::wait_io). Whoever turns its address into a reference is
+/// responsible for that.
+#[derive(Clone)]
+pub struct Lent {
+    tensor: Tensor,
+    _memory: Arc<Core>,
+}
+
+impl Lent {
+    pub(super) fn new(tensor: Tensor, memory: Arc<Core>) -> Lent {
+        Lent {
+            tensor,
+            _memory: memory,
+        }
+    }
+
+    /// Where it lies, its element type and its shape; row-major.
+    pub fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+}
+
+impl std::fmt::Debug for Lent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.tensor.fmt(f)
+    }
+}
