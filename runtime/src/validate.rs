@@ -122,7 +122,7 @@ fn micro_batches(artifact: &Artifact) -> Result<(), Error> {
     let inputs: Vec<_> = artifact
         .inputs
         .iter()
-        .filter(|input| input.name != artifact::OPTIMIZER_INPUT)
+        .filter(|input| !artifact::is_optimizer_input(&input.name))
         .collect();
     let each = inputs.len() as u64 / n;
     let has_batches = each > 0 && inputs.len() as u64 == each * n;

@@ -98,6 +98,8 @@ impl Header<'_> {
             clip_norm: given
                 .remove("clip_norm")
                 .map(|text| text.parse().expect("a number")),
+            // A header has no list of paths; the pass's own test has groups.
+            groups: BTreeMap::new(),
             micro_batches: given
                 .remove("micro_batches")
                 .map(|text| bytes(text) as usize),

@@ -460,7 +460,7 @@ fn gradients_may_be_computed_again_after_the_norm() {
         Attach {
             optimizer,
             clip_norm,
-            master: Master::None,
+            ..Attach::default()
         },
     )
     .unwrap();

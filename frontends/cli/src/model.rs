@@ -283,6 +283,7 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         optimizer: compiling.optimizer.unwrap_or_default(),
         master: compiling.master.unwrap_or_default(),
         clip_norm: compiling.clip_norm,
+        groups: BTreeMap::new(),
         micro_batches: compiling.micro_batches.map(|n| n as usize),
         loss_chunks: compiling.loss_chunks.unwrap_or_default(),
         update: compiling.update.unwrap_or_default(),

@@ -90,9 +90,10 @@ fn kind_of_kernels(given: &str) -> PyResult<Kernels> {
 
 /// Compiles a traced step, the bytes of a joint `.pt2` file. `here`: for this machine's processor,
 /// and with a kernel for each call; else for the device, and calls without a kernel are planned.
+/// `groups`: the group of options of a parameter, by its path.
 #[pyfunction]
 #[pyo3(signature = (pt2, *, optimizer, budget=None, device="cpu", host=None, kernels="auto",
-    planner="auto", clip_norm=None, here=true, command=String::new()))]
+    planner="auto", clip_norm=None, groups=BTreeMap::new(), here=true, command=String::new()))]
 #[expect(
     clippy::too_many_arguments,
     reason = "Python's keyword arguments; its callers name each"
@@ -107,6 +108,7 @@ pub(crate) fn compile(
     kernels: &str,
     planner: &str,
     clip_norm: Option<f64>,
+    groups: BTreeMap<String, usize>,
     here: bool,
     command: String,
 ) -> PyResult<Plan> {
@@ -118,6 +120,7 @@ pub(crate) fn compile(
         kernels: kind_of_kernels(kernels)?,
         planner: chosen("planner", planner, &Planner::ALL, Planner::name)?,
         clip_norm,
+        groups,
         ..Options::default()
     };
     let mut device = self::device(device)?;

@@ -19,6 +19,7 @@ use ir::op::attrs::{ClipScale, Scalar};
 use ir::op::{Number, Op};
 use ir::types::TypeError;
 use ir::{DType, Graph, Phase, State, StateKind, TensorType, Value};
+use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
 
 ir::named! {
@@ -201,7 +202,7 @@ impl Master {
 }
 
 /// What the pass attaches.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct Attach {
     /// The optimizer.
     pub optimizer: Optimizer,
@@ -209,6 +210,9 @@ pub struct Attach {
     pub master: Master,
     /// The largest norm over all gradients. Larger ones are scaled down to it.
     pub clip_norm: Option<f64>,
+    /// Groups of parameters with options of their own: the group of a parameter, by its path. A
+    /// parameter that is not listed is in group 0.
+    pub groups: BTreeMap<String, usize>,
 }
 
 impl From<Optimizer> for Attach {
@@ -270,8 +274,16 @@ pub enum AttachError {
     Graph(#[from] graph::Error),
 }
 
-/// The input that holds the options.
+/// The input that holds the options, of group 0 if there are several.
 pub const HYPER: &str = artifact::OPTIMIZER_INPUT;
+
+/// The input that holds the options of a group.
+pub fn hyper_of(group: usize) -> String {
+    match group {
+        0 => HYPER.to_string(),
+        _ => format!("{HYPER}.{group}"),
+    }
+}
 
 /// Attaches an optimizer. An error says why this is not possible.
 pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), AttachError> {
@@ -280,6 +292,7 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), AttachErr
         optimizer,
         master,
         clip_norm,
+        ref groups,
     } = attach;
     attach.check_options()?;
     let gradients = std::mem::take(&mut graph.gradients);
@@ -295,8 +308,7 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), AttachErr
     }
     attach.check_graph(graph, &gradients)?;
     let rule = optimizer.rule();
-    let options = TensorType::new(DType::F64, [rule.options.len() as u64])?;
-    let hyper = graph.add_input(HYPER, options);
+    let hypers = hyper_inputs(graph, &gradients, rule.options.len(), groups)?;
     let step = if rule.counts_steps {
         Some(step_count(graph)?)
     } else {
@@ -329,7 +341,7 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), AttachErr
             gradient,
             moments,
             step,
-            hyper,
+            hyper: hypers[&group_of(groups, &path)],
             scale,
             is_split: master.splits(&ty),
         };
@@ -388,6 +400,24 @@ impl Attach {
         }
         Ok(())
     }
+}
+
+fn group_of(groups: &BTreeMap<String, usize>, path: &str) -> usize {
+    groups.get(path).copied().unwrap_or(0)
+}
+
+/// Adds the input with the options of each group that has a gradient.
+fn hyper_inputs(
+    graph: &mut Graph,
+    gradients: &[(State, Value)],
+    n_options: usize,
+    groups: &BTreeMap<String, usize>,
+) -> Result<BTreeMap<usize, Value>, TypeError> {
+    let ty = TensorType::new(DType::F64, [n_options as u64])?;
+    let states = gradients.iter().map(|&(state, _)| &graph.states[state]);
+    let used: BTreeSet<usize> = states.map(|state| group_of(groups, &state.path)).collect();
+    let input = |group| (group, graph.add_input(hyper_of(group), ty.clone()));
+    Ok(used.into_iter().map(input).collect())
 }
 
 /// The module of a parameter.
@@ -449,4 +479,39 @@ fn step_count(graph: &mut Graph) -> Result<Value, AttachError> {
     )?;
     graph.states[state].after = after[0];
     Ok(after[0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_group_of_parameters_reads_an_input_of_its_own() {
+        let mut graph = ir::text::parse_graph(
+            r#"graph two {
+                 input  %x : f32[4]
+                 state  param  %a -> %a : f32[4] "a"
+                 state  param  %b -> %b : f32[4] "b"
+                 fwd m  %p = mul %x, %a : f32[4]
+                 fwd m  %q = mul %p, %b : f32[4]
+                 fwd m  %loss = sum %q dims=[0] keepdim=false : f32[]
+                 output loss = %loss
+                 gradient "a" = %q
+                 gradient "b" = %p
+               }"#,
+        )
+        .expect("the text should be a graph");
+        let attach = Attach {
+            optimizer: Optimizer::Sgd,
+            groups: BTreeMap::from([("b".to_string(), 1), ("absent".to_string(), 2)]),
+            ..Attach::default()
+        };
+        run(&mut graph, attach).expect("sgd should fit the graph");
+        let names = graph.inputs.iter().map(|&v| graph.values[v].name.as_str());
+        let names: Vec<&str> = names.collect();
+        assert_eq!(names, ["x", "optimizer.hyper", "optimizer.hyper.1"]);
+        let text = ir::text::print_graph(&graph);
+        assert!(text.contains("sgd %a, %q, %optimizer.hyper :"), "{text}");
+        assert!(text.contains("sgd %b, %p, %optimizer.hyper.1 :"), "{text}");
+    }
 }

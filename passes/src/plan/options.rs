@@ -4,6 +4,7 @@ use crate::graph::loss::Chunks;
 use crate::graph::optimizer::{Attach, Master, Optimizer};
 use crate::schedule::order::Update;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Peak bytes of the device for the whole step.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -40,6 +41,8 @@ pub struct Options {
     pub master: Master,
     /// The largest norm over all gradients.
     pub clip_norm: Option<f64>,
+    /// Groups of parameters with options of their own, by path: see [`Attach::groups`].
+    pub groups: BTreeMap<String, usize>,
     /// The number of batches over which gradients are accumulated for one update; 1 if absent.
     pub micro_batches: Option<usize>,
     /// Where its updates run.
@@ -67,6 +70,7 @@ impl Options {
             optimizer: self.optimizer,
             master: self.master,
             clip_norm: self.clip_norm,
+            groups: self.groups.clone(),
         }
     }
 }

@@ -23,6 +23,13 @@ pub const PRODUCT_DEPTH: usize = 512;
 /// The input that holds the optimizer's options, which are the same for all micro-batches.
 pub const OPTIMIZER_INPUT: &str = "optimizer.hyper";
 
+/// True for [`OPTIMIZER_INPUT`], and for those of further groups of parameters, which end in a
+/// point and their number.
+pub fn is_optimizer_input(name: &str) -> bool {
+    let rest = name.strip_prefix(OPTIMIZER_INPUT);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
 /// A compiled training step.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Artifact {

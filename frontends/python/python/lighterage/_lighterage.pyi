@@ -134,11 +134,13 @@ def compile(
     kernels: str = "auto",
     planner: str = "auto",
     clip_norm: float | None = None,
+    groups: dict[str, int] = {},
     here: bool = True,
     command: str = "",
 ) -> Plan:
     """Compile a traced step, the bytes of a joint `.pt2` file.
 
+    groups: the group of options of a parameter, by its path; group 0 if it has none.
     here: for this machine's processor, and with a kernel for each call; else for the device.
 
     Raises Infeasible, Unsupported, Error.

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.dlpack import from_dlpack
 
 from ._lighterage import Machine
-from .errors import StaleError, Unsupported
+from .errors import Error, StaleError, Unsupported
 
 # Options that have no counterpart, and the values that ask for nothing.
 _ABSENT: dict[str, tuple[Any, ...]] = {
@@ -24,7 +24,7 @@ _ABSENT: dict[str, tuple[Any, ...]] = {
     "maximize": (False,),
     "nesterov": (False,),
 }
-_STEP = "optimizer.step"
+_STEP, _HYPER = "optimizer.step", "optimizer.hyper"
 # Without moments, a gradient is read from the update. The larger the rate, the fewer of its digits the parameter hides.
 PROBE_RATE = 1024.0
 
@@ -65,6 +65,18 @@ def kind_of(optimizer: torch.optim.Optimizer) -> Kind:
     return MOMENTUM if any(group["momentum"] for group in optimizer.param_groups) else SGD
 
 
+def groups_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, int]:
+    """The group of each of the optimizer's parameters, by every name of the parameter.
+
+    Raises Error: a parameter is not the model's.
+    """
+    groups = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    names = {name: id(p) for name, p in model.named_parameters(remove_duplicate=False)}
+    if strange := len(set(groups) - set(names.values())):
+        raise Error(f"the optimizer has {strange} parameters that are not the model's")
+    return {name: groups[p] for name, p in names.items() if p in groups}
+
+
 def _values(group: dict[str, Any]) -> dict[str, float]:
     """The options of a group under the compiler's names."""
     values: dict[str, float] = {
@@ -89,7 +101,9 @@ class State:
     ) -> None:
         """paths: the trained parameters, by the path of their state."""
         self._optimizer, self._kind, self._options = optimizer, kind, options
-        self._hyper = lent(machine, "input", "optimizer.hyper")
+        inputs = {group: _HYPER + (f".{group}" if group else "") for group in range(len(optimizer.param_groups))}
+        # A group in which nothing is trained has no input.
+        self._hyper = {g: lent(machine, "input", name) for g, name in inputs.items() if name in machine.inputs}
         self._moments = {
             path: {name: lent(machine, "state", f"{name}.{path}") for name in kind.moments} for path in paths
         }
@@ -111,11 +125,9 @@ class State:
             raise StaleError("the optimizer has other parameters than when the step was compiled; compile again")
         if kind_of(self._optimizer) != self._kind and self._kind != MOMENTUM:
             raise StaleError("the optimizer has momentum now, and the step was compiled without; compile again")
-        values = [_values(group) for group in groups]
-        if any(value != values[0] for value in values):
-            raise Unsupported("groups of parameters with different options have no counterpart; one group has")
-        row = {**values[0], **(self._probe() if probe else {})}
-        self._hyper.copy_(torch.tensor([row[option] for option in self._options], dtype=torch.float64))
+        for group, hyper in self._hyper.items():
+            row = {**_values(groups[group]), **(self._probe() if probe else {})}
+            hyper.copy_(torch.tensor([row[option] for option in self._options], dtype=torch.float64))
 
     def adopt(self) -> None:
         """Copy what the user's optimizer has into the step's memory, and put the step's tensors in its place.

@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import io
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -132,7 +133,7 @@ def compile(
     Raises CaptureError: the model cannot be traced. Unsupported: an operation has no kernel, or the optimizer no
     counterpart. Infeasible: no plan fits. MismatchError: the check failed. Error: everything else.
     """
-    kind = _optimizer.kind_of(optimizer)
+    kind, groups = _optimizer.kind_of(optimizer), _optimizer.groups_of(optimizer, model)
     args, kwargs = _arguments(example)
     _check_loss(loss_fn)
     _check_cpu(model)
@@ -150,6 +151,7 @@ def compile(
         kernels=kernels,
         planner=planner,
         clip_norm=clip_grad_norm,
+        groups=groups,
         command=f"lighterage.compile(..., budget={budget!r}, device={device!r})",
     )
     planned = time.perf_counter()
@@ -187,7 +189,7 @@ class Step:
         kind: _optimizer.Kind,
         seed: int,
     ) -> None:
-        self.plan, self.check = plan, None
+        self.plan, self.check, self._turn = plan, None, threading.Lock()
         self._model, self._loss_fn, self._machine, self._batch = model, loss_fn, machine, batch
         self._inputs = {name: _optimizer.lent(machine, "input", name) for name in machine.inputs if name in batch.names}
         self._loss = _optimizer.lent(machine, "output", machine.loss)
@@ -219,12 +221,14 @@ class Step:
         again then, and the model has the parameters that the line left.
         """
         batch = self._batch.tensors(args, kwargs)
-        self._guard()
-        self._state.write_options()
-        self._state.adopt()
-        self._run(batch)
-        self._state.stepped()
-        return self._loss.clone().reshape(())
+        # Threads take turns, from their inputs to their losses.
+        with self._turn:
+            self._guard()
+            self._state.write_options()
+            self._state.adopt()
+            self._run(batch)
+            self._state.stepped()
+            return self._loss.clone().reshape(())
 
     def _run(self, batch: dict[str, torch.Tensor]) -> None:
         with torch.no_grad():
