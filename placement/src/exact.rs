@@ -22,7 +22,7 @@
 //! 2004). So the hard part comes first.
 
 use super::order::Rank;
-use super::problem::{Item, Problem};
+use super::problem::{Item, Problem, aligned};
 use std::cmp::Reverse;
 use std::ops::Range;
 
@@ -215,7 +215,7 @@ impl<'a> Search<'a> {
         // The block itself means none.
         self.support = (0..n).collect();
         for (low, align) in self.low.iter_mut().zip(&self.blocks.align) {
-            *low = base.next_multiple_of(*align);
+            *low = aligned(base, *align);
         }
         self.lift.copy_from_slice(&self.low);
         self.floor.fill(base);
@@ -407,7 +407,7 @@ impl<'a> Search<'a> {
             let was = self.low[other as usize];
             if self.at[other as usize] == OPEN && was < top {
                 self.trail.push(Undo::Low(other, was));
-                self.low[other as usize] = top.next_multiple_of(self.blocks.align[other as usize]);
+                self.low[other as usize] = aligned(top, self.blocks.align[other as usize]);
                 self.raise(other, self.low[other as usize]);
             }
         }
@@ -487,7 +487,7 @@ impl<'a> Search<'a> {
             if self.capacity - self.blocks.bytes[i as usize] < least {
                 return self.settle(next.0, false);
             }
-            self.raise(i, least.next_multiple_of(self.blocks.align[i as usize]));
+            self.raise(i, aligned(least, self.blocks.align[i as usize]));
         }
         self.settle(next.0, true)
     }

@@ -48,6 +48,12 @@ pub(super) struct Item {
     pub(super) fixed: u64,
 }
 
+/// The lowest multiple of a power of two at or above `at`. `next_multiple_of` would divide, and
+/// this runs in inner loops.
+pub(super) fn aligned(at: u64, align: u64) -> u64 {
+    (at + (align - 1)) & !(align - 1)
+}
+
 /// No fixed offset.
 pub(super) const FREE: u64 = u64::MAX;
 

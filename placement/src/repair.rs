@@ -5,7 +5,7 @@
 //! rising priorities: Joslin and Clements' squeaky wheels).
 
 use super::order::next;
-use super::problem::{FREE, Item, Problem};
+use super::problem::{FREE, Item, Problem, aligned};
 
 /// Not placed.
 const OPEN: u64 = u64::MAX;
@@ -26,8 +26,9 @@ pub(super) struct Repair<'a> {
     at: Vec<u64>,
     random: u64,
     /// Placed items that live at the same time as the current one: addresses and numbers, sorted by
-    /// start; and ends and costs, sorted by end.
+    /// start; starts and costs, sorted by start; ends and costs, sorted by end.
     near: Vec<(u64, u64, u32)>,
+    starts: Vec<(u64, u64)>,
     ends: Vec<(u64, u64)>,
     /// The number of examined items.
     pub(super) work: u64,
@@ -64,6 +65,7 @@ impl<'a> Repair<'a> {
             at: vec![],
             random: 0x9E37_79B9_7F4A_7C15,
             near: vec![],
+            starts: vec![],
             ends: vec![],
             work: 0,
         }
@@ -78,9 +80,7 @@ impl<'a> Repair<'a> {
         let mut pool = vec![];
         for (i, item) in items.iter().enumerate() {
             if capacity < start[i] + item.bytes {
-                if item.fixed != FREE
-                    || capacity < self.base.next_multiple_of(item.align) + item.bytes
-                {
+                if item.fixed != FREE || capacity < aligned(self.base, item.align) + item.bytes {
                     return None;
                 }
                 self.at[i] = OPEN;
@@ -122,7 +122,7 @@ impl<'a> Repair<'a> {
         let mut best: Option<(u64, u64)> = None;
         let mut free = self.base;
         for &(lo, hi, _) in self.near.iter().chain([&(capacity, capacity, 0)]) {
-            let at = free.next_multiple_of(item.align);
+            let at = aligned(free, item.align);
             if at + item.bytes <= lo && best.is_none_or(|(hole, _)| lo - free < hole) {
                 best = Some((lo - free, at));
             }
@@ -156,13 +156,14 @@ impl<'a> Repair<'a> {
     /// The offset at which moving the blocks in the way costs least; none if fixed blocks are in
     /// the way everywhere.
     fn cheapest(&mut self, item: &Item, capacity: u64) -> Option<u64> {
-        let mut ends = std::mem::take(&mut self.ends);
+        let [mut starts, mut ends] = [&mut self.starts, &mut self.ends].map(std::mem::take);
+        starts.clear();
         ends.clear();
-        ends.extend(
-            self.near
-                .iter()
-                .map(|&(_, hi, other)| (hi, self.cost(other))),
-        );
+        for &(lo, hi, other) in &self.near {
+            let cost = self.cost(other);
+            starts.push((lo, cost));
+            ends.push((hi, cost));
+        }
         ends.sort_unstable();
         let mut best: Option<(u128, u64)> = None;
         let mut ties = 0;
@@ -178,56 +179,59 @@ impl<'a> Repair<'a> {
             }
         };
         // On top of an item, or at the bottom.
-        let mut in_way = InWay::default();
+        let mut in_way = InWay::new(&starts, &ends);
         for k in 0..=ends.len() {
-            let at = if k == 0 { self.base } else { ends[k - 1].0 }.next_multiple_of(item.align);
+            let free = if k == 0 { self.base } else { ends[k - 1].0 };
+            let at = aligned(free, item.align);
             if capacity < at + item.bytes {
                 break;
             }
-            consider(
-                in_way.cost(self, &ends, at, item.bytes),
-                at,
-                &mut self.random,
-            );
+            consider(in_way.cost(at, item.bytes), at, &mut self.random);
         }
         // Directly under an item, or at the top.
-        let mut in_way = InWay::default();
-        for k in 0..=self.near.len() {
-            let hi = self.near.get(k).map_or(capacity, |&(lo, _, _)| lo);
+        let mut in_way = InWay::new(&starts, &ends);
+        for k in 0..=starts.len() {
+            let hi = starts.get(k).map_or(capacity, |&(lo, _)| lo);
             let Some(at) = hi.checked_sub(item.bytes).map(|at| at & !(item.align - 1)) else {
                 continue;
             };
             if at < self.base {
                 continue;
             }
-            consider(
-                in_way.cost(self, &ends, at, item.bytes),
-                at,
-                &mut self.random,
-            );
+            consider(in_way.cost(at, item.bytes), at, &mut self.random);
         }
-        self.ends = ends;
+        (self.starts, self.ends) = (starts, ends);
         best.filter(|&(cost, _)| cost < 1 << 60).map(|(_, at)| at)
     }
 }
 
 /// Computes the cost of the items in the way, for rising addresses: the number of items that start
 /// below the end of a place, the number that end before it, and their costs.
-#[derive(Default)]
-struct InWay {
+struct InWay<'a> {
+    starts: &'a [(u64, u64)],
+    ends: &'a [(u64, u64)],
     begun: (usize, u128),
     ended: (usize, u128),
 }
 
-impl InWay {
+impl<'a> InWay<'a> {
+    fn new(starts: &'a [(u64, u64)], ends: &'a [(u64, u64)]) -> InWay<'a> {
+        InWay {
+            starts,
+            ends,
+            begun: (0, 0),
+            ended: (0, 0),
+        }
+    }
+
     /// The cost of the items in the way of `bytes` bytes at `at`, which is not below the last `at`.
-    fn cost(&mut self, repair: &Repair<'_>, ends: &[(u64, u64)], at: u64, bytes: u64) -> u128 {
-        while self.ended.0 < ends.len() && ends[self.ended.0].0 <= at {
-            self.ended.1 += u128::from(ends[self.ended.0].1);
+    fn cost(&mut self, at: u64, bytes: u64) -> u128 {
+        while self.ended.0 < self.ends.len() && self.ends[self.ended.0].0 <= at {
+            self.ended.1 += u128::from(self.ends[self.ended.0].1);
             self.ended.0 += 1;
         }
-        while self.begun.0 < repair.near.len() && repair.near[self.begun.0].0 < at + bytes {
-            self.begun.1 += u128::from(repair.cost(repair.near[self.begun.0].2));
+        while self.begun.0 < self.starts.len() && self.starts[self.begun.0].0 < at + bytes {
+            self.begun.1 += u128::from(self.starts[self.begun.0].1);
             self.begun.0 += 1;
         }
         self.begun.1 - self.ended.1

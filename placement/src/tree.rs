@@ -6,6 +6,8 @@
 //! in use at some time of a span are the `below` of the nodes that make up the span, and the `here`
 //! of their ancestors.
 
+use super::problem::aligned;
+
 /// Disjoint ranges `lo..hi` in ascending order, none touching the next.
 #[derive(Clone, Default)]
 struct Ranges(Vec<(u64, u64)>);
@@ -204,13 +206,13 @@ impl Tree {
         let mut best: Option<(u64, u64)> = None;
         let mut free = from;
         for &(lo, hi) in self.used.iter().chain([&(top, top)]) {
-            let at = free.next_multiple_of(align);
+            let at = aligned(free, align);
             if at + bytes <= lo && best.is_none_or(|(hole, _)| lo - free < hole) {
                 best = Some((lo - free, at));
             }
             free = free.max(hi);
         }
-        best.map_or(free.next_multiple_of(align), |(_, at)| at)
+        best.map_or(aligned(free, align), |(_, at)| at)
     }
 }
 
