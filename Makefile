@@ -71,6 +71,7 @@ test-python: ## test the Python package; skipped where torch is not installed
 		$(PYTHON) -m ruff format --check --config $(python)/pyproject.toml $(python) examples benches; \
 		MYPYPATH=$(python)/python:$(python)/tests:$(example) \
 			$(PYTHON) -m mypy --config-file $(python)/pyproject.toml $(python)/python $(python)/tests $(example) benches; \
+		PYTHONPATH=$(python)/python $(PYTHON) -m mypy.stubtest lighterage._lighterage; \
 		$(PYTHON) -m pytest $(python); \
 	else \
 		echo 'test-python: skipped, $(PYTHON) lacks torch or the tools; `make venv` installs them'; \

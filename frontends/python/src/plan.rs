@@ -93,7 +93,7 @@ fn kind_of_kernels(given: &str) -> PyResult<Kernels> {
 /// `groups`: the group of options of a parameter, by its path.
 #[pyfunction]
 #[pyo3(signature = (pt2, *, optimizer, budget=None, device="cpu", host=None, kernels="auto",
-    planner="auto", clip_norm=None, groups=BTreeMap::new(), here=true, command=String::new()))]
+    planner="auto", clip_norm=None, groups=None, here=true, command=""))]
 #[expect(
     clippy::too_many_arguments,
     reason = "Python's keyword arguments; its callers name each"
@@ -108,9 +108,9 @@ pub(crate) fn compile(
     kernels: &str,
     planner: &str,
     clip_norm: Option<f64>,
-    groups: BTreeMap<String, usize>,
+    groups: Option<BTreeMap<String, usize>>,
     here: bool,
-    command: String,
+    command: &str,
 ) -> PyResult<Plan> {
     let host = host.map(|text| parse_bytes(text).map_err(|e| error(format!("host: {e}"))));
     let options = Options {
@@ -120,7 +120,7 @@ pub(crate) fn compile(
         kernels: kind_of_kernels(kernels)?,
         planner: chosen("planner", planner, &Planner::ALL, Planner::name)?,
         clip_norm,
-        groups,
+        groups: groups.unwrap_or_default(),
         ..Options::default()
     };
     let mut device = self::device(device)?;
@@ -128,6 +128,7 @@ pub(crate) fn compile(
         // Scratch differs by what runs the kernels.
         device.sm = None;
     }
+    let command = command.to_string();
     py.detach(move || planned(&pt2, options, device, here, command))
 }
 

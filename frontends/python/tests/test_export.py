@@ -300,3 +300,36 @@ def test_model_without_a_scalar_loss_is_refused() -> None:
 def test_model_without_parameters_is_refused() -> None:
     with pytest.raises(CaptureError, match="no parameter"):
         export_joint(Regression(nn.ReLU()), (torch.randn(2, 8),))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.PReLU(),
+        nn.Hardswish(),
+        nn.Hardsigmoid(),
+        nn.GLU(-2),
+        nn.InstanceNorm2d(4, affine=True),
+        nn.ReflectionPad2d(1),
+        nn.PixelShuffle(2),
+        nn.SmoothL1Loss(),
+        nn.HuberLoss(),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_layers_without_an_operation_of_their_own_are_spelled_out(layer: nn.Module) -> None:
+    class Body(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.layer = nn.Conv2d(1, 4, 3, bias=False), layer
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.first(x)
+            # The mean square of what is normalised would be constant.
+            return torch.sigmoid(self.layer(h, torch.zeros_like(h)) if "Loss" in str(layer) else self.layer(h))
+
+    model, args = made(Body(), 2, 1, 6, 6)
+    step = export_joint(model, args)
+    assert error(step, model, args) <= MAX_ERROR
+    spelled = ("_prelu", "hards", "glu", "_native_batch_norm_legit.no", "reflection", "pixel", "smooth_l1", "huber")
+    assert not [name for name in ops(step) if name.removeprefix("torch.ops.aten.").startswith(spelled)]

@@ -2,6 +2,8 @@
 
 from typing import Any, final
 
+__all__ = ["Machine", "Plan", "View", "compile", "devices"]
+
 @final
 class Plan:
     """The plan of a step: what it needs, what it takes, and why."""
@@ -134,7 +136,7 @@ def compile(
     kernels: str = "auto",
     planner: str = "auto",
     clip_norm: float | None = None,
-    groups: dict[str, int] = {},
+    groups: dict[str, int] | None = None,
     here: bool = True,
     command: str = "",
 ) -> Plan:

@@ -55,14 +55,26 @@ Level = Literal["core", "coarse"]
 Attention = Literal["math", "fused"]
 
 # Operations that simpler ones can express. Lowering them reduces the set of operations that a reader has
-# to know, and splits no real kernel: norms, softmax, losses, attention, activations and dropout stay whole.
+# to know, and splits no real kernel: norms, softmax, losses, attention, activations and dropout stay whole if the
+# compiler has an op for them. A forward and its backward are both here, or neither is.
 SPELLINGS: list[Any] = [
+    aten._native_batch_norm_legit.no_stats,
+    aten._prelu_kernel,
+    aten._prelu_kernel_backward,
     aten._safe_softmax,
     aten._unsafe_view,
     aten.arange.default,
     aten.arange.start,
     aten.empty_like,
     aten.fill,
+    aten.glu,
+    aten.glu_backward,
+    aten.hardsigmoid,
+    aten.hardsigmoid_backward,
+    aten.hardswish,
+    aten.hardswish_backward,
+    aten.huber_loss,
+    aten.huber_loss_backward,
     aten.index_add,
     aten.masked_fill,
     aten.new_empty,
@@ -71,9 +83,15 @@ SPELLINGS: list[Any] = [
     aten.new_zeros,
     aten.ones,
     aten.ones_like,
+    aten.pixel_shuffle,
+    aten.pixel_unshuffle,
+    aten.reflection_pad2d,
+    aten.reflection_pad2d_backward,
     aten.rsub,
     aten.select_backward,
     aten.slice_backward,
+    aten.smooth_l1_loss,
+    aten.smooth_l1_loss_backward,
     aten.split.Tensor,
     aten.squeeze.dim,
     aten.t,
@@ -81,6 +99,8 @@ SPELLINGS: list[Any] = [
     aten.tril,
     aten.triu,
     aten.unbind,
+    aten.unsafe_split,
+    aten.xlogy,
     aten.zeros,
     aten.zeros_like,
 ]
