@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from lighterage.export import weightless
 from torch import nn
 from torch.nn import functional as F
 
@@ -446,6 +447,16 @@ def test_call_without_a_kernel_is_named_and_can_be_planned() -> None:
     plan = lt.plan(model, optimizer, example=batch, device="h100", budget="80%")
     assert plan.unsupported == caught.value.ops
     assert plan.peak <= (plan.budget or 0)
+    assert plan.kernels == "generated"
+
+
+def test_model_without_memory_can_be_planned() -> None:
+    with weightless():
+        model = Tied()
+    plan = lt.plan(model, "adamw", example=made(Tied)[1], device="a100-80g", budget="70%")
+    assert plan.peak < plan.keep_peak
+    with pytest.raises(lt.Error):
+        plan.load()
 
 
 @pytest.mark.parametrize(

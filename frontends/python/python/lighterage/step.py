@@ -88,6 +88,8 @@ def plan(
         budget=budget,
         device=device,
         host=host,
+        # Planning needs no generator.
+        kernels="generated",
         planner=planner,
         clip_norm=clip_grad_norm,
         here=False,
