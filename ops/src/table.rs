@@ -137,6 +137,16 @@ macro_rules! ops {
             // divide that of q: grouped queries.
             Sdpa(Attention) "sdpa": takes(3, 4).real() => sdpa, sdpa_work;
             SdpaBwd(Attention) "sdpa_bwd": takes(6, 7).real() => sdpa_bwd, sdpa_bwd_work;
+            // The same with heads inside rows, so that tensors around it need no permutation:
+            // sdpa_rows(q[B,S,N,D], k[B,T,N,D], v[B,T,N,E][, mask]) -> out[B,S,H,E], logsumexp.
+            // Each N may differ: `heads` are H and the number of heads of k and v, and `first` are
+            // the places of q's, k's and v's first heads in their rows; -1: the operand is as in
+            // sdpa. sdpa_rows_bwd(dout, q, k, v, out, logsumexp[, mask]) -> dq, dk, dv, in the
+            // forms of q, k, v with these heads alone; or one tensor [B,S,N,D], if q, k, v share
+            // such rows and fill them.
+            SdpaRows(AttentionRows) "sdpa_rows": takes(3, 4).real() => sdpa_rows, sdpa_rows_work;
+            SdpaRowsBwd(AttentionRows) "sdpa_rows_bwd": takes(6, 7).real()
+                => sdpa_rows_bwd, sdpa_rows_bwd_work;
             // Tables. embedding(w[V,D], index) -> [index.., D]. embedding_bwd(dy, index) ->
             // dw[rows, D]; rows of `padding` get 0 (-1: none).
             Embedding "embedding": takes(2, 2) => embedding;

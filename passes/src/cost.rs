@@ -4,8 +4,9 @@
 
 pub mod profile;
 
+use ir::op::attention::Attending;
 use ir::schedule::{InstrKind, Loc, Schedule};
-use ir::{DType, Device, Graph, Instr, Node, Op, Table, Value};
+use ir::{DType, Device, Graph, Instr, Node, Op, Table, TensorType, Value};
 use std::collections::BTreeMap;
 
 /// Times in µs. A planner reads costs only through this trait.
@@ -167,7 +168,7 @@ impl Cost for Roofline {
 }
 
 /// Bytes that a node reads and writes. An op that takes some elements of its first operand reads
-/// only those.
+/// only those, and attention only its own heads of rows.
 fn operand_bytes(graph: &Graph, node: Node) -> u64 {
     let data = &graph.nodes[node];
     let bytes = |&v: &Value| graph.values[v].ty.bytes();
@@ -175,6 +176,15 @@ fn operand_bytes(graph: &Graph, node: Node) -> u64 {
     match (&data.op, &data.inputs[..], &data.outputs[..]) {
         (Op::Slice(_) | Op::Embedding | Op::Gather(_) | Op::Index, [from, ..], [taken]) => {
             all - bytes(from) + bytes(taken)
+        }
+        (Op::SdpaRows(a), [q, k, v, ..], _) | (Op::SdpaRowsBwd(a), [_, q, k, v, ..], _) => {
+            let qkv = [q, k, v].map(|&value| &graph.values[value].ty);
+            let it = Attending::rows(a, qkv.map(TensorType::shape), 0);
+            let read = it.expect("typed attention should have sizes").numbers();
+            let bytes =
+                |(ty, n): (&TensorType, u64)| (ty.bytes(), n * ty.bytes() / ty.numel().max(1));
+            let parts = qkv.into_iter().zip(read).map(bytes);
+            parts.fold(all, |all, (whole, part)| all - whole + part)
         }
         _ => all,
     }
@@ -225,7 +235,10 @@ fn product(graph: &Graph, node: Node) -> Option<Product> {
     work.matrix.then(|| Product {
         flops: work.flops,
         is_half: data.inputs.first().is_some_and(is_half),
-        is_attention: matches!(data.op, Op::Sdpa(_) | Op::SdpaBwd(_)),
+        is_attention: matches!(
+            data.op,
+            Op::Sdpa(_) | Op::SdpaBwd(_) | Op::SdpaRows(_) | Op::SdpaRowsBwd(_)
+        ),
     })
 }
 
@@ -343,6 +356,20 @@ mod tests {
         assert_eq!(nanos(slice), 1000.0 + 2.0 * 400.0);
         let all = "  fwd - %y = neg %x : f32[1000,10]";
         assert_eq!(nanos(all), 1000.0 + 2.0 * 40_000.0);
+    }
+
+    /// Attention reads three of the five heads of its rows.
+    #[test]
+    fn attention_reads_its_heads() {
+        let nodes = "  fwd - %r = reshape %x shape=[1000,1,5,2] : f32[1000,1,5,2]
+  fwd - %y, %l = sdpa_rows %r, %r, %r causal=false first=[0,2,4] heads=[1,1] scale=1.0 : \
+            f32[1000,1,1,2], f32[1000,1,1]";
+        let test = Device {
+            attention_flops: Some(1e30),
+            ..devices::named("test").unwrap()
+        };
+        let nanos = (1e3 * times(&test, nodes).1[1]).round();
+        assert_eq!(nanos, 1000.0 + 4.0 * (3.0 * 2000.0 + 2000.0 + 1000.0));
     }
 
     /// Attention has a rate of its own, and the sum of a product in half precision has the rate of

@@ -323,6 +323,45 @@ impl<'a> Call<'a> {
             of: PhantomData,
         }
     }
+    /// Parts of the columns of result `j`, which consists of `outer` times `rows` rows of `columns`
+    /// elements. There are `outer` times `inner` units, in this order. In its
+    /// rows, each unit has an equal share of each part's columns, in the order of `inner`. Panics
+    /// as [`Call::output`] does, and if the parts overlap or cannot be shared equally.
+    pub fn output_unit_columns<T: Element, const N: usize>(
+        &self,
+        j: usize,
+        [outer, inner]: [usize; 2],
+        [rows, columns]: [usize; 2],
+        parts: [Range<usize>; N],
+    ) -> [UnitColumns<'a, T>; N] {
+        let y = &self.outs[j];
+        self.take(j);
+        expect_type::<T>(y);
+        let units = self.part(outer * inner);
+        assert!(outer * rows * columns == y.numel(), "rows should be whole");
+        for (i, part) in parts.iter().enumerate() {
+            let apart = |other: &Range<usize>| other.end <= part.start || part.end <= other.start;
+            let fits = part.start <= part.end && part.end <= columns;
+            assert!(
+                fits && parts[..i].iter().all(apart),
+                "columns should be a result's, and each in one part"
+            );
+            assert!(
+                part.len() == part.len().checked_div(inner).unwrap_or(0) * inner,
+                "units should share columns equally"
+            );
+        }
+        parts.map(|part| UnitColumns {
+            // A result without elements may begin past its end.
+            data: y.data.cast::<T>().wrapping_add(part.start),
+            inner,
+            rows,
+            share: part.len().checked_div(inner).unwrap_or(0),
+            stride: columns,
+            units: units.clone(),
+            of: PhantomData,
+        })
+    }
     /// Operand `i`'s elements as bits. Panics if their width is not `T`'s, or if a result lies on
     /// the operand.
     pub fn input_bits<T: Bits>(&self, i: usize) -> &'a [T] {
@@ -504,6 +543,12 @@ impl<'a, T> Window<'a, T> {
         // nothing else uses them.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(i * self.stride), self.columns) }
     }
+    /// All elements, if the rows follow each other.
+    pub fn whole(&mut self) -> Option<&mut [T]> {
+        // SAFETY: as for `row`; no other element lies between the rows.
+        (self.stride == self.columns)
+            .then(|| unsafe { std::slice::from_raw_parts_mut(self.data, self.rows * self.columns) })
+    }
     /// The first element.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut T {
         self.data
@@ -551,6 +596,34 @@ impl<T> Planes<'_, T> {
             rows: rows.len(),
             columns: columns.len(),
             stride: self.columns,
+            of: PhantomData,
+        }
+    }
+}
+
+/// Some columns of a result, shared by units: see [`Call::output_unit_columns`].
+pub struct UnitColumns<'a, T> {
+    data: *mut T,
+    inner: usize,
+    rows: usize,
+    share: usize,
+    stride: usize,
+    units: Range<usize>,
+    of: PhantomData<&'a mut [T]>,
+}
+
+impl<T> UnitColumns<'_, T> {
+    /// The rows and columns of a unit. Panics if the unit is not this part's.
+    pub fn window(&mut self, unit: usize) -> Window<'_, T> {
+        assert!(self.units.contains(&unit), "a unit should be this part's");
+        let first = unit / self.inner * self.rows * self.stride;
+        Window {
+            data: self
+                .data
+                .wrapping_add(first + unit % self.inner * self.share),
+            rows: self.rows,
+            columns: self.share,
+            stride: self.stride,
             of: PhantomData,
         }
     }

@@ -103,6 +103,7 @@ pub(crate) fn cases(target: &Target) -> Vec<Case> {
     windows(&mut wishes);
     products(&mut wishes);
     attention(&mut wishes);
+    attention_rows(&mut wishes);
     let generate = |wanted: &Wanted| {
         codegen::kernel(&wanted.op, &types(wanted), target, scratch(wanted))
             .unwrap_or_else(|e| panic!("{e}: {:?}", types(wanted)))
@@ -686,18 +687,108 @@ fn attention(w: &mut Wishes) {
                 BF16 => Close::OfLargest(2.0),
                 _ => Close::OfLargest(16.0),
             };
-            // The backward has the forward's results.
-            let of = op("sdpa", &attrs);
-            let types: Vec<TensorType> = ins.iter().map(|(ty, _)| ty.clone()).collect();
-            let outs = results(&of, &types);
-            let tensors: Vec<&OwnedTensor> = ins.iter().map(|(_, tensor)| tensor).collect();
-            let found = crate::code::plain(&of, &tensors, &outs).expect("attention should run");
-            let mut backward = vec![w.small(dtype, &[b, h, s, e])];
-            backward.extend_from_slice(&ins[..3]);
-            backward.extend(outs.into_iter().zip(found));
-            backward.extend_from_slice(&ins[3..]);
-            w.of("sdpa", &attrs, ins, close);
-            w.of("sdpa_bwd", &attrs, backward, close);
+            both_ways(w, ["sdpa", "sdpa_bwd"], &attrs, ins, close);
+        }
+    }
+}
+
+/// Attention and its backward, which has the forward's results.
+fn both_ways(
+    w: &mut Wishes,
+    [forward, backward]: [&'static str; 2],
+    attrs: Attrs<'_>,
+    ins: Ins,
+    close: Close,
+) {
+    let of = op(forward, attrs);
+    let types: Vec<TensorType> = ins.iter().map(|(ty, _)| ty.clone()).collect();
+    let outs = results(&of, &types);
+    let tensors: Vec<&OwnedTensor> = ins.iter().map(|(_, tensor)| tensor).collect();
+    let found = crate::code::plain(&of, &tensors, &outs).expect("attention should run");
+    let mut operands = vec![w.small(types[0].dtype(), outs[0].shape())];
+    operands.extend_from_slice(&ins[..3]);
+    operands.extend(outs.into_iter().zip(found));
+    operands.extend_from_slice(&ins[3..]);
+    w.of(forward, attrs, ins, close);
+    w.of(backward, attrs, operands, close);
+}
+
+/// Heads inside rows.
+fn attention_rows(w: &mut Wishes) {
+    // Batch, heads of q and of k, queries, keys, widths of q and of v; the first heads in rows of
+    // q, k and v, and the heads in these rows; a mask.
+    type Case = (
+        DType,
+        [u64; 7],
+        [(i64, u64); 3],
+        Option<(DType, &'static [u64])>,
+    );
+    let cases: [Case; 8] = [
+        // By tensor cores. The gradients of the first two are one result.
+        (
+            BF16,
+            [2, 2, 2, 70, 70, 64, 64],
+            [(0, 6), (2, 6), (4, 6)],
+            None,
+        ),
+        (
+            BF16,
+            [1, 2, 1, 33, 33, 128, 128],
+            [(2, 4), (0, 4), (1, 4)],
+            None,
+        ),
+        (
+            BF16,
+            [2, 4, 2, 66, 33, 64, 64],
+            [(-1, 0), (0, 2), (1, 4)],
+            None,
+        ),
+        (
+            BF16,
+            [1, 2, 2, 5, 66, 128, 128],
+            [(1, 3), (-1, 0), (-1, 0)],
+            None,
+        ),
+        (F32, [2, 2, 2, 7, 7, 6, 6], [(0, 6), (2, 6), (4, 6)], None),
+        (
+            F32,
+            [2, 4, 2, 5, 7, 6, 3],
+            [(1, 5), (-1, 0), (0, 2)],
+            Some((F32, &[2, 1, 1, 7])),
+        ),
+        (
+            BF16,
+            [2, 2, 2, 3, 3, 8, 8],
+            [(4, 6), (0, 6), (2, 6)],
+            Some((Bool, &[3, 3])),
+        ),
+        (F64, [1, 2, 1, 3, 4, 4, 4], [(-1, 0), (-1, 0), (0, 1)], None),
+    ];
+    for (dtype, [b, h, g, s, t, d, e], places, mask) in cases {
+        for causal in [false, true] {
+            let first = places.map(|(first, _)| first).to_vec();
+            let attrs = [
+                ("causal", Attr::Bool(causal)),
+                ("first", Attr::Ints(first)),
+                ("heads", Attr::Ints(vec![h as i64, g as i64])),
+                ("scale", Attr::Float(0.3)),
+            ];
+            let forms = [(h, s, d), (g, t, d), (g, t, e)];
+            let mut ins = vec![];
+            for ((heads, rows, width), (first, all)) in forms.into_iter().zip(places) {
+                let shape = match first {
+                    -1 => [b, heads, rows, width],
+                    _ => [b, rows, all, width],
+                };
+                ins.push(w.small(dtype, &shape));
+            }
+            ins.extend(mask.map(|(dtype, shape)| w.small(dtype, shape)));
+            let close = match dtype {
+                F32 => Close::Absolute(1e-5),
+                BF16 => Close::OfLargest(2.0),
+                _ => Close::OfLargest(16.0),
+            };
+            both_ways(w, ["sdpa_rows", "sdpa_rows_bwd"], &attrs, ins, close);
         }
     }
 }

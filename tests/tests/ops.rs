@@ -42,6 +42,8 @@ fn numbers(tensor: &TensorView<'_>, bytes: &[u8]) -> Vec<f64> {
 const ONLY_PASSES: &[OpKind] = &[
     OpKind::MatmulSum,
     OpKind::NllSum,
+    OpKind::SdpaRows,
+    OpKind::SdpaRowsBwd,
     OpKind::SumSquares,
     OpKind::ClipScale,
     OpKind::Adamw,

@@ -22,7 +22,7 @@ pub(super) fn delta(e: &mut Emitter) -> u32 {
     let offset = e.b.wide(offset);
     let eight = Type::Vector(8, Kind::BF16);
     let rows = [Tensor::Dout, Tensor::Out].map(|tensor| {
-        let at = e.row(e.tensor(tensor), read, e.pitch());
+        let at = e.of_query(tensor, read, e.pitch());
         let at = e.advance(at, offset);
         e.b.load(at, eight, 16)
     });
@@ -39,7 +39,7 @@ pub(super) fn delta(e: &mut Emitter) -> u32 {
     let leads = e.b.compare(Predicate::Eq, chunk, zero);
     let writes = e.b.andi(leads, inside);
     e.when(writes, |e| {
-        let to = e.row(e.tensor(Tensor::Delta), row, e.delta_bytes);
+        let to = e.of_query(Tensor::Delta, row, e.delta_bytes);
         e.b.store(sum, to, 4);
     });
     0
@@ -285,9 +285,11 @@ struct Fetched {
     /// The logsumexp of a tile's queries, then their delta, for two tiles.
     numbers: Value,
     number_bytes: u32,
-    /// Whether the thread copies one of these numbers, from which tensor, the bytes from one to the
-    /// next there, its row in the tile, and its place in the tile in bytes.
+    /// Whether the thread copies one of these numbers, whether it is a delta, from which tensor,
+    /// the bytes from one to the next there, its row in the tile, and its place in the tile in
+    /// bytes.
     copies: Value,
+    is_delta: Value,
     from: Value,
     apart: Value,
     row: Value,
@@ -355,11 +357,30 @@ impl Fetched {
             numbers: e.advance(s.tiles, 2 * tile + 4 * small),
             number_bytes: 2 * 4 * rows,
             copies,
+            is_delta,
             from,
             apart,
             row,
             place: e.b.wide(place),
         }
+    }
+}
+
+impl Fetched {
+    /// The address of the thread's number of a query.
+    fn number(&self, e: &mut Emitter, head: Value, row: Value) -> Value {
+        if e.has_places() {
+            let [delta, lse] = [Tensor::Delta, Tensor::Lse].map(|of| e.numbers(of, head).at);
+            let first = e.b.select(self.is_delta, delta, lse);
+            let row = e.b.wide(row);
+            let offset = e.b.muli(row, self.apart);
+            return e.advance(first, offset);
+        }
+        let [head, n, row] = [head, e.n_queries, row].map(|x| e.b.wide(x));
+        let first = e.b.muli(head, n);
+        let number = e.b.addi(first, row);
+        let offset = e.b.muli(number, self.apart);
+        e.advance(self.from, offset)
     }
 }
 
@@ -440,11 +461,7 @@ impl Keys {
         e.when(queries.copies, |e| {
             let row = e.b.addi(at, queries.row);
             let inside = e.b.compare(Predicate::Slt, row, e.n_queries);
-            let [head, n, wide_row] = [head, e.n_queries, row].map(|x| e.b.wide(x));
-            let first = e.b.muli(head, n);
-            let number = e.b.addi(first, wide_row);
-            let offset = e.b.muli(number, queries.apart);
-            let from = e.advance(queries.from, offset);
+            let from = queries.number(e, head, row);
             let to = e.turn(round, queries.number_bytes);
             let to = e.advance(queries.numbers, to);
             let to = e.advance(to, queries.place);

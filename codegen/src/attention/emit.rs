@@ -10,6 +10,7 @@ use crate::mlir::{
     self, Arith, Body, Builder, Cache, Emit, Function, Kind, Layout, Parameter, Predicate, Shared,
     Space, Special, Step, Type, Value,
 };
+use ir::op::attention::{Attending, Layout as Place};
 
 /// Threads of a block: four warps, each with 16 rows of a tile of 64.
 pub(super) const THREADS: u32 = 128;
@@ -35,6 +36,8 @@ pub(super) struct Emitter {
     /// Numbers in a row of a tile.
     pub(super) d: u32,
     tensors: Vec<(Tensor, Value)>,
+    /// Where tensors lie, if heads are inside rows.
+    places: Option<Attending>,
     /// Bytes from one query's delta to the next.
     pub(super) delta_bytes: u32,
     /// Heads of q over the batch, and how many of them share a head of k and v.
@@ -64,6 +67,8 @@ pub(super) struct Matrix {
     pub(super) at: Value,
     /// How many rows it has.
     pub(super) rows: Value,
+    /// Bytes from one row to the next.
+    pitch: u32,
 }
 
 /// How the lanes of a warp address 16 × 16 numbers for `ldmatrix.x4`.
@@ -88,8 +93,8 @@ pub(super) struct Filler {
     row: Value,
     /// Its chunk's place in the tile, 64 bits.
     place: Value,
-    /// Its chunk's place in the matrix, relative to the tile's first row.
-    from: Value,
+    /// Its chunk's place in a row, in bytes, 32 bits.
+    chunk: Value,
     /// Rows that all threads fill at once: a multiple of 8, so that a thread's chunk has the same
     /// place in all of its rows.
     step: u32,
@@ -150,6 +155,7 @@ impl Emitter {
             b,
             d,
             tensors: tensors.zip(values.iter().copied()).collect(),
+            places: None,
             delta_bytes: 4,
             n_heads,
             group,
@@ -159,11 +165,23 @@ impl Emitter {
         }
     }
 
+    /// Heads are inside rows. If the gradients are one result, it is the argument dq.
+    pub(super) fn place(&mut self, it: &Attending) {
+        self.places = Some(*it);
+        if it.is_joint && self.tensors.iter().any(|(of, _)| *of == Tensor::Dq) {
+            let dq = self.tensor(Tensor::Dq);
+            self.tensors.extend([(Tensor::Dk, dq), (Tensor::Dv, dq)]);
+        }
+    }
+
     /// Each query's delta lies where its row of dq begins, which is written when it has been read.
     pub(super) fn keep_delta_in_dq(&mut self) {
         let dq = self.tensor(Tensor::Dq);
         self.tensors.push((Tensor::Delta, dq));
-        self.delta_bytes = self.pitch();
+        self.delta_bytes = match self.place_of(Tensor::Dq) {
+            Some((place, _)) => 2 * place.row as u32,
+            None => self.pitch(),
+        };
     }
 
     /// The kernel, complete.
@@ -175,6 +193,29 @@ impl Emitter {
     pub(super) fn tensor(&self, tensor: Tensor) -> Value {
         let found = self.tensors.iter().find(|(of, _)| *of == tensor);
         found.expect("a kernel should have its tensors").1
+    }
+
+    /// True if heads are inside rows.
+    pub(super) fn has_places(&self) -> bool {
+        self.places.is_some()
+    }
+
+    /// Where a tensor lies, and the heads of a sequence; none if heads contain rows.
+    fn place_of(&self, tensor: Tensor) -> Option<(Place, u64)> {
+        let it = self.places.as_ref()?;
+        let [q, kv] = [it.sizes.heads, it.sizes.groups];
+        let (place, heads) = match tensor {
+            Tensor::Q => (it.qkv[0], q),
+            Tensor::K => (it.qkv[1], kv),
+            Tensor::V => (it.qkv[2], kv),
+            Tensor::Out | Tensor::Dout => (it.out, q),
+            // Delta lies in dq.
+            Tensor::Dq | Tensor::Delta => (it.gradients[0], q),
+            Tensor::Dk => (it.gradients[1], kv),
+            Tensor::Dv => (it.gradients[2], kv),
+            Tensor::Lse => return None,
+        };
+        Some((place, heads))
     }
 
     /// Bytes of a row.
@@ -233,28 +274,55 @@ impl Emitter {
         self.advance(pointer, offset)
     }
 
-    /// Matrix `i` of a tensor of matrices with `rows` rows of `bytes` bytes.
-    pub(super) fn matrix(&mut self, tensor: Value, i: Value, rows: Value, bytes: u32) -> Matrix {
-        let (i, n) = (self.b.wide(i), self.b.wide(rows));
-        let at = self.b.muli(i, n);
-        let bytes = self.b.long(bytes.into());
-        let offset = self.b.muli(at, bytes);
+    /// Head `i` of a tensor with `rows` rows; `bytes` is the distance between rows of a tensor in
+    /// which heads contain rows.
+    fn matrix(&mut self, tensor: Tensor, i: Value, rows: Value, bytes: u32) -> Matrix {
+        let pointer = self.tensor(tensor);
+        let Some((place, heads)) = self.place_of(tensor) else {
+            let (i, n) = (self.b.wide(i), self.b.wide(rows));
+            let at = self.b.muli(i, n);
+            let long = self.b.long(bytes.into());
+            let offset = self.b.muli(at, long);
+            return Matrix {
+                at: self.advance(pointer, offset),
+                rows,
+                pitch: bytes,
+            };
+        };
+        let sequence = self.with(Arith::Divui, i, heads as u32);
+        let head = self.with(Arith::Remui, i, heads as u32);
+        let mut at = self.advance(pointer, (2 * place.first) as u32);
+        for (i, step) in [(sequence, place.batch), (head, place.head)] {
+            let (i, bytes) = (self.b.wide(i), self.b.long(2 * step));
+            let offset = self.b.muli(i, bytes);
+            at = self.advance(at, offset);
+        }
         Matrix {
-            at: self.advance(tensor, offset),
+            at,
             rows,
+            pitch: 2 * place.row as u32,
         }
     }
 
     /// A head's matrix of a tensor with a row for each query.
     pub(super) fn of_queries(&mut self, tensor: Tensor, head: Value) -> Matrix {
-        let (tensor, pitch) = (self.tensor(tensor), self.pitch());
-        self.matrix(tensor, head, self.n_queries, pitch)
+        self.matrix(tensor, head, self.n_queries, self.pitch())
     }
 
     /// A head's matrix of a tensor with a row for each key.
     pub(super) fn of_keys(&mut self, tensor: Tensor, head: Value) -> Matrix {
-        let (tensor, pitch) = (self.tensor(tensor), self.pitch());
-        self.matrix(tensor, head, self.n_keys, pitch)
+        self.matrix(tensor, head, self.n_keys, self.pitch())
+    }
+
+    /// The address of a query's row, or of its number; queries are counted over all heads.
+    pub(super) fn of_query(&mut self, tensor: Tensor, query: Value, bytes: u32) -> Value {
+        if self.place_of(tensor).is_none() {
+            let pointer = self.tensor(tensor);
+            return self.row(pointer, query, bytes);
+        }
+        let (head, row) = self.divide(query, self.n_queries);
+        let matrix = self.matrix(tensor, head, self.n_queries, bytes);
+        self.row(matrix.at, row, matrix.pitch)
     }
 
     /// Bytes from one query's number to the next, of the logsumexp or of delta.
@@ -268,9 +336,7 @@ impl Emitter {
 
     /// A head's f32 for each query.
     pub(super) fn numbers(&mut self, tensor: Tensor, head: Value) -> Matrix {
-        let bytes = self.number_bytes(tensor);
-        let tensor = self.tensor(tensor);
-        self.matrix(tensor, head, self.n_queries, bytes)
+        self.matrix(tensor, head, self.n_queries, self.number_bytes(tensor))
     }
 
     /// The offset of one of two tiles, 64 bits: the first for even rounds, the second for odd
@@ -353,13 +419,10 @@ impl Emitter {
         let chunk = self.with(Arith::Remui, thread, chunks);
         let place = self.swizzled(row, chunk);
         let place = self.b.wide(place);
-        let start = self.with(Arith::Muli, row, self.pitch());
-        let chunk = self.with(Arith::Shli, chunk, 4);
-        let from = self.b.addi(start, chunk);
         Filler {
             row,
             place,
-            from: self.b.wide(from),
+            chunk: self.with(Arith::Shli, chunk, 4),
             step: THREADS / chunks,
         }
     }
@@ -383,9 +446,11 @@ impl Emitter {
         matrix: Matrix,
         first: Value,
     ) {
-        let pitch = self.pitch();
-        let at = self.row(matrix.at, first, pitch);
-        let from = self.advance(at, filler.from);
+        let at = self.row(matrix.at, first, matrix.pitch);
+        let start = self.with(Arith::Muli, filler.row, matrix.pitch);
+        let start = self.b.addi(start, filler.chunk);
+        let start = self.b.wide(start);
+        let from = self.advance(at, start);
         let to = self.advance(tile, filler.place);
         let left = self.b.subi(matrix.rows, first);
         let (all, none) = (self.b.int(16), self.b.int(0));
@@ -393,8 +458,9 @@ impl Emitter {
             let row = self.with(Arith::Addi, filler.row, i * filler.step);
             let inside = self.b.compare(Predicate::Slt, row, left);
             let bytes = self.b.select(inside, all, none);
-            let offset = i * filler.step * pitch;
-            let (to, from) = (self.advance(to, offset), self.advance(from, offset));
+            let row = i * filler.step;
+            let to = self.advance(to, row * self.pitch());
+            let from = self.advance(from, row * matrix.pitch);
             self.b.copy_async(to, from, 16, bytes, Cache::Second);
         }
     }
@@ -537,8 +603,8 @@ impl Emitter {
             let inside = self.b.compare(Predicate::Slt, row, to.rows);
             self.when(inside, |e| {
                 let numbers = e.b.load(from, numbers, 16);
-                let to = e.row(to.at, row, e.pitch());
-                let to = e.advance(to, offset);
+                let at = e.row(to.at, row, to.pitch);
+                let to = e.advance(at, offset);
                 e.b.store(numbers, to, 16);
             });
         }

@@ -3,9 +3,10 @@
 //!
 //! The kernels compute `sdpa` and `sdpa_bwd` of [`ir::op`] for bf16, without a mask or with the
 //! causal one. q, out, dout, dq are [B, H, S, D], k, v, dk, dv are [B, G, T, D], where G divides H;
-//! logsumexp and delta are f32 [B, H, S]. Scores, sums and gradients are f32; probabilities and the
-//! gradients of scores are rounded to bf16 before they are multiplied, as every implementation on
-//! tensor cores does. A query without visible keys gives zeros and a logsumexp of 0.
+//! logsumexp and delta are f32 [B, H, S]. In `sdpa_rows` and its backward, rows contain heads.
+//! Scores, sums and gradients are f32; probabilities and the gradients of scores are rounded to
+//! bf16 before they are multiplied, as every implementation on tensor cores does. A query without
+//! visible keys gives zeros and a logsumexp of 0.
 //!
 //! The method is FlashAttention-2's (Dao, 2023). Forward: a block has 64 queries and goes over the
 //! keys, with a running maximum and sum. Backward: [`Kind::Delta`] computes the sums over dout ·
@@ -22,6 +23,7 @@ mod masks;
 use crate::kernels::{Generator, GeneratorError, Stage, Target};
 use crate::mlir::{self, Function, Module};
 use emit::{Emitter, Operand, ROWS, THREADS};
+use ir::op::attention::Attending;
 
 ir::named! {
     /// The kernel. Each takes the addresses of tensors, bf16 unless f32 is stated, then
@@ -253,20 +255,30 @@ pub(crate) struct Phase {
 pub(crate) fn phases(
     backward: bool,
     head_size: u32,
-    causal: bool,
+    (causal, it): (bool, &Attending),
     sizes: &Sizes,
     symbol: impl Fn(usize) -> String,
 ) -> Vec<Phase> {
     use Tensor::{Dk, Dout, Dq, Dv, K, Lse, Out, Q, V};
     let (kinds, tensors, n_reads): (&[Kind], &[Tensor], usize) = if backward {
         let kinds = &[Kind::Delta, Kind::Keys, Kind::Queries];
-        (kinds, &[Dout, Q, K, V, Out, Lse, Dq, Dk, Dv], 6)
+        let tensors = &[Dout, Q, K, V, Out, Lse, Dq, Dk, Dv];
+        // Gradients that are one result are one argument.
+        let n = tensors.len() - if it.is_joint { 2 } else { 0 };
+        (kinds, &tensors[..n], 6)
     } else {
         (&[Kind::Forward], &[Q, K, V, Out, Lse], 3)
     };
+    let s = &it.sizes;
+    let q = [s.batch, s.heads, s.queries, s.width];
+    let v = [s.batch, s.groups, s.keys, s.values];
+    let has_heads_in_rows = *it != Attending::plain(&q, &v);
     let phase = |(number, &kind)| {
         let operands = operands(tensors, n_reads);
         let mut emitter = Emitter::new(&symbol(number), &operands, head_size, Some(sizes));
+        if has_heads_in_rows {
+            emitter.place(it);
+        }
         if backward {
             emitter.keep_delta_in_dq();
         }

@@ -11,15 +11,55 @@ use super::moves::broadcast;
 use crate::attention::{self, Sizes};
 use crate::kernels::wide;
 use crate::mlir::{Arith, Emit, Kind, Predicate, Value};
-use ir::op::attrs::Attention;
+use ir::op::attention::{Attending, Layout};
+use ir::op::attrs::{Attention, AttentionRows};
 use ir::{DType, TensorType};
 
 /// The number of a block's threads, and of the keys or queries whose scores they keep.
 const THREADS: u64 = 128;
 
-/// Data of all passes: q[B,H,S,D], k[B,G,T,D], v[B,G,T,E].
+/// Attributes, sizes and places of attention of either form.
+struct Form {
+    causal: bool,
+    scale: f64,
+    it: Attending,
+}
+
+impl Form {
+    /// Of `sdpa` or its backward, whose operand `q` is q.
+    fn plain(k: &Kernel<'_>, a: &Attention, q: usize) -> Form {
+        Form {
+            causal: a.causal,
+            scale: a.scale,
+            it: Attending::plain(k.operands[q].shape(), k.operands[q + 2].shape()),
+        }
+    }
+    /// Of `sdpa_rows` or its backward.
+    fn rows(k: &Kernel<'_>, a: &AttentionRows, q: usize) -> Form {
+        let shapes = [q, q + 1, q + 2].map(|i| k.operands[i].shape());
+        Form {
+            causal: a.causal,
+            scale: a.scale,
+            it: Attending::rows(a, shapes, q).expect("a typed attention should have sizes"),
+        }
+    }
+}
+
+/// A tensor of attention. Out is dout too.
+#[derive(Clone, Copy)]
+enum Part {
+    Q,
+    K,
+    V,
+    Out,
+    Dq,
+    Dk,
+    Dv,
+}
+
+/// Data of all passes.
 struct Call<'a> {
-    a: &'a Attention,
+    form: &'a Form,
     /// Heads of q over the batch, and the number of them that share a head of k and v.
     heads: u64,
     group: u64,
@@ -43,9 +83,9 @@ struct Mask {
 }
 
 impl<'a> Call<'a> {
-    fn new(k: &Kernel<'_>, a: &'a Attention, q: usize, mask: usize) -> Call<'a> {
-        let [qs, vs] = [q, q + 2].map(|i| k.operands[i].shape().to_vec());
-        let full = [qs[0], qs[1], qs[2], vs[2]];
+    fn new(k: &Kernel<'_>, form: &'a Form, q: usize, mask: usize) -> Call<'a> {
+        let s = &form.it.sizes;
+        let full = [s.batch, s.heads, s.queries, s.keys];
         let mask = k.operands.get(mask).map(|ty: &TensorType| Mask {
             operand: mask,
             dtype: ty.dtype(),
@@ -56,18 +96,48 @@ impl<'a> Call<'a> {
             _ => DType::F32,
         };
         Call {
-            a,
-            heads: qs[0] * qs[1],
-            group: qs[1].checked_div(vs[1]).unwrap_or(1),
-            queries: qs[2],
-            keys: vs[2],
-            width: qs[3],
-            values: vs[3],
+            form,
+            heads: s.batch * s.heads,
+            group: s.heads.checked_div(s.groups).unwrap_or(1),
+            queries: s.queries,
+            keys: s.keys,
+            width: s.width,
+            values: s.values,
             q,
             mask,
             dtype,
-            heads_of_one: qs[1],
+            heads_of_one: s.heads,
         }
+    }
+
+    /// The first number of a row, which is counted over all heads.
+    fn at(&self, g: &mut Grid, part: Part, row: Value) -> Value {
+        let it = &self.form.it;
+        let (layout, is_of_keys, width) = match part {
+            Part::Q => (it.qkv[0], false, self.width),
+            Part::K => (it.qkv[1], true, self.width),
+            Part::V => (it.qkv[2], true, self.values),
+            Part::Out => (it.out, false, self.values),
+            Part::Dq => (it.gradients[0], false, self.width),
+            Part::Dk => (it.gradients[1], true, self.width),
+            Part::Dv => (it.gradients[2], true, self.values),
+        };
+        let (heads, rows) = match is_of_keys {
+            true => (it.sizes.groups, self.keys),
+            false => (it.sizes.heads, self.queries),
+        };
+        if layout == Layout::of_heads(heads, rows, width) {
+            return g.times(row, width);
+        }
+        let [head, row] = g.divided(row, rows);
+        let [batch, head] = g.divided(head, heads);
+        let steps = [layout.batch, layout.head, layout.row].map(|step| step as i64);
+        g.offset(&[batch, head, row], &steps, layout.first as i64)
+    }
+
+    /// Results dq, dk and dv.
+    fn gradient(&self, g: &Grid, i: usize) -> Tensor {
+        g.result(if self.form.it.is_joint { 0 } else { i })
     }
 
     fn kind(&self) -> Kind {
@@ -91,9 +161,9 @@ impl<'a> Call<'a> {
     /// heads of q and of k.
     fn score(&self, g: &mut Grid, query: Value, key: Value) -> Value {
         let (q, k) = (g.operand(self.q), g.operand(self.q + 1));
-        let [from_q, from_k] = [query, key].map(|row| g.times(row, self.width));
+        let (from_q, from_k) = (self.at(g, Part::Q, query), self.at(g, Part::K, key));
         let score = self.dot(g, [(q, from_q), (k, from_k)], self.width);
-        let scale = g.float(self.a.scale, self.kind());
+        let scale = g.float(self.form.scale, self.kind());
         let score = g.mul(score, scale);
         let Some(mask) = &self.mask else {
             return score;
@@ -129,7 +199,7 @@ impl<'a> Call<'a> {
     /// The number of keys that a query may use.
     fn reach(&self, g: &mut Grid, query: Value) -> Value {
         let keys = g.b.long(self.keys);
-        if !self.a.causal {
+        if !self.form.causal {
             return keys;
         }
         let [_, row] = g.divided(query, self.queries);
@@ -155,7 +225,7 @@ impl<'a> Call<'a> {
         &self,
         g: &mut Grid,
         sums: &[Value],
-        (factors, of): (Tensor, Tensor),
+        (factors, of, part): (Tensor, Tensor, Part),
         n: u64,
         some: Value,
         row: impl FnOnce(&mut Grid, Value) -> Value,
@@ -163,7 +233,7 @@ impl<'a> Call<'a> {
         let [zero, one] = [0, 1].map(|i| g.b.long(i));
         g.repeat([zero, some, one], sums, |g, i, sums| {
             let (factor, row) = (g.get(factors, i), row(g, i));
-            let first = g.times(row, n);
+            let first = self.at(g, part, row);
             let mut next = vec![];
             for (round, &sum) in sums.iter().enumerate() {
                 let column = g.plus(g.thread, (round as u64 * THREADS) as i64);
@@ -180,8 +250,15 @@ impl<'a> Call<'a> {
     }
 
     /// Writes a thread's columns of a row of `n`, times a factor.
-    fn write(&self, g: &mut Grid, sums: &[Value], to: Tensor, row: Value, n: u64, factor: Value) {
-        let first = g.times(row, n);
+    fn write(
+        &self,
+        g: &mut Grid,
+        sums: &[Value],
+        (to, part, row): (Tensor, Part, Value),
+        n: u64,
+        factor: Value,
+    ) {
+        let first = self.at(g, part, row);
         for (round, &sum) in sums.iter().enumerate() {
             let column = g.plus(g.thread, (round as u64 * THREADS) as i64);
             let inside = g.below(column, n);
@@ -200,31 +277,45 @@ impl<'a> Call<'a> {
 }
 
 /// The size of heads and the other sizes, if kernels for tensor cores exist.
-fn by_tensor_cores(k: &Kernel<'_>, a: &Attention, q: usize, mask: usize) -> Option<(u32, Sizes)> {
-    let [qs, ks, vs] = [q, q + 1, q + 2].map(|i| k.operands[i].shape());
+fn by_tensor_cores(k: &Kernel<'_>, form: &Form, q: usize, mask: usize) -> Option<(u32, Sizes)> {
+    let s = &form.it.sizes;
     let of_bf16 = k.operands[q].dtype() == DType::BF16 && k.operands.len() == mask;
-    let fits = of_bf16 && matches!(qs[3], 64 | 128) && vs[3] == qs[3];
+    let fits = of_bf16 && matches!(s.width, 64 | 128) && s.values == s.width;
     // Sizes must fit in 32 bits: see `Sizes`.
-    let heads = qs[0] * qs[1];
-    let small = heads * qs[2].max(1) < 1 << 31 && qs[2].max(ks[2]) < (1 << 31) - 64;
-    (fits && small && ks[1] > 0).then(|| {
+    let heads = s.batch * s.heads;
+    let small = heads * s.queries.max(1) < 1 << 31 && s.queries.max(s.keys) < (1 << 31) - 64;
+    let it = &form.it;
+    let layouts = it.qkv.iter().chain(&it.gradients).chain([&it.out]);
+    let narrow = layouts.map(|layout| layout.row).max() < Some(1 << 23);
+    (fits && small && narrow && s.groups > 0).then(|| {
         let sizes = Sizes {
             heads: heads as u32,
-            group: (qs[1] / ks[1]) as u32,
-            queries: qs[2] as u32,
-            keys: ks[2] as u32,
-            scale: a.scale as f32,
+            group: (s.heads / s.groups) as u32,
+            queries: s.queries as u32,
+            keys: s.keys as u32,
+            scale: form.scale as f32,
         };
-        (qs[3] as u32, sizes)
+        (s.width as u32, sizes)
     })
 }
 
 pub(super) fn sdpa(k: &mut Kernel<'_>, a: &Attention) {
-    if let Some((head_size, sizes)) = by_tensor_cores(k, a, 0, 3) {
-        let phases = attention::phases(false, head_size, a.causal, &sizes, super::symbol);
+    let form = Form::plain(k, a, 0);
+    attend(k, &form);
+}
+
+pub(super) fn sdpa_rows(k: &mut Kernel<'_>, a: &AttentionRows) {
+    let form = Form::rows(k, a, 0);
+    attend(k, &form);
+}
+
+fn attend(k: &mut Kernel<'_>, form: &Form) {
+    if let Some((head_size, sizes)) = by_tensor_cores(k, form, 0, 3) {
+        let it = (form.causal, &form.it);
+        let phases = attention::phases(false, head_size, it, &sizes, super::symbol);
         return k.attend(phases);
     }
-    let call = Call::new(k, a, 0, 3);
+    let call = Call::new(k, form, 0, 3);
     let parts = call.heads * call.queries;
     k.phase(THREADS as u32, parts, |g| {
         g.parts(parts, |g, query| forward(g, &call, query));
@@ -261,7 +352,7 @@ fn forward(g: &mut Grid, call: &Call<'_>, query: Value) {
         g.b.barrier();
         let (sums, sum) = values.split_at(values.len() - 1);
         let (some, v) = (g.b.minui(keys, threads), g.operand(2));
-        let mut next = call.gathered(g, sums, (room, v), call.values, some, |g, i| {
+        let mut next = call.gathered(g, sums, (room, v, Part::V), call.values, some, |g, i| {
             let key = g.b.addi(at, i);
             g.b.addi(first, key)
         });
@@ -275,7 +366,7 @@ fn forward(g: &mut Grid, call: &Call<'_>, query: Value) {
     let inverse = g.b.divf(one, sum);
     let inverse = g.b.select(none, zero, inverse);
     let out = g.result(0);
-    call.write(g, sums, out, query, call.values, inverse);
+    call.write(g, sums, (out, Part::Out, query), call.values, inverse);
     g.once(|g| {
         let [sum, max] = [sum, max].map(|x| g.double(x));
         let log = any_logarithm(g, sum);
@@ -294,11 +385,22 @@ fn larger(g: &mut Grid, a: Value, b: Value) -> Value {
 }
 
 pub(super) fn sdpa_bwd(k: &mut Kernel<'_>, a: &Attention) {
-    if let Some((head_size, sizes)) = by_tensor_cores(k, a, 1, 6) {
-        let phases = attention::phases(true, head_size, a.causal, &sizes, super::symbol);
+    let form = Form::plain(k, a, 1);
+    derive(k, &form);
+}
+
+pub(super) fn sdpa_rows_bwd(k: &mut Kernel<'_>, a: &AttentionRows) {
+    let form = Form::rows(k, a, 1);
+    derive(k, &form);
+}
+
+fn derive(k: &mut Kernel<'_>, form: &Form) {
+    if let Some((head_size, sizes)) = by_tensor_cores(k, form, 1, 6) {
+        let it = (form.causal, &form.it);
+        let phases = attention::phases(true, head_size, it, &sizes, super::symbol);
         return k.attend(phases);
     }
-    let call = Call::new(k, a, 1, 6);
+    let call = Call::new(k, form, 1, 6);
     let parts = call.heads * call.queries;
     k.phase(THREADS as u32, parts, |g| {
         g.parts(parts, |g, query| of_query(g, &call, query));
@@ -323,7 +425,7 @@ impl Call<'_> {
         };
         let below = g.sub(score, log);
         let p = self.exp(g, below);
-        let [from_out, from_v] = [query, key].map(|row| g.times(row, self.values));
+        let (from_out, from_v) = (self.at(g, Part::Out, query), self.at(g, Part::V, key));
         let dp = self.dot(g, [(dout, from_out), (v, from_v)], self.values);
         let less = g.sub(dp, delta);
         [p, g.mul(p, less)]
@@ -332,7 +434,7 @@ impl Call<'_> {
     /// The sum over a query's dout · out.
     fn delta(&self, g: &mut Grid, query: Value) -> Value {
         let (dout, out) = (g.operand(0), g.operand(4));
-        let from = g.times(query, self.values);
+        let from = self.at(g, Part::Out, query);
         self.dot(g, [(dout, from), (out, from)], self.values)
     }
 }
@@ -354,15 +456,15 @@ fn of_query(g: &mut Grid, call: &Call<'_>, query: Value) {
         g.put(room, g.thread, ds[0]);
         g.b.barrier();
         let (some, k) = (g.b.minui(keys, threads), g.operand(2));
-        let sums = call.gathered(g, sums, (room, k), call.width, some, |g, i| {
+        let sums = call.gathered(g, sums, (room, k, Part::K), call.width, some, |g, i| {
             let key = g.b.addi(at, i);
             g.b.addi(first, key)
         });
         g.b.barrier();
         sums
     });
-    let (scale, dq) = (g.float(call.a.scale, call.kind()), g.result(0));
-    call.write(g, &sums, dq, query, call.width, scale);
+    let (scale, dq) = (g.float(call.form.scale, call.kind()), call.gradient(g, 0));
+    call.write(g, &sums, (dq, Part::Dq, query), call.width, scale);
 }
 
 /// dk and dv of a key: over the queries of all heads that use it.
@@ -379,7 +481,7 @@ fn of_key(g: &mut Grid, call: &Call<'_>, key: Value) {
         let (own, left) = (g.b.addi(at, g.thread), g.b.subi(all, at));
         let mut inside = g.less(own, all);
         let query = g.b.addi(first, own);
-        if call.a.causal {
+        if call.form.causal {
             let [_, row] = g.divided(query, call.queries);
             let sees = g.b.compare(Predicate::Sle, column, row);
             inside = g.b.andi(inside, sees);
@@ -400,14 +502,14 @@ fn of_key(g: &mut Grid, call: &Call<'_>, key: Value) {
             g.b.addi(first, query)
         };
         let (dk, dv) = sums.split_at(n_keys);
-        let dk = call.gathered(g, dk, (rooms[0], q), call.width, some, row);
-        let dv = call.gathered(g, dv, (rooms[1], dout), call.values, some, row);
+        let dk = call.gathered(g, dk, (rooms[0], q, Part::Q), call.width, some, row);
+        let dv = call.gathered(g, dv, (rooms[1], dout, Part::Out), call.values, some, row);
         g.b.barrier();
         [dk, dv].concat()
     });
     let (dk, dv) = sums.split_at(n_keys);
-    let [scale, one] = [call.a.scale, 1.0].map(|x| g.float(x, call.kind()));
-    let [to_k, to_v] = [1, 2].map(|j| g.result(j));
-    call.write(g, dk, to_k, key, call.width, scale);
-    call.write(g, dv, to_v, key, call.values, one);
+    let [scale, one] = [call.form.scale, 1.0].map(|x| g.float(x, call.kind()));
+    let [to_k, to_v] = [1, 2].map(|j| call.gradient(g, j));
+    call.write(g, dk, (to_k, Part::Dk, key), call.width, scale);
+    call.write(g, dv, (to_v, Part::Dv, key), call.values, one);
 }

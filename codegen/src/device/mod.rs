@@ -100,6 +100,8 @@ fn write(k: &mut Kernel<'_>, op: &Op) -> Result<(), &'static str> {
         Op::MaxPool2dBwd(_) => windows::max_pool2d_bwd(k),
         Op::Sdpa(a) => attention::sdpa(k, a),
         Op::SdpaBwd(a) => attention::sdpa_bwd(k, a),
+        Op::SdpaRows(a) => attention::sdpa_rows(k, a),
+        Op::SdpaRowsBwd(a) => attention::sdpa_rows_bwd(k, a),
 
         // Other kernels compute these.
         _ if op.facts().may_be_generated() => return Err("it is made from instructions"),

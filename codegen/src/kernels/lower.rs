@@ -427,6 +427,8 @@ impl<'a> Lowering<'a> {
             | Op::MaxPool2dBwd(_)
             | Op::Sdpa(_)
             | Op::SdpaBwd(_)
+            | Op::SdpaRows(_)
+            | Op::SdpaRowsBwd(_)
             | Op::Embedding
             | Op::EmbeddingBwd(_)
             | Op::NllLoss(_)

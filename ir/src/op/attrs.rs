@@ -349,6 +349,17 @@ attributes! {
         /// The factor of the scores.
         scale: f64,
     }
+    /// Of attention with heads inside rows.
+    AttentionRows {
+        /// True if a query uses only the keys up to its own position.
+        causal: bool,
+        /// The places of the first heads of q, k and v in their rows; -1 if heads contain rows.
+        first: Vec<i64>,
+        /// The number of heads of q, and of k and v.
+        heads: Vec<i64>,
+        /// The factor of the scores.
+        scale: f64,
+    }
     /// Of `embedding_bwd`.
     EmbeddingBwd {
         /// The index whose row gets no gradient; -1 for none.

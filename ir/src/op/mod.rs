@@ -7,6 +7,7 @@
 //!
 //! All values are row-major and contiguous.
 
+pub mod attention;
 pub mod attrs;
 pub mod body;
 mod error;

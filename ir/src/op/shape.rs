@@ -3,6 +3,7 @@
 //! file.
 
 use super::Elements;
+use super::attention::Attending;
 use super::attrs::*;
 use super::error::Misfit;
 use crate::types::{DType, TensorType};
@@ -95,7 +96,7 @@ impl<'a> Call<'a> {
     }
 }
 
-fn ensure(condition: bool, misfit: impl FnOnce() -> Misfit) -> Result<(), Misfit> {
+pub(super) fn ensure(condition: bool, misfit: impl FnOnce() -> Misfit) -> Result<(), Misfit> {
     if condition { Ok(()) } else { Err(misfit()) }
 }
 /// True if kernels for `wanted` support elements of this type.
@@ -124,7 +125,7 @@ fn expect_number(key: &'static str, number: Number, dtype: DType) -> Result<(), 
     })
 }
 /// A message about an attribute; `why` follows its name.
-fn attribute(key: &'static str, why: impl Into<String>) -> Misfit {
+pub(super) fn attribute(key: &'static str, why: impl Into<String>) -> Misfit {
     Misfit::Attribute {
         key,
         why: why.into(),
@@ -144,7 +145,12 @@ fn sizes(key: &'static str, sizes: &[i64]) -> Result<Vec<u64>, Misfit> {
         .map_err(|_| attribute(key, " has a negative size"))
 }
 /// A list attribute of `n` numbers, each at least `least`.
-fn list<'a>(key: &'static str, list: &'a [i64], n: usize, least: i64) -> Result<&'a [i64], Misfit> {
+pub(super) fn list<'a>(
+    key: &'static str,
+    list: &'a [i64],
+    n: usize,
+    least: i64,
+) -> Result<&'a [i64], Misfit> {
     let fits = list.len() == n && list.iter().all(|&x| least <= x && x < 1 << 32);
     ensure(fits, || {
         attribute(key, format!(" should be {n} numbers of at least {least}"))
@@ -550,10 +556,13 @@ fn attention(c: &Call<'_>, q: usize, mask: usize) -> Result<(), Misfit> {
     let heads = qs[1] == ks[1] || (0 < ks[1] && qs[1].is_multiple_of(ks[1]));
     let fits = qs[0] == ks[0] && heads && qs[3] == ks[3] && ks[..3] == vs[..3];
     ensure(fits, || operands("q, k, v do not fit together"))?;
+    attention_types(c, q, mask, [qs[0], qs[1], qs[2], ks[2]])
+}
+/// Checks element types, and the mask for scores of shape `full`.
+fn attention_types(c: &Call<'_>, q: usize, mask: usize, full: [u64; 4]) -> Result<(), Misfit> {
     c.expect_dtype(q, q + 1)?;
     c.expect_dtype(q, q + 2)?;
     if mask < c.types.len() {
-        let full = [qs[0], qs[1], qs[2], ks[2]];
         let fits = broadcast_shapes(c.shape(mask), &full)? == full;
         ensure(fits, || {
             Misfit::Operands(format!("the mask does not broadcast to {full:?}"))
@@ -581,6 +590,48 @@ pub(super) fn sdpa_bwd(_: &Attention, c: &Call<'_>) -> Shapes {
     c.expect_shape(5, &q[..3])?;
     c.expect(5, DType::F32)?;
     Ok(c.types[1..4].iter().map(|&t| t.clone()).collect())
+}
+/// The same for heads inside rows; `q` is the number of operand q.
+pub(super) fn attending(a: &AttentionRows, c: &Call<'_>, q: usize) -> Result<Attending, Misfit> {
+    Attending::rows(a, [q, q + 1, q + 2].map(|i| c.shape(i)), q)
+}
+fn attention_rows(
+    a: &AttentionRows,
+    c: &Call<'_>,
+    q: usize,
+    mask: usize,
+) -> Result<Attending, Misfit> {
+    let it = attending(a, c, q)?;
+    let s = it.sizes;
+    attention_types(c, q, mask, [s.batch, s.heads, s.queries, s.keys])?;
+    Ok(it)
+}
+pub(super) fn sdpa_rows(a: &AttentionRows, c: &Call<'_>) -> Shapes {
+    let s = attention_rows(a, c, 0, 3)?.sizes;
+    let out = TensorType::new(c.at(0).dtype(), [s.batch, s.queries, s.heads, s.values])?;
+    let logsumexp = TensorType::new(DType::F32, [s.batch, s.heads, s.queries])?;
+    Ok(vec![out, logsumexp])
+}
+pub(super) fn sdpa_rows_bwd(a: &AttentionRows, c: &Call<'_>) -> Shapes {
+    let it = attention_rows(a, c, 1, 6)?;
+    let s = it.sizes;
+    for i in [0, 4] {
+        c.expect_shape(i, &[s.batch, s.queries, s.heads, s.values])?;
+        c.expect_dtype(i, 1)?;
+    }
+    c.expect_shape(5, &[s.batch, s.heads, s.queries])?;
+    c.expect(5, DType::F32)?;
+    if it.is_joint {
+        return Ok(vec![c.at(1).clone()]);
+    }
+    let gradient = |i: usize| {
+        let mut shape = c.shape(1 + i).to_vec();
+        if a.first[i] >= 0 {
+            shape[2] = if i == 0 { s.heads } else { s.groups };
+        }
+        Ok(TensorType::new(c.at(1).dtype(), shape)?)
+    };
+    (0..3).map(gradient).collect()
 }
 
 // --- tables and losses ---

@@ -1,9 +1,10 @@
 //! Arithmetic and scratch of one run of an op, from its attributes and the types of its operands
 //! and results. Before: the types fit.
 
+use super::attention::Sizes;
 use super::attrs::*;
 use super::body::sum_parts;
-use super::shape::{Call, product};
+use super::shape::{Call, attending, product};
 use super::{Scratch, Work};
 use crate::device::Processor;
 use crate::types::{DType, TensorType};
@@ -98,6 +99,20 @@ pub(super) fn sdpa_work(_: &Attention, c: &Call<'_>, _: &[TensorType]) -> Work {
 pub(super) fn sdpa_bwd_work(_: &Attention, c: &Call<'_>, _: &[TensorType]) -> Work {
     let (q, v) = (c.shape(1), c.shape(3));
     matrix(2.0 * pairs(q, v) * (3 * q[3] + 2 * v[3]) as f64)
+}
+pub(super) fn sdpa_rows_work(a: &AttentionRows, c: &Call<'_>, _: &[TensorType]) -> Work {
+    attention_rows(a, c, 0, |s| s.width + s.values)
+}
+pub(super) fn sdpa_rows_bwd_work(a: &AttentionRows, c: &Call<'_>, _: &[TensorType]) -> Work {
+    attention_rows(a, c, 1, |s| 3 * s.width + 2 * s.values)
+}
+/// Twice `each` operations for each pair of a query and a key.
+fn attention_rows(a: &AttentionRows, c: &Call<'_>, q: usize, each: impl Fn(&Sizes) -> u64) -> Work {
+    let s = attending(a, c, q)
+        .expect("typed attention should have sizes")
+        .sizes;
+    let pairs = s.batch as f64 * s.heads as f64 * s.queries as f64 * s.keys as f64;
+    matrix(2.0 * pairs * each(&s) as f64)
 }
 /// Scratch: the sums over rows of the gradients of weight and bias. On a processor, f64, of at most
 /// 32 chunks of rows; on a GPU, those of the generated kernel.

@@ -9,9 +9,10 @@ use super::signature::{Checked, Signature, broadcast_shapes, ensure, is_float};
 use super::strides::Broadcast;
 use super::wide::{Scalar, Wide, floats};
 use super::{Cut, Ran};
-use crate::kernel::{Call, Window};
+use crate::kernel::{Call, Element, UnitColumns, Window};
 use artifact::DType;
 use pulp::{Arch, Simd, WithSimd};
+use std::ops::Range;
 
 // --- checks ---
 
@@ -33,10 +34,13 @@ fn check_attention(s: &Signature<'_>, q: usize, mask: usize) -> Checked {
     ensure(qs[3] <= MOST_WIDTH && vs[3] <= MOST_WIDTH, || {
         format!("a head is wider than {MOST_WIDTH}")
     })?;
+    check_types(s, q, mask, [qs[0], qs[1], qs[2], ks[2]])
+}
+/// Element types, and a mask for scores of shape `full`.
+fn check_types(s: &Signature<'_>, q: usize, mask: usize, full: [u64; 4]) -> Checked {
     s.expect_dtype(q, q + 1)?;
     s.expect_dtype(q, q + 2)?;
     if mask < s.ins.len() {
-        let full = [qs[0], qs[1], qs[2], ks[2]];
         let fits = broadcast_shapes(s.shape(mask), &full)? == full;
         ensure(fits, || format!("the mask does not broadcast to {full:?}"))?;
         let dtype = s.dtype(mask);
@@ -65,6 +69,77 @@ pub(super) fn check_sdpa_bwd(s: &Signature<'_>) -> Checked {
     s.expect(5, DType::F32)?;
     s.results(&[1, 2, 3].map(|i| (s.dtype(i), s.shape(i))))
 }
+/// The same for heads inside rows. Returns the heads of q and of k, the queries and the keys.
+fn check_attention_rows(s: &Signature<'_>, q: usize, mask: usize) -> Result<[u64; 4], String> {
+    s.has_kernel(q, is_float)?;
+    s.bool("causal")?;
+    s.float("scale")?;
+    let (first, heads) = (s.list("first", 3, -1)?, s.list("heads", 2, 0)?);
+    let [h, g] = [heads[0] as u64, heads[1] as u64];
+    ensure(h == g || (0 < g && h.is_multiple_of(g)), || {
+        format!("{g} heads do not divide {h}")
+    })?;
+    let mut rows = [0; 3];
+    for (i, heads) in [h, g, g].into_iter().enumerate() {
+        s.expect_rank(q + i, 4)?;
+        let shape = s.shape(q + i);
+        let inside = first[i] >= 0;
+        rows[i] = shape[if inside { 1 } else { 2 }];
+        let fits = match inside {
+            true => first[i] as u64 + heads <= shape[2],
+            false => heads == shape[1],
+        };
+        ensure(fits, || format!("operand {} has other heads", q + i))?;
+    }
+    let (qs, ks, vs) = (s.shape(q), s.shape(q + 1), s.shape(q + 2));
+    let fits = qs[0] == ks[0] && ks[0] == vs[0] && qs[3] == ks[3] && rows[1] == rows[2];
+    ensure(fits, || "q, k, v do not fit together".into())?;
+    ensure(qs[3] <= MOST_WIDTH && vs[3] <= MOST_WIDTH, || {
+        format!("a head is wider than {MOST_WIDTH}")
+    })?;
+    check_types(s, q, mask, [qs[0], h, rows[0], rows[1]])?;
+    Ok([h, g, rows[0], rows[1]])
+}
+pub(super) fn check_sdpa_rows(s: &Signature<'_>) -> Checked {
+    let [h, _, queries, _] = check_attention_rows(s, 0, 3)?;
+    let (batch, values) = (s.shape(0)[0], s.shape(2)[3]);
+    s.results(&[
+        (s.dtype(0), &[batch, queries, h, values]),
+        (DType::F32, &[batch, h, queries]),
+    ])
+}
+pub(super) fn check_sdpa_rows_bwd(s: &Signature<'_>) -> Checked {
+    let [h, g, queries, _] = check_attention_rows(s, 1, 6)?;
+    let (batch, values) = (s.shape(1)[0], s.shape(3)[3]);
+    for i in [0, 4] {
+        s.expect_shape(i, &[batch, queries, h, values])?;
+        s.expect_dtype(i, 1)?;
+    }
+    s.expect_shape(5, &[batch, h, queries])?;
+    s.expect(5, DType::F32)?;
+    let first = s.ints("first")?;
+    let qkv = [1, 2, 3].map(|i| s.shape(i));
+    if fill(first, [h, g, g], qkv) {
+        return s.results(&[(s.dtype(1), qkv[0])]);
+    }
+    let mut shapes = qkv.map(<[u64]>::to_vec);
+    for (i, heads) in [h, g, g].into_iter().enumerate() {
+        if first[i] >= 0 {
+            shapes[i][2] = heads;
+        }
+    }
+    let [dq, dk, dv] = &shapes;
+    s.results(&[dq, dk, dv].map(|shape| (s.dtype(1), &shape[..])))
+}
+/// True if q, k and v have rows of one shape, of which each head is in exactly one of them.
+fn fill(first: &[i64], heads: [u64; 3], shapes: [&[u64]; 3]) -> bool {
+    let [q, k, v] = shapes;
+    let end = |i: usize| first[i] + heads[i] as i64;
+    let apart = |i: usize, j: usize| end(i) <= first[j] || end(j) <= first[i];
+    let inside = first.iter().all(|&first| first >= 0) && q == k && k == v;
+    inside && apart(0, 1) && apart(0, 2) && apart(1, 2) && heads.iter().sum::<u64>() == q[2]
+}
+
 // --- kernels ---
 
 /// Sizes as in the compiler's table: q[B,H,S,D], k[B,G,T,D], v[B,G,T,E].
@@ -78,18 +153,268 @@ struct Sizes {
     values: usize,
 }
 
-impl Sizes {
-    fn new(q: &[usize], v: &[usize]) -> Sizes {
-        Sizes {
-            batch: q[0],
-            heads: q[1],
-            groups: v[1],
-            queries: q[2],
-            keys: v[2],
-            width: q[3],
-            values: v[3],
+/// Where a tensor's heads and rows lie: the first number, and the distances from a sequence, a head
+/// and a row to the next.
+#[derive(Clone, Copy)]
+struct Layout {
+    first: usize,
+    batch: usize,
+    head: usize,
+    row: usize,
+}
+
+impl Layout {
+    /// `[B,heads,rows,width]`
+    fn of_heads(rows: usize, heads: usize, width: usize) -> Layout {
+        Layout {
+            first: 0,
+            batch: heads * rows * width,
+            head: rows * width,
+            row: width,
         }
     }
+    /// `[B,rows,heads,width]`, from head `first` on.
+    fn of_rows(rows: usize, heads: usize, width: usize, first: usize) -> Layout {
+        Layout {
+            first: first * width,
+            batch: rows * heads * width,
+            head: width,
+            row: heads * width,
+        }
+    }
+}
+
+/// A call's sizes, and where its operands lie.
+struct Form {
+    sizes: Sizes,
+    qkv: [Layout; 3],
+    out: Layout,
+    /// Of `sdpa_rows`: the places of q's, k's and v's first heads in their rows; -1 where heads
+    /// contain rows.
+    first: Option<[i64; 3]>,
+}
+
+impl Form {
+    /// Of a call whose operand `q` is q.
+    fn of(call: &Call<'_>, q: usize) -> Form {
+        let [qs, ks, vs] = [q, q + 1, q + 2].map(|i| call.in_shape(i));
+        let first = crate::kernel::attr(call.attrs, "first").map(|_| {
+            let first = call.ints("first");
+            [first[0], first[1], first[2]]
+        });
+        let rows = |i: usize, shape: &[usize]| match first {
+            Some(first) if first[i] >= 0 => shape[1],
+            _ => shape[2],
+        };
+        let (heads, groups) = match first {
+            Some(_) => (
+                call.ints("heads")[0] as usize,
+                call.ints("heads")[1] as usize,
+            ),
+            None => (qs[1], vs[1]),
+        };
+        let sizes = Sizes {
+            batch: qs[0],
+            heads,
+            groups,
+            queries: rows(0, qs),
+            keys: rows(2, vs),
+            width: qs[3],
+            values: vs[3],
+        };
+        let lies = |i: usize, shape: &[usize], heads: usize| match first {
+            Some(first) if first[i] >= 0 => {
+                Layout::of_rows(shape[1], shape[2], shape[3], first[i] as usize)
+            }
+            _ => Layout::of_heads(shape[2], heads, shape[3]),
+        };
+        let out = match first {
+            Some(_) => Layout::of_rows(sizes.queries, heads, sizes.values, 0),
+            None => Layout::of_heads(sizes.queries, heads, sizes.values),
+        };
+        Form {
+            qkv: [lies(0, qs, heads), lies(1, ks, groups), lies(2, vs, groups)],
+            out,
+            first,
+            sizes,
+        }
+    }
+    /// Operands q, k and v, from operand `q` on.
+    fn operands<'a, T: Float + Element>(&self, call: &Call<'a>, q: usize) -> [Rows<'a, T>; 3] {
+        let s = &self.sizes;
+        let of = |i: usize, heads, width| Rows {
+            x: call.input(q + i),
+            layout: self.qkv[i],
+            heads,
+            width,
+        };
+        let keys = s.groups;
+        [
+            of(0, s.heads, s.width),
+            of(1, keys, s.width),
+            of(2, keys, s.values),
+        ]
+    }
+    /// Operand `i`, which lies like the result of the forward.
+    fn like_out<'a, T: Float + Element>(&self, call: &Call<'a>, i: usize) -> Rows<'a, T> {
+        Rows {
+            x: call.input(i),
+            layout: self.out,
+            heads: self.sizes.heads,
+            width: self.sizes.values,
+        }
+    }
+    /// The result of the forward. A unit is a head.
+    fn out<'a, T: Float + Element>(&self, call: &Call<'a>) -> Written<'a, T> {
+        let s = &self.sizes;
+        if self.first.is_none() {
+            return Written::heads(call, 0, s.queries);
+        }
+        let columns = s.heads * s.values;
+        let [all] =
+            call.output_unit_columns(0, [s.batch, s.heads], [s.queries, columns], [0..columns]);
+        Written::Rows(all)
+    }
+    /// dq, dk and dv. A unit is a head of k and the heads of q that use it.
+    fn gradients<'a, T: Float + Element>(&self, call: &Call<'a>) -> [Written<'a, T>; 3] {
+        let s = &self.sizes;
+        let units = [s.batch, s.groups];
+        let parts = [
+            (s.queries, s.heads, s.width),
+            (s.keys, s.groups, s.width),
+            (s.keys, s.groups, s.values),
+        ];
+        if let (Some(first), 1) = (self.first, call.n_outputs()) {
+            let heads = [0, 1, 2].map(|i| first[i] as usize..first[i] as usize + parts[i].1);
+            let columns = heads.map(|heads| heads.start * s.width..heads.end * s.width);
+            let all = [s.queries, call.in_shape(1)[2] * s.width];
+            return call
+                .output_unit_columns(0, units, all, columns)
+                .map(Written::Rows);
+        }
+        [0, 1, 2].map(|j| {
+            let (rows, heads, width) = parts[j];
+            if self.first.is_none_or(|first| first[j] < 0) {
+                return Written::heads(call, j, rows);
+            }
+            let columns = heads * width;
+            let [all] = call.output_unit_columns(j, units, [rows, columns], [0..columns]);
+            Written::Rows(all)
+        })
+    }
+    /// The room for `n` rows of operand `i` of q, k and v.
+    fn room<T: Float>(&self, i: usize, n: usize) -> usize {
+        let s = &self.sizes;
+        room::<T>(self.qkv[i], n, if i == 2 { s.values } else { s.width })
+    }
+    /// The room for `n` rows of out or dout.
+    fn out_room<T: Float>(&self, n: usize) -> usize {
+        room::<T>(self.out, n, self.sizes.values)
+    }
+}
+
+/// The room for `n` rows, which must be next to each other.
+fn room<T: Float>(layout: Layout, n: usize, width: usize) -> usize {
+    if layout.row == width {
+        T::room(n * width)
+    } else {
+        n * width
+    }
+}
+
+/// An operand.
+struct Rows<'a, T> {
+    x: &'a [T],
+    layout: Layout,
+    /// The heads of a sequence.
+    heads: usize,
+    width: usize,
+}
+
+impl<'a, T: Float> Rows<'a, T> {
+    /// `n` rows of a head, from row `first` on, next to each other; in `room` if they lie apart or
+    /// must be widened.
+    fn get<'r>(&self, head: usize, first: usize, n: usize, room: &'r mut [T::Wide]) -> &'r [T::Wide]
+    where
+        'a: 'r,
+    {
+        let (Layout { batch, row, .. }, width) = (self.layout, self.width);
+        let head = head / self.heads * batch + head % self.heads * self.layout.head;
+        let at = self.layout.first + head + first * row;
+        if row == width {
+            return T::widened(&self.x[at..][..n * width], room);
+        }
+        for i in 0..n {
+            let to = &mut room[i * width..][..width];
+            T::Wide::load(&self.x[at + i * row..][..width], to);
+        }
+        &room[..n * width]
+    }
+}
+
+/// A result. Its matrices are numbered by units, and by the heads of a unit.
+enum Written<'a, T> {
+    /// The units' matrices of `rows` rows follow each other; the part begins at element `start`.
+    Heads {
+        y: &'a mut [T],
+        start: usize,
+        rows: usize,
+    },
+    /// Each unit has columns.
+    Rows(UnitColumns<'a, T>),
+}
+
+impl<'a, T: Float + Element> Written<'a, T> {
+    /// Result `j`, in which heads contain rows.
+    fn heads(call: &Call<'a>, j: usize, rows: usize) -> Written<'a, T> {
+        Written::Heads {
+            start: call.output_start(j),
+            y: call.output(j),
+            rows,
+        }
+    }
+    /// Lets `f` write rows of a head: head `head` of the `heads` of unit `unit`. If `adds`, `f`
+    /// reads them first. `room` is for rows that lie apart or must be rounded.
+    fn write(
+        &mut self,
+        (unit, head, heads): (usize, usize, usize),
+        (rows, width): (Range<usize>, usize),
+        room: &mut [T::Wide],
+        adds: bool,
+        f: impl FnOnce(&mut [T::Wide]),
+    ) {
+        match self {
+            Written::Heads {
+                y,
+                start,
+                rows: all,
+            } => {
+                let at = ((unit * heads + head) * *all + rows.start) * width - *start;
+                T::rounded(&mut y[at..][..rows.len() * width], room, f);
+            }
+            Written::Rows(columns) => {
+                let n = rows.len();
+                let mut window = columns.window(unit);
+                let mut window = window.part(rows, head * width..(head + 1) * width);
+                if let Some(y) = window.whole() {
+                    return T::rounded(y, room, f);
+                }
+                let room = &mut room[..n * width];
+                if adds {
+                    for (i, room) in room.chunks_mut(width.max(1)).enumerate() {
+                        T::Wide::load(window.row(i), room);
+                    }
+                }
+                f(room);
+                for (i, room) in room.chunks(width.max(1)).enumerate() {
+                    T::Wide::store(room, window.row(i));
+                }
+            }
+        }
+    }
+}
+
+impl Sizes {
     /// The head of k and v that head `head` of q uses, both counted over the batch.
     fn key_head(&self, head: usize) -> usize {
         head / self.heads * self.groups + head % self.heads / (self.heads / self.groups)
@@ -179,13 +504,14 @@ impl<const N: usize> Rooms<N> {
 
 /// By heads of all the batch.
 pub(super) fn cut(call: &Call<'_>) -> Cut {
-    let s = Sizes::new(call.in_shape(0), call.in_shape(2));
+    let s = Form::of(call, 0).sizes;
     Cut::of(
         s.batch * s.heads,
         s.queries * s.keys * (s.width + s.values) / 16,
     )
 }
-fn rooms<T: Float>(s: &Sizes) -> Rooms<9> {
+fn rooms<T: Float>(form: &Form) -> Rooms<9> {
+    let s = &form.sizes;
     let tile = T::Wide::tile();
     let (rows, keys, queries) = (
         ROWS.min(s.queries),
@@ -203,18 +529,18 @@ fn rooms<T: Float>(s: &Sizes) -> Rooms<9> {
         v_room,
         rows,
         rows,
-        T::room(keys * s.width),
-        T::room(keys * s.values),
-        T::room(queries * s.width),
-        T::room(rows * s.values),
+        form.room::<T>(1, keys),
+        form.room::<T>(2, keys),
+        form.room::<T>(0, queries),
+        form.out_room::<T>(rows),
     ])
 }
 pub(super) fn prepare(call: &Call<'_>) -> Ran {
-    let s = Sizes::new(call.in_shape(0), call.in_shape(2));
-    if s.batch == 0 {
+    let form = Form::of(call, 0);
+    if form.sizes.batch == 0 {
         return Ok(());
     }
-    floats!(call.out_dtype(0), T => rooms::<T>(&s).lend::<<T as Float>::Wide>(|_| {}));
+    floats!(call.out_dtype(0), T => rooms::<T>(&form).lend::<<T as Float>::Wide>(|_| {}));
     Ok(())
 }
 pub(super) fn sdpa(call: &Call<'_>) -> Ran {
@@ -227,14 +553,15 @@ pub(super) fn sdpa(call: &Call<'_>) -> Ran {
 /// A tile of keys at a time (Dao et al., "FlashAttention", 2022): probabilities are relative to the
 /// largest score so far, and results are scaled down when this score grows.
 fn sdpa_of<T: Float>(call: &Call<'_>) {
-    let s = Sizes::new(call.in_shape(0), call.in_shape(2));
-    let (all_q, all_k, all_v) = (call.input::<T>(0), call.input::<T>(1), call.input::<T>(2));
-    let mask = Mask::<T>::new(call, 3, &s);
-    let (out, logsumexp) = (call.output::<T>(0), call.output::<f32>(1));
+    let form = Form::of(call, 0);
+    let s = &form.sizes;
+    let [all_q, all_k, all_v] = form.operands::<T>(call, 0);
+    let mask = Mask::<T>::new(call, 3, s);
+    let (mut all_out, logsumexp) = (form.out::<T>(call), call.output::<f32>(1));
     let (causal, scale) = (call.bool("causal"), T::Wide::of_f64(call.float("scale")));
     let (d, e, tile) = (s.width, s.values, T::Wide::tile());
     let heads = call.part(s.batch * s.heads);
-    rooms::<T>(&s).lend::<T::Wide>(
+    rooms::<T>(&form).lend::<T::Wide>(
         |[
             scores,
             k_packed,
@@ -258,7 +585,8 @@ fn sdpa_of<T: Float>(call: &Call<'_>) {
                 // this part.
                 let first = head * s.queries + top;
                 let own = first - heads.start * s.queries;
-                T::rounded(&mut out[own * e..][..rows * e], out_room, |out| {
+                let these = (top..top + rows, e);
+                all_out.write((head, 0, 1), these, out_room, false, |out| {
                     if s.keys == 0 {
                         out.fill(T::Wide::ZERO);
                     }
@@ -267,10 +595,9 @@ fn sdpa_of<T: Float>(call: &Call<'_>) {
                         .take_while(|&left| !causal || left < top + rows)
                     {
                         let n_keys = KEYS.min(s.keys - left);
-                        let at = kv * s.keys + left;
-                        let k = T::widened(&all_k[at * d..][..n_keys * d], k_room);
+                        let k = all_k.get(kv, left, n_keys, k_room);
                         let k = Right::packed(&tile, k_packed, (n_keys, d), (d, 1), k);
-                        let v = T::widened(&all_v[at * e..][..n_keys * e], v_room);
+                        let v = all_v.get(kv, left, n_keys, v_room);
                         let v = Right::rows(&tile, v_packed, v, (n_keys, e));
                         for low in (0..rows).step_by(QUERIES) {
                             let n = QUERIES.min(rows - low);
@@ -283,13 +610,13 @@ fn sdpa_of<T: Float>(call: &Call<'_>) {
                             if reach == 0 {
                                 continue;
                             }
-                            let q = T::widened(&all_q[(first + low) * d..][..n * d], q_room);
+                            let q = all_q.get(head, top + low, n, q_room);
                             let p = &mut scores[..n * reach];
                             let (q, mut window) =
                                 (Left::rows(&tile, q, d), Window::new(p, n, reach));
                             tiles(&tile, d, q, k, scale, &mut window, false);
                             Arch::new().dispatch(Exponentials {
-                                sizes: &s,
+                                sizes: s,
                                 mask: &mask,
                                 row: first + low,
                                 left,
@@ -418,7 +745,7 @@ fn folded<W: Real>(numbers: &[W], start: W, combine: impl Fn(W, W) -> W) -> W {
 
 /// By heads of keys of all the batch.
 pub(super) fn cut_bwd(call: &Call<'_>) -> Cut {
-    let s = Sizes::new(call.in_shape(1), call.in_shape(3));
+    let s = Form::of(call, 1).sizes;
     Cut::of(
         s.batch * s.groups,
         s.group() * s.queries * s.keys * (s.width + s.values) / 8,
@@ -432,7 +759,8 @@ fn tile_keys<T: Float>(s: &Sizes) -> usize {
         s.keys
     }
 }
-fn rooms_bwd<T: Float>(s: &Sizes) -> Rooms<15> {
+fn rooms_bwd<T: Float>(form: &Form) -> Rooms<15> {
+    let s = &form.sizes;
     let tile = T::Wide::tile();
     let (d, e, keys, queries) = (s.width, s.values, tile_keys::<T>(s), QUERIES.min(s.queries));
     let packed = |depth, columns| {
@@ -450,22 +778,22 @@ fn rooms_bwd<T: Float>(s: &Sizes) -> Rooms<15> {
         packed(keys, d),
         packed(queries, d),
         packed(queries, e),
-        T::room(keys * d),
-        T::room(keys * e),
-        T::room(s.keys * d),
-        T::room(s.keys * e),
-        T::room(queries * d),
-        T::room(queries * d),
-        T::room(queries * e),
-        T::room(queries * e),
+        form.room::<T>(1, keys),
+        form.room::<T>(2, keys),
+        form.room::<T>(1, s.keys),
+        form.room::<T>(2, s.keys),
+        form.room::<T>(0, queries),
+        form.room::<T>(0, queries),
+        form.out_room::<T>(queries),
+        form.out_room::<T>(queries),
     ])
 }
 pub(super) fn prepare_bwd(call: &Call<'_>) -> Ran {
-    let s = Sizes::new(call.in_shape(1), call.in_shape(3));
-    if s.batch == 0 {
+    let form = Form::of(call, 1);
+    if form.sizes.batch == 0 {
         return Ok(());
     }
-    floats!(call.in_dtype(1), T => rooms_bwd::<T>(&s).lend::<<T as Float>::Wide>(|_| {}));
+    floats!(call.in_dtype(1), T => rooms_bwd::<T>(&form).lend::<<T as Float>::Wide>(|_| {}));
     Ok(())
 }
 pub(super) fn sdpa_bwd(call: &Call<'_>) -> Ran {
@@ -477,20 +805,17 @@ pub(super) fn sdpa_bwd(call: &Call<'_>) -> Ran {
 /// With p = exp(scores - logsumexp): dv = pᵀ dout, dp = dout vᵀ, ds = p (dp - Σ dout out) scale, dq
 /// = ds k, dk = dsᵀ q.
 fn sdpa_bwd_of<T: Float>(call: &Call<'_>) {
-    let s = Sizes::new(call.in_shape(1), call.in_shape(3));
-    let [all_dout, all_q, all_k, all_v, all_out] = std::array::from_fn(|i| call.input::<T>(i));
+    let form = Form::of(call, 1);
+    let s = &form.sizes;
+    let [all_q, all_k, all_v] = form.operands::<T>(call, 1);
+    let [all_dout, all_out] = [0, 4].map(|i| form.like_out::<T>(call, i));
     let logsumexp = call.input::<f32>(5);
-    let mask = Mask::<T>::new(call, 6, &s);
-    let [all_dq, all_dk, all_dv] = std::array::from_fn(|j| call.output::<T>(j));
+    let mask = Mask::<T>::new(call, 6, s);
+    let [mut all_dq, mut all_dk, mut all_dv] = form.gradients::<T>(call);
     let (causal, scale) = (call.bool("causal"), T::Wide::of_f64(call.float("scale")));
-    let (d, e, tile, most) = (
-        s.width,
-        s.values,
-        T::Wide::tile(),
-        tile_keys::<T>(&s).max(1),
-    );
+    let (d, e, tile, most) = (s.width, s.values, T::Wide::tile(), tile_keys::<T>(s).max(1));
     let (one, group, part) = (T::Wide::ONE, s.group(), call.part(s.batch * s.groups));
-    rooms_bwd::<T>(&s).lend::<T::Wide>(|rooms| {
+    rooms_bwd::<T>(&form).lend::<T::Wide>(|rooms| {
         let [
             all_p,
             all_dp,
@@ -511,144 +836,127 @@ fn sdpa_bwd_of<T: Float>(call: &Call<'_>) {
             out_room,
             dout_room,
         ] = rooms;
-        if s.keys == 0 {
-            all_dq.fill(T::cast_f64(0.0));
-        }
-        for kv in part.clone() {
-            let own = kv - part.start;
+        for kv in part {
+            let blocks = (0..s.queries).step_by(QUERIES);
+            let blocks = blocks.map(|low| low..s.queries.min(low + QUERIES));
+            if s.keys == 0 {
+                for (head, rows) in (0..group).flat_map(|i| blocks.clone().map(move |b| (i, b))) {
+                    let zeros = |dq: &mut [T::Wide]| dq.fill(T::Wide::ZERO);
+                    all_dq.write((kv, head, group), (rows, d), dq_room, false, zeros);
+                }
+            }
             // Sums over all queries of all heads of the group.
-            T::rounded(
-                &mut all_dk[own * s.keys * d..][..s.keys * d],
-                dk_room,
-                |dk| {
-                    T::rounded(
-                        &mut all_dv[own * s.keys * e..][..s.keys * e],
-                        dv_room,
-                        |dv| {
-                            dk.fill(T::Wide::ZERO);
-                            dv.fill(T::Wide::ZERO);
-                            for left in (0..s.keys).step_by(most) {
-                                let n_keys = most.min(s.keys - left);
-                                let k = T::widened(
-                                    &all_k[(kv * s.keys + left) * d..][..n_keys * d],
-                                    k_room,
-                                );
-                                let v = T::widened(
-                                    &all_v[(kv * s.keys + left) * e..][..n_keys * e],
-                                    v_room,
-                                );
-                                let k_columns =
-                                    Right::packed(&tile, k_packed, (n_keys, d), (d, 1), k);
-                                let v_columns =
-                                    Right::packed(&tile, v_packed, (n_keys, e), (e, 1), v);
-                                let k = Right::rows(&tile, k_rows, k, (n_keys, d));
-                                for head in kv * group..(kv + 1) * group {
-                                    for low in (0..s.queries).step_by(QUERIES) {
-                                        let (n, row) =
-                                            (QUERIES.min(s.queries - low), head * s.queries + low);
-                                        let reach = if causal {
-                                            n_keys.min((low + n).saturating_sub(left))
-                                        } else {
-                                            n_keys
-                                        };
-                                        let own = row - part.start * group * s.queries;
-                                        let dq = &mut all_dq[own * d..][..n * d];
-                                        if reach == 0 {
-                                            continue;
-                                        }
-                                        let q = T::widened(&all_q[row * d..][..n * d], q_room);
-                                        let out =
-                                            T::widened(&all_out[row * e..][..n * e], out_room);
-                                        let dout =
-                                            T::widened(&all_dout[row * e..][..n * e], dout_room);
-                                        let (p, dp) =
-                                            (&mut all_p[..n * reach], &mut all_dp[..n * reach]);
-                                        let x = Left::rows(&tile, q, d);
-                                        tiles(
-                                            &tile,
-                                            d,
-                                            x,
-                                            k_columns,
-                                            scale,
-                                            &mut Window::new(p, n, reach),
-                                            false,
-                                        );
-                                        let x = Left::rows(&tile, dout, e);
-                                        tiles(
-                                            &tile,
-                                            e,
-                                            x,
-                                            v_columns,
-                                            one,
-                                            &mut Window::new(dp, n, reach),
-                                            false,
-                                        );
-                                        let logsumexp = &logsumexp[row..][..n];
-                                        let (sizes, mask) = (&s, &mask);
-                                        let gradients = Gradients {
-                                            sizes,
-                                            mask,
-                                            row,
-                                            left,
-                                            causal,
-                                            scale,
-                                            p,
-                                            dp,
-                                            logsumexp,
-                                            out,
-                                            dout,
-                                        };
-                                        Arch::new().dispatch(gradients);
-                                        let keys = left..left + reach;
-                                        let dout = Right::rows(&tile, dout_rows, dout, (n, e));
-                                        let dv = &mut Window::new(
-                                            &mut dv[keys.start * e..keys.end * e],
-                                            reach,
-                                            e,
-                                        );
-                                        tiles(
-                                            &tile,
-                                            n,
-                                            Left::transposed(&tile, p, reach),
-                                            dout,
-                                            one,
-                                            dv,
-                                            true,
-                                        );
-                                        let q = Right::rows(&tile, q_rows, q, (n, d));
-                                        let dk = &mut Window::new(
-                                            &mut dk[keys.start * d..keys.end * d],
-                                            reach,
-                                            d,
-                                        );
-                                        tiles(
-                                            &tile,
-                                            n,
-                                            Left::transposed(&tile, dp, reach),
-                                            q,
-                                            one,
-                                            dk,
-                                            true,
-                                        );
-                                        T::rounded(dq, dq_room, |dq| {
-                                            let dq = &mut Window::new(dq, n, d);
-                                            tiles(
-                                                &tile,
-                                                reach,
-                                                Left::rows(&tile, dp, reach),
-                                                k,
-                                                one,
-                                                dq,
-                                                0 < left,
-                                            );
-                                        });
-                                    }
+            all_dk.write((kv, 0, 1), (0..s.keys, d), dk_room, false, |dk| {
+                all_dv.write((kv, 0, 1), (0..s.keys, e), dv_room, false, |dv| {
+                    dk.fill(T::Wide::ZERO);
+                    dv.fill(T::Wide::ZERO);
+                    for left in (0..s.keys).step_by(most) {
+                        let n_keys = most.min(s.keys - left);
+                        let k = all_k.get(kv, left, n_keys, k_room);
+                        let v = all_v.get(kv, left, n_keys, v_room);
+                        let k_columns = Right::packed(&tile, k_packed, (n_keys, d), (d, 1), k);
+                        let v_columns = Right::packed(&tile, v_packed, (n_keys, e), (e, 1), v);
+                        let k = Right::rows(&tile, k_rows, k, (n_keys, d));
+                        for head in kv * group..(kv + 1) * group {
+                            for rows in blocks.clone() {
+                                let (low, n) = (rows.start, rows.len());
+                                let row = head * s.queries + low;
+                                let reach = if causal {
+                                    n_keys.min((low + n).saturating_sub(left))
+                                } else {
+                                    n_keys
+                                };
+                                if reach == 0 {
+                                    continue;
                                 }
+                                let q = all_q.get(head, low, n, q_room);
+                                let out = all_out.get(head, low, n, out_room);
+                                let dout = all_dout.get(head, low, n, dout_room);
+                                let (p, dp) = (&mut all_p[..n * reach], &mut all_dp[..n * reach]);
+                                let x = Left::rows(&tile, q, d);
+                                tiles(
+                                    &tile,
+                                    d,
+                                    x,
+                                    k_columns,
+                                    scale,
+                                    &mut Window::new(p, n, reach),
+                                    false,
+                                );
+                                let x = Left::rows(&tile, dout, e);
+                                tiles(
+                                    &tile,
+                                    e,
+                                    x,
+                                    v_columns,
+                                    one,
+                                    &mut Window::new(dp, n, reach),
+                                    false,
+                                );
+                                let logsumexp = &logsumexp[row..][..n];
+                                let gradients = Gradients {
+                                    sizes: s,
+                                    mask: &mask,
+                                    row,
+                                    left,
+                                    causal,
+                                    scale,
+                                    p,
+                                    dp,
+                                    logsumexp,
+                                    out,
+                                    dout,
+                                };
+                                Arch::new().dispatch(gradients);
+                                let keys = left..left + reach;
+                                let dout = Right::rows(&tile, dout_rows, dout, (n, e));
+                                let dv = &mut Window::new(
+                                    &mut dv[keys.start * e..keys.end * e],
+                                    reach,
+                                    e,
+                                );
+                                tiles(
+                                    &tile,
+                                    n,
+                                    Left::transposed(&tile, p, reach),
+                                    dout,
+                                    one,
+                                    dv,
+                                    true,
+                                );
+                                let q = Right::rows(&tile, q_rows, q, (n, d));
+                                let dk = &mut Window::new(
+                                    &mut dk[keys.start * d..keys.end * d],
+                                    reach,
+                                    d,
+                                );
+                                tiles(
+                                    &tile,
+                                    n,
+                                    Left::transposed(&tile, dp, reach),
+                                    q,
+                                    one,
+                                    dk,
+                                    true,
+                                );
+                                let of = (kv, head - kv * group, group);
+                                all_dq.write(of, (rows, d), dq_room, 0 < left, |dq| {
+                                    let dq = &mut Window::new(dq, n, d);
+                                    tiles(
+                                        &tile,
+                                        reach,
+                                        Left::rows(&tile, dp, reach),
+                                        k,
+                                        one,
+                                        dq,
+                                        0 < left,
+                                    );
+                                });
                             }
-                        },
-                    );
-                },
-            );
+                        }
+                    }
+                });
+            });
         }
     });
 }

@@ -407,6 +407,12 @@ const fn kernel(op: OpKind) -> Option<Kernel> {
         OpKind::SdpaBwd => k(attention::check_sdpa_bwd, attention::sdpa_bwd)
             .prepared(attention::prepare_bwd)
             .cut_by(attention::cut_bwd),
+        OpKind::SdpaRows => k(attention::check_sdpa_rows, attention::sdpa)
+            .prepared(attention::prepare)
+            .cut_by(attention::cut),
+        OpKind::SdpaRowsBwd => k(attention::check_sdpa_rows_bwd, attention::sdpa_bwd)
+            .prepared(attention::prepare_bwd)
+            .cut_by(attention::cut_bwd),
         OpKind::Embedding => k(index::check_embedding, index::embedding)
             .indices(index::of_rows)
             .cut_by(index::cut_embedding),

@@ -51,12 +51,19 @@ fn work(kernel: &Kernel, ins: &[Operand], outs: &[Operand]) -> u128 {
         (OpKind::ConvolutionBwd, [dy, _, w]) => times(windows(dy, w), 2),
         (OpKind::Sdpa, [q, k, v, ..]) => attention(q, k, v),
         (OpKind::SdpaBwd, [_, q, k, v, ..]) => times(attention(q, k, v), 3),
+        (OpKind::SdpaRows, [q, k, v, ..]) => attention_rows(kernel, q, k, v),
+        (OpKind::SdpaRowsBwd, [_, q, k, v, ..]) => times(attention_rows(kernel, q, k, v), 3),
         (OpKind::MaxPool2d, _) => {
             let taps = list(kernel, "kernel");
             taps.iter()
                 .fold(elements(out), |work, &tap| times(work, tap.unsigned_abs()))
         }
-        (any_of!(Matmul Addmm MatmulSum Convolution ConvolutionBwd Sdpa SdpaBwd), _) => 0,
+        (
+            any_of!(
+                Matmul Addmm MatmulSum Convolution ConvolutionBwd Sdpa SdpaBwd SdpaRows SdpaRowsBwd
+            ),
+            _,
+        ) => 0,
         // These ops visit each element a constant number of times.
         (
             any_of!(
@@ -86,10 +93,27 @@ fn windows(out: &Operand, w: &Operand) -> u128 {
 
 /// Each pair of a query and a key takes the width of keys plus the width of values.
 fn attention(q: &Operand, k: &Operand, v: &Operand) -> u128 {
-    let size = |x: &Operand, axis: usize| x.shape.get(axis).copied().unwrap_or(1);
     let rows = [size(q, 0), size(q, 1), size(q, 2), size(k, 2)];
     let pairs = rows.iter().fold(1, |work, &d| times(work, d));
     times(pairs, size(q, 3).saturating_add(size(v, 3)))
+}
+
+/// The same with heads inside rows.
+fn attention_rows(kernel: &Kernel, q: &Operand, k: &Operand, v: &Operand) -> u128 {
+    let first = list(kernel, "first");
+    let heads = list(kernel, "heads").first().copied().unwrap_or(1);
+    let rows = |x: &Operand, i: usize| {
+        let inside = first.get(i).is_none_or(|&first| first >= 0);
+        size(x, if inside { 1 } else { 2 })
+    };
+    let sizes = [size(q, 0), heads.unsigned_abs(), rows(q, 0), rows(k, 1)];
+    let pairs = sizes.iter().fold(1, |work, &d| times(work, d));
+    times(pairs, size(q, 3).saturating_add(size(v, 3)))
+}
+
+/// A size of an operand; 1 if it has no such dimension.
+fn size(x: &Operand, axis: usize) -> u64 {
+    x.shape.get(axis).copied().unwrap_or(1)
 }
 
 fn elements(x: &Operand) -> u128 {
@@ -162,6 +186,14 @@ mod tests {
         assert_eq!(
             count("sdpa", &[], &[q, k, v], &[2, 4, 5, 6]),
             2 * 4 * 35 * 14
+        );
+        // q, k and v share rows of 8 heads; v's heads contain rows.
+        let qk = &[2, 5, 8, 8][..];
+        let form = |key, list: &[i64]| (key, Attr::Ints(list.to_vec()));
+        let form = [form("first", &[0, 4, -1]), form("heads", &[4, 2])];
+        assert_eq!(
+            count("sdpa_rows", &form, &[qk, qk, &[2, 2, 5, 6]], &[2, 5, 4, 6]),
+            2 * 4 * 25 * 14
         );
         let kernel = [("kernel", Attr::Ints(vec![3, 2]))];
         assert_eq!(count("max_pool2d", &kernel, &[x], &[2, 3, 4, 4]), 96 * 6);

@@ -412,6 +412,37 @@ def attention():
     run("f32", (2, 2, 4, 4), (2, 2, 5, 4), (2, 2, 5, 4), False, 0.5, ("bool", (1, 1, 4, 5)))
     run("f32", (2, 2, 4, 4), (2, 2, 5, 4), (2, 2, 5, 4), False, 0.5, ("f32", (2, 1, 1, 5)))
 
+    def rows(dtype, heads, groups, queries, keys, width, first, n_heads):
+        """Heads inside rows of n_heads: q, k and v, first is -1 where heads contain rows; one tensor if they fill it."""
+        seed("sdpa rows", dtype, *first, "of", *n_heads)
+        joint = len(set(n_heads)) == 1 and n_heads[0] == heads + 2 * groups
+        shared = leaf(x(2, queries, n_heads[0], width, dtype=dtype)) if joint else None
+        ins, qkv = [], []
+        for n, length, at, all_heads in zip((heads, groups, groups), (queries, keys, keys), first, n_heads):
+            shape = (2, n, length, width) if at < 0 else (2, length, all_heads, width)
+            own = shared if joint else leaf(x(*shape, dtype=dtype))
+            ins.append(own)
+            qkv.append(own if at < 0 else own[:, :, at : at + n].transpose(1, 2))
+        q, k, v = (t.double() for t in qkv)
+        k, v = (t.repeat_interleave(heads // groups, 1) for t in (k, v))
+        scores = (q @ k.transpose(-1, -2) * 0.5).masked_fill(~torch.ones(queries, keys, dtype=torch.bool).tril(), -math.inf)
+        out = (torch.softmax(scores, -1) @ v).transpose(1, 2).to(ins[0].dtype)
+        lse = torch.logsumexp(scores, -1).float()
+        attrs = {"causal": True, "first": first, "heads": [heads, groups], "scale": 0.5}
+        case("sdpa_rows", ins, [out, lse], **attrs)
+        dout = x(*out.shape, dtype=dtype)
+        if joint:
+            gradients = list(grads(out, [shared], dout))
+        else:
+            all_gradients = grads(out, ins, dout)
+            parts = zip(all_gradients, first, (heads, groups, groups))
+            gradients = [g if at < 0 else g[:, :, at : at + n] for g, at, n in parts]
+        case("sdpa_rows_bwd", [dout, *ins, out, lse], gradients, **attrs)
+
+    for dtype in SOME:
+        rows(dtype, 2, 2, 5, 5, 4, [0, 2, 4], [6, 6, 6])
+    rows("f32", 4, 2, 3, 5, 4, [1, -1, 0], [5, 0, 3])
+
 
 def tables():
     index = torch.tensor([[1, 4, 1], [0, 1, 6]])

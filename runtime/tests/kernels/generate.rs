@@ -16,6 +16,16 @@ pub(crate) struct Case {
     pub(crate) outs: Vec<(DType, Vec<usize>)>,
 }
 
+impl Case {
+    /// An attribute that is a list.
+    pub(crate) fn list(&self, key: &str) -> Vec<i64> {
+        match self.attrs.iter().find(|(name, _)| name == key) {
+            Some((_, Attr::Ints(list))) => list.clone(),
+            other => panic!("{key} should be a list, not {other:?}"),
+        }
+    }
+}
+
 /// Random numbers from a seed (splitmix64).
 pub(crate) struct Rng(pub(crate) u64);
 
@@ -200,7 +210,7 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
         "convolution" | "convolution_bwd" => convolution(op, rng),
         "max_pool2d" => max_pool(rng),
         "max_pool2d_bwd" => max_pool_bwd(rng),
-        "sdpa" | "sdpa_bwd" => {
+        "sdpa" | "sdpa_bwd" | "sdpa_rows" | "sdpa_rows_bwd" => {
             let sizes = [2, 2, 40, 7, 19, 18].map(|n| 1 + rng.below(n));
             return attention(op, rng, sizes);
         }
@@ -1032,7 +1042,8 @@ pub(crate) fn broadcast(shapes: &[&[usize]]) -> Vec<usize> {
     shape
 }
 
-/// Attention of a batch, groups of heads, queries, keys, and the widths of keys and of values.
+/// Attention of a batch, groups of heads, queries, keys, and the widths of keys and of values. If
+/// rows contain heads, q, k and v may share rows: then keys and values have the sizes of queries.
 pub(crate) fn attention(
     op: &'static str,
     rng: &mut Rng,
@@ -1040,11 +1051,45 @@ pub(crate) fn attention(
 ) -> Case {
     let t = rng.float();
     let h = g * (1 + rng.below(2));
-    let (q, k, v) = (vec![b, h, s, d], vec![b, g, keys, d], vec![b, g, keys, e]);
-    let attrs = vec![
+    let of_rows = op.starts_with("sdpa_rows");
+    let share = of_rows && rng.below(3) == 0;
+    let (keys, e) = if share { (s, d) } else { (keys, e) };
+    let parts = [(h, s, d), (g, keys, d), (g, keys, e)];
+    let mut first = [-1; 3];
+    let [mut q, mut k, mut v] = parts.map(|(heads, rows, width)| vec![b, heads, rows, width]);
+    let mut gradients = vec![q.clone(), k.clone(), v.clone()];
+    if share {
+        // In any order.
+        let start = rng.below(3);
+        let mut end = 0;
+        for i in [start, (start + 1) % 3, (start + 2) % 3] {
+            first[i] = end as i64;
+            end += parts[i].0;
+        }
+        q = vec![b, s, end, d];
+        (k, v) = (q.clone(), q.clone());
+        gradients = vec![q.clone()];
+    } else if of_rows {
+        for (i, x) in [&mut q, &mut k, &mut v].into_iter().enumerate() {
+            let (heads, rows, width) = parts[i];
+            let others = [rng.below(3), rng.below(2)];
+            if others != [0, 0] {
+                first[i] = others[1] as i64;
+                *x = vec![b, rows, others[1] + heads + rng.below(2), width];
+                gradients[i] = vec![b, rows, heads, width];
+            }
+        }
+    }
+    let mut attrs = vec![
         ("causal".into(), Attr::Bool(rng.flag())),
         ("scale".into(), Attr::Float(0.3)),
     ];
+    let mut out = vec![b, h, s, e];
+    if of_rows {
+        attrs.insert(1, ("first".into(), Attr::Ints(first.to_vec())));
+        attrs.insert(2, ("heads".into(), Attr::Ints(vec![h as i64, g as i64])));
+        out = vec![b, s, h, e];
+    }
     let qkv = [rng.tensor(t, &q), rng.tensor(t, &k), rng.tensor(t, &v)];
     let mask = match rng.below(3) {
         0 => vec![],
@@ -1053,9 +1098,10 @@ pub(crate) fn attention(
             vec![rng.tensor(if n == 1 { DType::Bool } else { t }, &shape)]
         }
     };
-    let results = vec![(t, vec![b, h, s, e]), (DType::F32, vec![b, h, s])];
+    let results = vec![(t, out.clone()), (DType::F32, vec![b, h, s])];
     let forward: Vec<OwnedTensor> = qkv.iter().chain(&mask).cloned().collect();
-    if op == "sdpa" {
+    let forward_op = op.trim_end_matches("_bwd");
+    if op == forward_op {
         return Case {
             op,
             attrs,
@@ -1065,10 +1111,15 @@ pub(crate) fn attention(
     }
     // The derivative's operands are results of a run.
     let refs: Vec<&OwnedTensor> = forward.iter().collect();
-    let ran =
-        lighterage_runtime::kernels::owned::run_op("sdpa", &attrs, &refs, &results, SCRATCH_BYTES)
-            .unwrap();
-    let dout = rng.tensor(t, &[b, h, s, e]);
+    let ran = lighterage_runtime::kernels::owned::run_op(
+        forward_op,
+        &attrs,
+        &refs,
+        &results,
+        SCRATCH_BYTES,
+    )
+    .unwrap();
+    let dout = rng.tensor(t, &out);
     let ins = [dout]
         .into_iter()
         .chain(qkv)
@@ -1079,6 +1130,6 @@ pub(crate) fn attention(
         op,
         attrs,
         ins,
-        outs: vec![(t, q), (t, k), (t, v)],
+        outs: gradients.into_iter().map(|shape| (t, shape)).collect(),
     }
 }

@@ -16,7 +16,7 @@ pub(crate) fn run(case: &Case) -> Result<Vec<OwnedTensor>, KernelError> {
 fn tolerance(case: &Case, dtype: DType) -> f64 {
     match dtype {
         // The attention's logsumexp is f32 even for f64.
-        DType::F64 if case.op == "sdpa_bwd" => 1e-6,
+        DType::F64 if matches!(case.op, "sdpa_bwd" | "sdpa_rows_bwd") => 1e-6,
         // Here the reference uses difference quotients.
         DType::F64 if matches!(case.op, "gelu_bwd" | "silu_bwd") => 1e-9,
         DType::F64 => 1e-12,
@@ -97,9 +97,82 @@ fn attention_in_blocks_equals_the_reference() {
     .enumerate()
     {
         for seed in 0..6 {
-            for op in ["sdpa", "sdpa_bwd"] {
+            for op in ["sdpa", "sdpa_bwd", "sdpa_rows", "sdpa_rows_bwd"] {
                 compare(&attention(op, &mut Rng(100 * i as u64 + seed), sizes));
             }
+        }
+    }
+}
+
+/// Heads `first..first + n` of rows, as heads that contain rows; and for `n` heads of rows in their
+/// own tensor, the same in the other direction.
+fn exchanged(x: &OwnedTensor, first: usize, n: usize) -> OwnedTensor {
+    let &[b, s, all, d] = x.shape() else {
+        panic!("heads should be in rows");
+    };
+    let (bytes, from) = (x.dtype().bytes() as usize * d, x.bytes());
+    let mut to = vec![];
+    for i in 0..b * n * s {
+        let (b, h, row) = (i / (n * s), i / s % n, i % s);
+        let at = ((b * s + row) * all + first + h) * bytes;
+        to.extend_from_slice(&from[at..at + bytes]);
+    }
+    OwnedTensor::from_bytes(x.dtype(), &[b, n, s, d], &to)
+}
+
+/// Attention with heads inside rows gives the bits of attention whose heads contain rows.
+#[test]
+fn heads_inside_rows_change_no_bit_of_attention() {
+    let sizes = [
+        [2, 2, 97, 130, 9, 17],
+        [1, 2, 50, 50, 64, 64],
+        [1, 1, 530, 1030, 5, 3],
+        [1, 1, 40, 20, 3, 2],
+    ];
+    for seed in 0..48u64 {
+        let rows = attention("sdpa_rows_bwd", &mut Rng(seed), sizes[seed as usize % 4]);
+        let (first, heads) = (rows.list("first"), rows.list("heads"));
+        let parts = [heads[0], heads[1], heads[1]].map(|n| n as usize);
+        let mut ins = rows.ins.clone();
+        for i in [0, 4] {
+            ins[i] = exchanged(&rows.ins[i], 0, parts[0]);
+        }
+        for i in 0..3 {
+            if first[i] >= 0 {
+                ins[1 + i] = exchanged(&rows.ins[1 + i], first[i] as usize, parts[i]);
+            }
+        }
+        let mut attrs = rows.attrs.clone();
+        attrs.retain(|(key, _)| key == "causal" || key == "scale");
+        let outs = [1, 2, 3].map(|i| (ins[i].dtype(), ins[i].shape().to_vec()));
+        let backward = Case {
+            op: "sdpa_bwd",
+            attrs: attrs.clone(),
+            ins: ins.clone(),
+            outs: outs.to_vec(),
+        };
+        let (found, expected) = (run(&rows).unwrap(), run(&backward).unwrap());
+        for i in 0..3 {
+            let found = match (found.len(), first[i]) {
+                (1, first) => exchanged(&found[0], first as usize, parts[i]),
+                (_, -1) => found[i].clone(),
+                _ => exchanged(&found[i], 0, parts[i]),
+            };
+            assert!(found.bytes() == expected[i].bytes(), "seed {seed}: {i}");
+        }
+        // The results of the forward are operands of the backward.
+        let mask = ins.split_off(6);
+        let forward = Case {
+            op: "sdpa",
+            attrs,
+            outs: [4, 5]
+                .map(|i| (ins[i].dtype(), ins[i].shape().to_vec()))
+                .to_vec(),
+            ins: ins[1..4].iter().chain(&mask).cloned().collect(),
+        };
+        let results = run(&forward).unwrap();
+        for (i, result) in results.iter().enumerate() {
+            assert!(result.bytes() == ins[4 + i].bytes(), "seed {seed}: {i}");
         }
     }
 }

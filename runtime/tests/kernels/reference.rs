@@ -418,6 +418,10 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
             vec![dx.data]
         }
         "sdpa" | "sdpa_bwd" => attention(case, &ins, number("causal") != 0.0, number("scale")),
+        "sdpa_rows" | "sdpa_rows_bwd" => {
+            let places = [list("first"), list("heads")];
+            attention_rows(case, &ins, places, number("causal") != 0.0, number("scale"))
+        }
         "embedding" => {
             let rank = ins[1].shape.len();
             vec![
@@ -774,8 +778,62 @@ fn convolution(
     wanted([dx.data, dw.data, db], &list("mask"))
 }
 
+/// The same with heads inside rows: `sdpa` of permuted heads.
+fn attention_rows(
+    case: &Case,
+    ins: &[Nd],
+    [first, heads]: [Vec<i64>; 2],
+    causal: bool,
+    scale: f64,
+) -> Vec<Vec<f64>> {
+    let swapped = |x: &Nd, first: usize, heads: usize| {
+        let shape = [x.shape[0], heads, x.shape[1], x.shape[3]];
+        Nd::fill(&shape, |c| x.at(&[c[0], c[2], first + c[1], c[3]]))
+    };
+    let backward = case.op.ends_with("_bwd");
+    let q = usize::from(backward);
+    let mut plain = ins.to_vec();
+    let n_heads = [heads[0], heads[1], heads[1]].map(|n| n as usize);
+    for i in 0..3 {
+        if first[i] >= 0 {
+            plain[q + i] = swapped(&ins[q + i], first[i] as usize, n_heads[i]);
+        }
+    }
+    if backward {
+        for i in [0, 4] {
+            plain[i] = swapped(&ins[i], 0, n_heads[0]);
+        }
+    }
+    let sizes = [0, 1, 2].map(|i| plain[q + i].shape.clone());
+    let out_shape = [sizes[0][0], sizes[0][1], sizes[0][2], sizes[2][3]];
+    let found = attention(case, &plain, causal, scale);
+    let nd = |data: &Vec<f64>, shape: &[usize]| Nd {
+        shape: shape.to_vec(),
+        data: data.clone(),
+    };
+    if !backward {
+        let out = nd(&found[0], &out_shape);
+        return vec![swapped(&out, 0, out_shape[2]).data, found[1].clone()];
+    }
+    let gradients = [0, 1, 2].map(|i| nd(&found[i], &sizes[i]));
+    if case.outs.len() == 1 {
+        let mut all = Nd::fill(&case.outs[0].1, |_| 0.0);
+        for (i, x) in gradients.iter().enumerate() {
+            for c in coordinates(&x.shape) {
+                *all.at_mut(&[c[0], c[2], first[i] as usize + c[1], c[3]]) = x.at(&c);
+            }
+        }
+        return vec![all.data];
+    }
+    let written = |(i, x): (usize, &Nd)| match first[i] {
+        -1 => x.data.clone(),
+        _ => swapped(x, 0, x.shape[2]).data,
+    };
+    gradients.iter().enumerate().map(written).collect()
+}
+
 fn attention(case: &Case, ins: &[Nd], causal: bool, scale: f64) -> Vec<Vec<f64>> {
-    let backward = case.op == "sdpa_bwd";
+    let backward = case.op.ends_with("_bwd");
     let (q, k, v) = if backward {
         (&ins[1], &ins[2], &ins[3])
     } else {
@@ -812,7 +870,7 @@ fn attention(case: &Case, ins: &[Nd], causal: bool, scale: f64) -> Vec<Vec<f64>>
         )
     };
     if !backward {
-        let out = Nd::fill(&case.outs[0].1, |c| {
+        let out = Nd::fill(&[q.shape[0], heads, q.shape[2], v.shape[3]], |c| {
             row(c)
                 .0
                 .iter()

@@ -230,12 +230,43 @@ fn threads_change_no_bit_of_rows() {
         ),
         (
             "sdpa_bwd",
-            causal,
+            causal.clone(),
             vec![&heads[3], &heads[0], &heads[1], &heads[2], &heads[4], &sums],
-            vec![of_q, of_k.clone(), of_k],
+            vec![of_q, of_k.clone(), of_k.clone()],
         ),
     ];
-    for (op, attrs, ins, outs) in &cases {
+    // Heads inside rows: q, k and v fill the rows of one tensor, or have their own.
+    let rows = numbers(DType::F32, &[2, 201, 12, 24], 12);
+    let [dout, out] = [13, 14].map(|seed| numbers(DType::F32, &[2, 201, 6, 24], seed));
+    let form = |first: [i64; 3]| {
+        let mut attrs = causal.clone();
+        attrs.push(("first".into(), Attr::Ints(first.to_vec())));
+        attrs.push(("heads".into(), Attr::Ints(vec![6, 3])));
+        attrs
+    };
+    let of_out = (DType::F32, vec![2, 201, 6, 24]);
+    let of_keys = (DType::F32, vec![2, 201, 3, 24]);
+    let cases = cases.into_iter().chain([
+        (
+            "sdpa_rows",
+            form([0, 6, 9]),
+            vec![&rows, &rows, &rows],
+            vec![of_out.clone(), (DType::F32, vec![2, 6, 201])],
+        ),
+        (
+            "sdpa_rows_bwd",
+            form([0, 6, 9]),
+            vec![&dout, &rows, &rows, &rows, &out, &sums],
+            vec![(DType::F32, vec![2, 201, 12, 24])],
+        ),
+        (
+            "sdpa_rows_bwd",
+            form([5, -1, 0]),
+            vec![&dout, &rows, &heads[1], &rows, &out, &sums],
+            vec![of_out, of_k.clone(), of_keys],
+        ),
+    ]);
+    for (op, attrs, ins, outs) in &cases.collect::<Vec<_>>() {
         let run = |team| {
             let mut run = Run::new(op, attrs, ins, outs, SCRATCH_BYTES, &[]).unwrap();
             run.run_on(team, || {}).unwrap();
