@@ -7,7 +7,7 @@
 
 use crate::alloc::{self, Lifetime};
 use crate::cost::Cost;
-use crate::graph::{accumulate, canonical, fuse, loss, microbatch, optimizer, simplify};
+use crate::graph::{accumulate, attention, canonical, fuse, loss, microbatch, optimizer, simplify};
 use crate::plan::machine::DEVICE;
 use crate::plan::{Decisions, Error, Illegal, Kernels, Options, Problem};
 use crate::schedule::lives::{Variant, lives};
@@ -101,7 +101,7 @@ impl<'a> ScheduleContext<'a> {
 
 /// Graph passes before the loss has variants. The order matters; each entry gives the reason for
 /// its place.
-pub static SHARED: [GraphPass; 2] = [
+pub static SHARED: [GraphPass; 3] = [
     // First: later passes see one form, whatever traced the graph.
     GraphPass {
         name: "canonical",
@@ -118,6 +118,15 @@ pub static SHARED: [GraphPass; 2] = [
             if !c.options.without_simplify {
                 simplify::run(graph);
             }
+            Ok(())
+        },
+    },
+    // After simplify, which recognises attention and its masks in its other form. Before
+    // microbatch, so it looks at each attention once.
+    GraphPass {
+        name: "attention",
+        run: |graph, _| {
+            attention::run(graph);
             Ok(())
         },
     },

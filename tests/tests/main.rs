@@ -3,6 +3,7 @@
 mod accumulate;
 mod allocator;
 mod attention;
+mod attention_rows;
 mod blocks;
 mod budgets;
 mod choices;

@@ -179,20 +179,24 @@ fn plan_reports_to_people() {
 #[test]
 fn names_in_reports_are_names_that_explain_knows() {
     let args = format!(
-        "{} --optimizer adamw --device cpu --budget 20%",
+        "{} --optimizer adamw --device cpu --budget 25%",
         model(GPT2)
     );
     let object = &run(&format!("plan {args} --json")).expect(0).json()[0];
     let tensors = object["peak_tensors"].as_array().unwrap();
-    // One of each class, including a parameter that was copied in a chunk, and scratch memory.
+    // One of each class, including a parameter that was copied in a chunk.
     let mut classes = std::collections::BTreeMap::new();
     for tensor in tensors {
         classes.insert(tensor["class"].as_str().unwrap(), &tensor["name"]);
     }
-    assert!(classes.contains_key("param") && classes.contains_key("scratch"));
+    assert!(classes.contains_key("param"));
     for name in classes.values() {
         run(&format!("explain {args} {}", name.as_str().unwrap())).expect(0);
     }
+    let scratch = run(&format!("explain {args} index_put.scratch"))
+        .expect(0)
+        .out;
+    assert!(scratch.contains("is scratch memory"), "{scratch}");
     let chunk = run(&format!("explain {args} c0.host")).expect(0).out;
     assert!(chunk.contains("lives on the host"), "{chunk}");
     assert!(!chunk.contains("kept"), "{chunk}");
@@ -470,7 +474,7 @@ fn explain_says_why_and_what_else_would_cost() {
             .contains("instead: step")
     );
     assert!(
-        run(&format!("{args} view_9"))
+        run(&format!("{args} view_20"))
             .expect(0)
             .out
             .contains("shares the bytes")

@@ -1,6 +1,7 @@
 //! Passes over graphs.
 
 pub mod accumulate;
+pub mod attention;
 pub mod canonical;
 pub mod fuse;
 pub mod loss;

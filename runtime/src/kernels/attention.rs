@@ -270,9 +270,8 @@ impl Form {
         if self.first.is_none() {
             return Written::heads(call, 0, s.queries);
         }
-        let columns = s.heads * s.values;
-        let [all] =
-            call.output_unit_columns(0, [s.batch, s.heads], [s.queries, columns], [0..columns]);
+        let (columns, whole) = (s.heads * s.values, 0..s.heads * s.values);
+        let [all] = call.output_unit_columns(0, [s.batch, s.heads], [s.queries, columns], [whole]);
         Written::Rows(all)
     }
     /// dq, dk and dv. A unit is a head of k and the heads of q that use it.
@@ -297,8 +296,8 @@ impl Form {
             if self.first.is_none_or(|first| first[j] < 0) {
                 return Written::heads(call, j, rows);
             }
-            let columns = heads * width;
-            let [all] = call.output_unit_columns(j, units, [rows, columns], [0..columns]);
+            let (columns, whole) = (heads * width, 0..heads * width);
+            let [all] = call.output_unit_columns(j, units, [rows, columns], [whole]);
             Written::Rows(all)
         })
     }
