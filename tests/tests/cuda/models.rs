@@ -279,6 +279,57 @@ fn the_smallest_model_in_many_orders() {
     }
 }
 
+/// Two steps of whatever kernels.
+fn without_checks(artifact: &Artifact, feed: &Tensors) -> Result<Left, runtime::Error> {
+    let watch = Watch::new(&standin(1));
+    let mut watched = Watched::new(&watch, artifact, threads())?;
+    watched.machine.initialise(&INIT)?;
+    watched.write(feed)?;
+    (0..STEPS).try_for_each(|_| watched.launch())?;
+    watched.machine.wait()?;
+    Ok((watched.read()?, watched.states()?))
+}
+
+/// A kernel without one of its phases leaves other bits, or the step fails. All phases, or a few
+/// of kernels that have several, and of the others.
+#[test]
+fn each_phase_that_is_left_out_is_found() {
+    let model = Model::read(SMALLEST);
+    let artifact = model.emit(&compiled(&model, "h100", 1.0), Target::SM_90);
+    let feed = model.feed(&artifact);
+    let right = run(&artifact, &feed, 1);
+    let on_gpu = |object: u32| {
+        let target = &artifact.objects[object as usize].target;
+        matches!(target, artifact::Target::Gpu(_))
+    };
+    let (mut several, mut single) = (vec![], vec![]);
+    for (i, kernel) in artifact.kernels.iter().enumerate() {
+        let code = kernel.code.as_ref().filter(|code| on_gpu(code.object));
+        let n = code.map_or(0, |code| code.phases.len());
+        let phases = (0..n).map(|phase| (i, phase));
+        if n > 1 {
+            several.extend(phases)
+        } else {
+            single.extend(phases)
+        }
+    }
+    assert!(several.len() > 4, "{several:?}");
+    let each = |all: usize, few: usize| if is_long() { 1 } else { all.div_ceil(few) };
+    let (often, seldom) = (each(several.len(), 8), each(single.len(), 4));
+    let chosen = several.iter().step_by(often);
+    for &(kernel, phase) in chosen.chain(single.iter().step_by(seldom)) {
+        let mut without = artifact.clone();
+        let name = without.kernels[kernel].op.clone();
+        let code = without.kernels[kernel].code.as_mut();
+        code.expect("the kernel should have code")
+            .phases
+            .remove(phase);
+        let left = without_checks(&without, &feed);
+        // Kernels may fail on what was not written.
+        assert!(left.ok() != Some(right.clone()), "{name}, phase {phase}");
+    }
+}
+
 /// Sums over rows are continued from chunk to chunk on tensor cores, and rounded at the end.
 #[test]
 fn a_loss_of_bf16_in_chunks_leaves_the_same_bits() {
