@@ -4,7 +4,7 @@
 use ir::schedule::{InstrKind, Why};
 use ir::{Device, Graph};
 use passes::cost::Roofline;
-use passes::decide::Planner;
+use passes::decide::{Extent, Planner};
 use passes::devices;
 use passes::graph::optimizer::Optimizer;
 use passes::pipeline::{self, Budget, Compiled, Options};
@@ -28,6 +28,7 @@ fn compile(
         optimizer,
         planner,
         budget,
+        extent: Extent::Curve,
         ..Options::default()
     };
     pipeline::compile(

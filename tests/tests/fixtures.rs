@@ -7,6 +7,7 @@ use artifact::Artifact;
 use codegen::Data;
 use ir::Device;
 use passes::cost::Roofline;
+use passes::decide::Extent;
 use passes::graph::optimizer::{HYPER, Optimizer};
 use passes::pipeline::{self, Budget, Compiled, Error, Kernels, Options};
 use placement::gap;
@@ -71,11 +72,21 @@ impl Fixture {
     }
 
     fn compile(&self, optimizer: Optimizer, budget: Budget) -> Result<(Compiled, Artifact), Error> {
+        self.compile_to(optimizer, budget, Extent::Plan)
+    }
+
+    fn compile_to(
+        &self,
+        optimizer: Optimizer,
+        budget: Budget,
+        extent: Extent,
+    ) -> Result<(Compiled, Artifact), Error> {
         let device = cpu();
         let options = Options {
             optimizer,
             budget,
             kernels: self.kernels,
+            extent,
             ..Options::default()
         };
         let graph = self.model.graph.clone();
@@ -267,7 +278,7 @@ fn equals_pytorch(name: &str, level: &str, kernels: Kernels) {
 fn same_at_every_budget(name: &str, level: &str, kernels: Kernels) {
     let fixture = Fixture::read(name, level, kernels);
     let (roomy, artifact) = fixture
-        .compile(Optimizer::AdamW, Budget::Share(1.0))
+        .compile_to(Optimizer::AdamW, Budget::Share(1.0), Extent::Curve)
         .unwrap();
     let expected = fixture.train(&artifact, STEPS, None);
     let (keep, smallest) = (roomy.decided.keep_peak, roomy.decided.smallest.unwrap());

@@ -10,7 +10,7 @@ use lighterage_tests::evaluate::{self, Tensors};
 use lighterage_tests::generate::config;
 use lighterage_tests::gpt2::gpt2;
 use passes::cost::Roofline;
-use passes::decide::Planner;
+use passes::decide::{Extent, Planner};
 use passes::devices;
 use passes::graph::loss::{self, Chunks};
 use passes::graph::optimizer::{HYPER, Optimizer};
@@ -455,6 +455,7 @@ fn budgets_choose_chunks() {
         let options = Options {
             kernels,
             optimizer: Optimizer::AdamW,
+            extent: Extent::Curve,
             ..Options::default()
         };
         let with = |budget, loss_chunks| {

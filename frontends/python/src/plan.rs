@@ -6,7 +6,7 @@ use codegen::Target;
 use codegen::kernels;
 use ir::{Device, Graph, Value};
 use passes::cost::Roofline;
-use passes::decide::Problem;
+use passes::decide::{Extent, Problem};
 use passes::explain::{self, Named};
 use passes::graph::optimizer::Optimizer;
 use passes::pipeline::{self, Budget, Compiled, Kernels, Options, Planner};
@@ -121,6 +121,7 @@ pub(crate) fn compile(
         planner: chosen("planner", planner, &Planner::ALL, Planner::name)?,
         clip_norm,
         groups: groups.unwrap_or_default(),
+        extent: Extent::Curve,
         ..Options::default()
     };
     let mut device = self::device(device)?;

@@ -96,11 +96,11 @@ ir::named! {
 /// What planning computes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Extent {
-    /// The plan for the budget, and the plans for other budgets.
-    #[default]
+    /// The plan for the budget, the plans for other budgets, and the lower bound of the step time.
     Curve,
     /// Only the plan for the budget: the same plan, in less time. For graphs of thousands of lines,
     /// a better plan may be missed; this was never observed: see `decide::record`.
+    #[default]
     Plan,
 }
 
