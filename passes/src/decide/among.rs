@@ -204,27 +204,24 @@ impl<'a, 'p> Search<'a, 'p> {
 
     /// Plans. For one budget, ladders end early; the step times of drafts decide when. If the
     /// chosen record is slower than the time at which a ladder ended, planning runs again with less
-    /// strict ends.
+    /// strict ends. If no plan fits, planning runs again for all budgets: the error names the
+    /// smallest one.
     fn plan(&self) -> Planned {
         let limits = (self.extent == Extent::Plan).then_some(self.limits);
         let (planned, cut_off) = self.plan_for(Wanted {
             limits,
             ..Wanted::ALL
         });
-        let chosen = planned.chosen.as_ref();
-        let micros = chosen.map_or(f64::INFINITY, |(_, record)| record.micros);
-        if cut_off >= micros {
-            return planned;
-        }
-        log::debug!("a ladder ended at {cut_off} us, the plan takes {micros} us: planning again");
-        let wanted = if micros.is_finite() {
-            Wanted {
+        let wanted = match &planned.chosen {
+            Some((_, record)) if record.micros <= cut_off => return planned,
+            Some((_, record)) => Wanted {
                 limits,
-                possible: micros,
-            }
-        } else {
-            Wanted::ALL
+                possible: record.micros,
+            },
+            None if limits.is_none() => return planned,
+            None => Wanted::ALL,
         };
+        log::debug!("planning again: a ladder ended at {cut_off} us, {wanted:?}");
         self.plan_for(wanted).0
     }
 
