@@ -287,7 +287,6 @@ fn same_at_every_budget(name: &str, level: &str, kernels: Kernels) {
         "{name} {level}: smallest {smallest}, keep {keep}"
     );
     let mut higher = u64::MAX;
-    let mut gaps = vec![];
     const BUDGETS: u64 = 6;
     for k in 0..=BUDGETS {
         let budget = smallest + (keep - smallest) * (BUDGETS - k) / BUDGETS;
@@ -306,12 +305,10 @@ fn same_at_every_budget(name: &str, level: &str, kernels: Kernels) {
                 .plan
                 .as_ref()
                 .map_or(0, |plan| plan.peak[pool]);
-            // So few tensors that one may have no place below the bound at a budget.
             assert!(
-                gap(peak, bound) <= 0.025,
+                gap(peak, bound) <= 0.005,
                 "{name} {level}: {pool:?} needs {bound} and has {peak} at {budget}"
             );
-            gaps.push(gap(peak, bound));
         }
         for shuffle in [None, Some(k)] {
             let trained = fixture.train(&artifact, STEPS, shuffle);
@@ -329,8 +326,6 @@ fn same_at_every_budget(name: &str, level: &str, kernels: Kernels) {
             );
         }
     }
-    let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
-    assert!(mean <= 0.005, "{name} {level}: gaps of {gaps:?}");
     assert_eq!(
         higher, smallest,
         "{name} {level}: the smallest budget is met exactly"
