@@ -22,7 +22,7 @@ fn of_value(graph: &Graph, value: Value) -> &str {
     }
 }
 
-/// A path of at most [`MOST`] characters: a long one loses its first parts.
+/// A path of at most 40 characters: a long one loses its first parts.
 pub fn short(path: &str) -> String {
     let length = path.chars().count();
     if length <= MOST {

@@ -2,8 +2,8 @@
 //!
 //! Short content is in the page as text: figures, tensors at the peak, other budgets, the passes'
 //! times. Long content is in it as JSON, in columns, for the script (`page/page.js`) to draw:
-//! lines, addresses over time, decisions. Names come from untrusted files. [`escaped`] and
-//! [`embedded`] are the only ways into the page, and the script inserts them as text, never as
+//! lines, addresses over time, decisions. Names come from untrusted files. `escaped` and
+//! `embedded` are the only ways into the page, and the script inserts them as text, never as
 //! markup.
 
 use crate::curve::{self, Chosen, Point};
