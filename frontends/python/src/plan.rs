@@ -15,6 +15,7 @@ use report::page::{self, PassTime, Source};
 use report::size::{bytes, micros, parse_budget, parse_bytes, short};
 use report::{curve, explained};
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 /// The budget as Python gives it.
 #[derive(FromPyObject)]
@@ -121,7 +122,7 @@ pub(crate) fn compile(
         planner: chosen("planner", planner, &Planner::ALL, Planner::name)?,
         clip_norm,
         groups: groups.unwrap_or_default(),
-        extent: Extent::Curve,
+        extent: Extent::Plan,
         ..Options::default()
     };
     let mut device = self::device(device)?;
@@ -155,6 +156,7 @@ fn planned(
     let tensors = model.tensors.into_iter();
     Ok(Plan {
         compiled: compiled.map_err(refused)?,
+        all: OnceLock::new(),
         traced: model.graph,
         tied: model.tied,
         unsupported: model.unsupported,
@@ -183,6 +185,8 @@ fn calls(graph: &Graph, unsupported: &[torch::Unsupported]) -> Vec<Call> {
 #[pyclass(frozen, module = "lighterage")]
 pub(crate) struct Plan {
     compiled: Compiled,
+    /// The same with the plans for all budgets, from the first time that they are asked for.
+    all: OnceLock<Compiled>,
     /// The graph before any pass.
     traced: Graph,
     tied: Vec<Vec<String>>,
@@ -207,11 +211,11 @@ impl Plan {
         self.compiled.decided.keep_peak
     }
 
-    /// The smallest budget for which a plan was found, bytes.
+    /// The smallest budget for which a plan was found, bytes. The first use plans for all budgets.
     #[getter]
-    fn smallest(&self) -> u64 {
-        let smallest = self.compiled.decided.smallest;
-        smallest.unwrap_or(self.compiled.planned_peak)
+    fn smallest(&self, py: Python<'_>) -> u64 {
+        let decided = py.detach(|| &self.all().decided);
+        decided.smallest.unwrap_or(self.compiled.planned_peak)
     }
 
     /// The budget, bytes.
@@ -238,10 +242,11 @@ impl Plan {
         self.compiled.timeline.swapped_bytes
     }
 
-    /// The plans that no other beats in both memory and time: (bytes, µs), fastest first.
+    /// The plans that no other beats in both memory and time: (bytes, µs), fastest first. The first
+    /// use plans for all budgets.
     #[getter]
-    fn curve(&self) -> Vec<(u64, f64)> {
-        self.compiled.decided.curve.clone()
+    fn curve(&self, py: Python<'_>) -> Vec<(u64, f64)> {
+        py.detach(|| self.all().decided.curve.clone())
     }
 
     /// `generated` or `plain`.
@@ -301,18 +306,32 @@ impl Plan {
         format!("Plan of a step on {}{rows}", self.device.name)
     }
 
-    fn _repr_html_(&self) -> String {
+    fn _repr_html_(&self, py: Python<'_>) -> String {
         let row = |(name, value): (&str, String)| {
             format!("<tr><th style=\"text-align:left\">{name}</th><td>{value}</td></tr>")
         };
         let rows: String = self.figures().into_iter().map(row).collect();
-        let points = curve::points(&self.compiled);
+        let points = py.detach(|| curve::points(self.all()));
         let drawing = curve::svg_file(&points, self.compiled.decided.budget);
         format!("<div><table>{rows}</table>{drawing}</div>")
     }
 }
 
 impl Plan {
+    /// The step with the plans for all budgets, which take several times as long as one.
+    fn all(&self) -> &Compiled {
+        self.all.get_or_init(|| {
+            let options = Options {
+                extent: Extent::Curve,
+                ..self.compiled.options.clone()
+            };
+            let cost = Roofline::new(&self.device);
+            let graph = self.traced.clone();
+            pipeline::compile(graph, &options, &self.device, &cost, &mut |_| ())
+                .expect("a step that was compiled should compile again")
+        })
+    }
+
     /// The figures of short reports. Neither names nor values hold markup.
     fn figures(&self) -> Vec<(&'static str, String)> {
         let decided = &self.compiled.decided;
@@ -324,7 +343,6 @@ impl Plan {
         vec![
             ("peak", of_keep(self.compiled.planned_peak)),
             ("budget", decided.budget.map_or("none".into(), bytes)),
-            ("smallest", of_keep(self.smallest())),
             ("keep everything", bytes(decided.keep_peak)),
             ("predicted step", micros(timeline.micros)),
             (
@@ -338,14 +356,15 @@ impl Plan {
 
     fn page(&self) -> String {
         let cost = Roofline::new(&self.device);
-        let problem = Problem::new(&self.compiled.program.graph, &self.device, &cost);
+        let all = self.all();
+        let problem = Problem::new(&all.program.graph, &self.device, &cost);
         page::page(&Source {
-            compiled: &self.compiled,
+            compiled: all,
             problem: &problem,
-            options: self.compiled.options.clone(),
-            tally: explain::tally(&problem, &self.compiled.decided.decisions),
-            peak: &explain::peak(&self.compiled),
-            curve: &curve::points(&self.compiled),
+            options: all.options.clone(),
+            tally: explain::tally(&problem, &all.decided.decisions),
+            peak: &explain::peak(all),
+            curve: &curve::points(all),
             times: &self.times,
             command: self.command.clone(),
             unsupported: &self.unsupported,

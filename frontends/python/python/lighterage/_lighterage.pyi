@@ -18,7 +18,7 @@ class Plan:
 
     @property
     def smallest(self) -> int:
-        """The smallest budget for which a plan was found, bytes."""
+        """The smallest budget for which a plan was found, bytes. The first use plans for all budgets."""
 
     @property
     def budget(self) -> int | None:
