@@ -248,3 +248,23 @@ fn nothing_stands_beside_attention() {
         assert_eq!(count(&new, &["slice"]), 0, "{new}");
     }
 }
+
+/// A file may have more views of views than a stack has room for.
+#[test]
+fn a_long_chain_of_views_is_read() {
+    let mut b = Builder {
+        graph: Graph::new("chain"),
+        dtype: DType::F32,
+    };
+    let mut q = b.input(&[1, 4, 2, 8]);
+    for _ in 0..50_001 {
+        q = b.swap(q);
+    }
+    let attrs = [("causal", Attr::Bool(true)), ("scale", Attr::Float(0.5))];
+    let out = b.node("sdpa", &attrs, &[q, q, q])[0];
+    let out = b.swap(out);
+    b.want(out);
+    attention::run(&mut b.graph);
+    assert_eq!(count(&b.graph, &["sdpa_rows"]), 1);
+    assert_eq!(count(&b.graph, &["permute"]), 0);
+}

@@ -306,50 +306,64 @@ struct View {
 impl View {
     /// Of a value that slices, permutations and reshapes may compute.
     fn of(graph: &Graph, value: Value) -> View {
-        let whole = || {
-            let mut dims: Vec<(u64, u64)> = vec![];
-            for &size in graph.values[value].ty.shape().iter().rev() {
-                let distance = dims.last().map_or(1, |&(size, distance)| size * distance);
-                dims.push((size, distance));
-            }
-            dims.reverse();
-            View {
-                base: value,
-                first: 0,
-                dims,
-            }
-        };
-        let Some(node) = graph.def_node(value) else {
-            return whole();
-        };
-        let data = &graph.nodes[node];
-        let of = |value: &Value| View::of(graph, *value);
-        match (&data.op, &data.inputs[..]) {
-            (Op::Reshape(_), [x]) => {
-                let view = of(x);
-                match reshaped(&view.dims, graph.values[value].ty.shape()) {
-                    Some(dims) => View { dims, ..view },
-                    None => whole(),
-                }
-            }
-            (Op::Permute(permute), [x]) => {
-                let view = of(x);
-                let dims = permute.dims.iter().map(|&d| view.dims[d as usize]);
-                View {
-                    dims: dims.collect(),
-                    ..view
-                }
-            }
-            (Op::Slice(slice), [x]) => {
-                let mut view = of(x);
-                let (size, distance) = &mut view.dims[slice.dim as usize];
-                view.first += slice.start as u64 * *distance;
-                *distance *= slice.step as u64;
-                *size = graph.values[value].ty.shape()[slice.dim as usize];
-                view
-            }
-            _ => whole(),
+        // A loop: a file may have more views of views than the stack has room for.
+        let mut chain = vec![value];
+        let mut base = value;
+        while let Some(before) = viewed(graph, base) {
+            base = before;
+            chain.push(base);
         }
+        let mut view = View::whole(graph, base);
+        for &value in chain.iter().rev().skip(1) {
+            view = view
+                .seen_by(graph, value)
+                .unwrap_or_else(|| View::whole(graph, value));
+        }
+        view
+    }
+
+    /// Of a value as itself.
+    fn whole(graph: &Graph, value: Value) -> View {
+        let mut dims: Vec<(u64, u64)> = vec![];
+        for &size in graph.values[value].ty.shape().iter().rev() {
+            let distance = dims.last().map_or(1, |&(size, distance)| size * distance);
+            dims.push((size, distance));
+        }
+        dims.reverse();
+        View {
+            base: value,
+            first: 0,
+            dims,
+        }
+    }
+
+    /// What the view becomes when its value is the operand of the node that computes `value`.
+    fn seen_by(mut self, graph: &Graph, value: Value) -> Option<View> {
+        let shape = graph.values[value].ty.shape();
+        match &graph.nodes[graph.def_node(value)?].op {
+            Op::Reshape(_) => self.dims = reshaped(&self.dims, shape)?,
+            Op::Permute(Dims { dims }) => {
+                self.dims = dims.iter().map(|&d| self.dims[d as usize]).collect();
+            }
+            Op::Slice(slice) => {
+                let (size, distance) = &mut self.dims[slice.dim as usize];
+                self.first += slice.start as u64 * *distance;
+                // A step beyond the last element may be any number; no distance counts then.
+                *distance = distance.wrapping_mul(slice.step as u64);
+                *size = shape[slice.dim as usize];
+            }
+            _ => return None,
+        }
+        Some(self)
+    }
+}
+
+/// The value of which a value is a slice, a permutation or a reshape.
+fn viewed(graph: &Graph, value: Value) -> Option<Value> {
+    let data = &graph.nodes[graph.def_node(value)?];
+    match (&data.op, &data.inputs[..]) {
+        (Op::Reshape(_) | Op::Permute(_) | Op::Slice(_), &[x]) => Some(x),
+        _ => None,
     }
 }
 
