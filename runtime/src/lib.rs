@@ -45,7 +45,7 @@ pub use machine::{
     StepReport, StreamId,
 };
 #[cfg(feature = "cuda")]
-pub use machine::{Cuda, CudaOptions};
+pub use machine::{Cuda, CudaOptions, ProductLibrary};
 pub use team::Team;
 pub use trace::Span;
 pub use validate::validate;

@@ -6,6 +6,7 @@ mod answers;
 mod hostile;
 mod machine;
 mod models;
+mod products;
 mod steps;
 mod traced;
 mod watched;

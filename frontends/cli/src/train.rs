@@ -82,7 +82,12 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         threads: args.threads.map(usize::from),
         gpu: gpu_number(args)?.unwrap_or(0),
     };
-    let mut machine = Machine::new(artifact, options).map_err(failure)?;
+    let choices = choices(args)?;
+    let machine = Machine::beside(artifact, options, choices.as_deref());
+    let mut machine = machine.map_err(failure)?;
+    for note in machine.notes() {
+        out::note(&format!("note: {note}"));
+    }
     give_values(&mut machine, &init, args.seed, &tied)?;
 
     // From here on, Ctrl-C ends the run after the current step, so that the states can be saved;
@@ -194,6 +199,16 @@ fn failure(error: Error) -> Failure {
 }
 
 // --- source ---
+
+/// The file beside a compiled step that keeps what a GPU's libraries choose for it.
+fn choices(args: &TrainArgs) -> Result<Option<PathBuf>, Failure> {
+    if model::format(&args.model)? != Format::Lit {
+        return Ok(None);
+    }
+    let mut name = args.model.clone().into_os_string();
+    name.push(".algorithms");
+    Ok(Some(name.into()))
+}
 
 /// The step to run.
 struct Source {

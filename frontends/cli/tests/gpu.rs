@@ -86,6 +86,46 @@ fn a_step_for_a_gpu_trains_like_that_of_the_processor() {
     assert!(text.contains("planned = measured"), "{text}");
 }
 
+/// Where cuBLASLt is, `train` says so, and keeps its choices beside the compiled step. A library
+/// that is named must be there.
+#[test]
+fn products_by_the_library_train_the_same() {
+    let files = Files::new("gpu-products");
+    let step = files.compile("p.lit", "");
+    let standin = Standin::new(&Options::default()).unwrap();
+    let path = standin.path().to_str().unwrap();
+    let (driver, library) = (("LIGHTERAGE_CUDA", path), ("LIGHTERAGE_CUBLASLT", path));
+    let ours = losses(&run_with(&files.train(&step, "--json"), &[driver]).expect(0));
+
+    let command = files.train(&step, "--json");
+    let first = run_with(&command, &[driver, library]).expect(0);
+    assert!(
+        first.err.contains("note: cuBLASLt 130100 of"),
+        "{}",
+        first.err
+    );
+    let choices = std::fs::read_to_string(format!("{step}.algorithms")).unwrap();
+    assert!(
+        choices.starts_with("cublaslt 130100 stand-in\nF32-F32-"),
+        "{choices}"
+    );
+    let theirs = losses(&first);
+    for (ours, theirs) in ours.iter().zip(&theirs) {
+        let near = 1e-5 * theirs.abs().max(1.0);
+        assert!((ours - theirs).abs() < near, "{ours} should be {theirs}");
+    }
+    let again = run_with(&command, &[driver, library]).expect(0);
+    assert_eq!(losses(&again), theirs);
+
+    let missing = ("LIGHTERAGE_CUBLASLT", "/nowhere/libcublasLt.so.13");
+    let refused = run_with(&command, &[driver, missing]).expect(2).err;
+    assert!(
+        refused.contains("/nowhere/libcublasLt.so.13: "),
+        "{refused}"
+    );
+    assert!(refused.contains("LIGHTERAGE_CUBLASLT=0"), "{refused}");
+}
+
 /// `train --device cuda` plans for the GPU that is there, and runs there: a text graph with the
 /// losses of the processor, at any budget, and says what the plan does not count.
 #[test]

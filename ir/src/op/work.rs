@@ -55,14 +55,33 @@ pub(super) fn matmul_work(a: &Product, c: &Call<'_>, outputs: &[TensorType]) -> 
             } else {
                 0
             },
-            gpu: 0,
+            gpu: workspace(outputs[0].dtype(), flops),
         },
         ..matrix(flops)
     }
 }
-/// No scratch: a processor widens the factors in a workspace of each thread.
-pub(super) fn matmul_sum_work(a: &Product, c: &Call<'_>, _: &[TensorType]) -> Work {
-    matrix(sizes(a, c, 0).1)
+/// On a processor, no scratch: it widens the factors in a workspace of each thread.
+pub(super) fn matmul_sum_work(a: &Product, c: &Call<'_>, outputs: &[TensorType]) -> Work {
+    let flops = sizes(a, c, 0).1;
+    Work {
+        scratch: Scratch {
+            cpu: 0,
+            gpu: workspace(outputs[0].dtype(), flops),
+        },
+        ..matrix(flops)
+    }
+}
+/// Bytes that a GPU's library may use for a product: NVIDIA's advice for cuBLASLt on Hopper, and
+/// room to align them to 256. They do not depend on the plan, so the library's choice does not
+/// either. A product of less than about 10 µs has none.
+fn workspace(dtype: DType, flops: f64) -> u64 {
+    /// Operations from which a product has a workspace.
+    const FEWEST: f64 = (1_u64 << 30) as f64;
+    let is_of_library = matches!(dtype, DType::F32 | DType::BF16);
+    match is_of_library && flops >= FEWEST {
+        true => (32 << 20) + 192,
+        false => 0,
+    }
 }
 /// Rows, inner and columns of a product of operands `first` and `first + 1`, and the operations of
 /// the whole batch.

@@ -100,6 +100,9 @@ pub enum DriverError {
         /// The time.
         seconds: u64,
     },
+    /// cuBLASLt did not compute a product.
+    #[error(transparent)]
+    Product(Refused),
     /// A function returned a status.
     #[error("{call}: {name} ({}), {text}", status.0)]
     Call {
@@ -112,6 +115,22 @@ pub enum DriverError {
         /// What it means.
         text: String,
     },
+}
+
+/// A function of cuBLASLt that returned a status.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{call}: cuBLAS status {status}")]
+pub struct Refused {
+    /// The function.
+    pub call: &'static str,
+    /// What it returned.
+    pub status: c_int,
+}
+
+impl From<Refused> for DriverError {
+    fn from(refused: Refused) -> DriverError {
+        DriverError::Product(refused)
+    }
 }
 
 /// The system names the file in some of its reasons.
@@ -144,6 +163,7 @@ impl DriverError {
             DriverError::Call { status, .. } => Some(*status),
             DriverError::Library { .. }
             | DriverError::Symbol { .. }
+            | DriverError::Product(_)
             | DriverError::Stuck { .. } => None,
         }
     }
@@ -151,7 +171,8 @@ impl DriverError {
     pub fn is_fatal(&self) -> bool {
         match self {
             DriverError::Call { status, .. } => status.is_fatal(),
-            DriverError::Stuck { .. } => true,
+            // What the device did is not known.
+            DriverError::Stuck { .. } | DriverError::Product(_) => true,
             DriverError::Library { .. } | DriverError::Symbol { .. } => false,
         }
     }
@@ -171,6 +192,13 @@ unsafe impl Sync for Handle {}
 pub struct DeviceRange {
     pub(super) address: u64,
     pub(super) bytes: u64,
+}
+
+impl Handle {
+    /// For other libraries of the driver's maker.
+    pub(super) fn raw(self) -> *mut c_void {
+        self.0
+    }
 }
 
 impl DeviceRange {
@@ -349,6 +377,11 @@ impl fmt::Debug for Driver {
 // --- loading, errors ---
 
 impl Driver {
+    /// Whether the environment names a library in the place of the system's.
+    pub(crate) fn is_named() -> bool {
+        std::env::var_os(VARIABLE).is_some_and(|name| !name.is_empty())
+    }
+
     /// Loads the driver: the library given, else the one that `LIGHTERAGE_CUDA` names, else
     /// `libcuda.so.1`.
     ///

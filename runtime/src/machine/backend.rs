@@ -187,6 +187,11 @@ pub trait Backend: Send + Sync {
         Ok(())
     }
 
+    /// What a person should know of how it runs what it was given.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     // --- the host's turn ---
 
     /// Writes bytes of a pool from the host, and returns when they are there. The place need not be

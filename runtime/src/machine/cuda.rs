@@ -18,13 +18,14 @@
 use super::backend::{Backend, CommandError, CommandId, Copy, EventId, Launch, Ran, StreamId};
 use super::cuda_graphs::{Graphs, Start};
 use super::cuda_indices::Indices;
+use super::cuda_products::{ProductLibrary, Products};
 use super::cuda_times::Times;
 use super::host::{HostWork, put};
 use super::options::Options;
 use crate::Error;
 use crate::cuda::{
     Arguments, Cut, Device, DeviceBlock, DeviceRange, Driver, DriverError, Event, Function, Grid,
-    Module, ModuleError, Priority, Registered, Staging, Status, Stream, Transfer,
+    Module, ModuleError, Priority, Product, Registered, Staging, Status, Stream, Transfer,
 };
 use crate::kernel::Tensor;
 use crate::memory;
@@ -61,6 +62,10 @@ pub struct CudaOptions {
     /// Bytes of the host go to the device's pool, and come from there, by two pieces of pinned
     /// memory of so many bytes.
     pub staging_bytes: usize,
+    /// What computes products. The default is what the variable `LIGHTERAGE_CUBLASLT` says.
+    pub products: ProductLibrary,
+    /// The file that keeps the algorithms of cuBLASLt from one run to the next, if there is one.
+    pub algorithms: Option<PathBuf>,
 }
 
 impl Default for CudaOptions {
@@ -76,6 +81,8 @@ impl Default for CudaOptions {
             // Single calls for 512 GiB fail on some systems.
             register_bytes: 64 << 30,
             staging_bytes: 1 << 20,
+            products: ProductLibrary::of_environment(),
+            algorithms: None,
         }
     }
 }
@@ -105,6 +112,8 @@ pub struct Cuda {
     graphs: Graphs,
     /// Looks at indices before launches that have some.
     indices: Indices,
+    /// cuBLASLt, if it is used. Products that are prepared keep it.
+    products: Products,
     /// Streams of waits, and what they wait for.
     waits: Vec<(CommandId, StreamId, EventId)>,
     /// By the command's number.
@@ -182,6 +191,8 @@ struct Work {
 enum Does {
     /// A kernel on the device: its phases take the same arguments.
     Launch(Arc<[(Function, Grid)]>, Arguments),
+    /// A product by cuBLASLt.
+    Product(Box<Product>),
     /// A copy with an end on the device.
     Transfer(Transfer),
     /// A kernel on the host.
@@ -210,7 +221,11 @@ impl Cuda {
             true => Some(Times::new(&device).map_err(unsupported)?),
             false => None,
         };
+        let other_driver = cuda.library.is_some() || Driver::is_named();
+        let file = cuda.algorithms.as_deref();
+        let products = Products::new(&device, &cuda.products, other_driver, file)?;
         Ok(Cuda {
+            products,
             queues: Vec::new(),
             marks: Vec::new(),
             times,
@@ -361,7 +376,11 @@ impl Cuda {
     }
 
     /// A device's launch of a kernel.
-    fn device_launch(&self, kernel: &DeviceKernel, launch: &Launch<'_>) -> Does {
+    fn device_launch(
+        &self,
+        kernel: &DeviceKernel,
+        launch: &Launch<'_>,
+    ) -> (Arc<[(Function, Grid)]>, Arguments) {
         let operands = launch.ins.iter().chain(launch.outs);
         let scratch = launch.scratch.filter(|_| kernel.has_scratch);
         let places = operands
@@ -372,7 +391,7 @@ impl Cuda {
             let range = range.expect("a device's kernel should stay in its pools");
             range.address()
         };
-        Does::Launch(kernel.phases.clone(), Arguments::new(places.map(address)))
+        (kernel.phases.clone(), Arguments::new(places.map(address)))
     }
 
     /// In a traced run: makes what notes when the device runs commands, which are kernels, copies,
@@ -383,7 +402,7 @@ impl Cuda {
         };
         for (number, work) in self.work.iter().enumerate() {
             match work.as_ref().map(|work| &work.does) {
-                Some(Does::Launch(..) | Does::Transfer(_)) => {
+                Some(Does::Launch(..) | Does::Product(_) | Does::Transfer(_)) => {
                     times.add(&self.device, CommandId(number))?;
                 }
                 Some(Does::HostLaunch | Does::HostCopy { .. }) | None => {}
@@ -590,6 +609,12 @@ impl Cuda {
                     false => Ok(()),
                 }
             }
+            Does::Product(product) => {
+                let queue = self.stream(*stream);
+                let done = queue.multiply(product);
+                done.and_then(|()| self.submitted(queue))
+                    .map_err(|e| self.failed(&e))
+            }
             Does::Transfer(transfer) => {
                 let queue = self.stream(*stream);
                 let done = transfer.submit(queue);
@@ -717,13 +742,18 @@ impl Backend for Cuda {
     ) -> Result<(), Error> {
         let does = match &self.kernels[launch.kernel] {
             Some(kernel) => {
-                let does = self.device_launch(kernel, &launch);
-                let address = |operand: usize| match &does {
-                    Does::Launch(_, arguments) => arguments.values()[operand],
-                    Does::Transfer(_) | Does::HostLaunch | Does::HostCopy { .. } => 0,
-                };
+                let (phases, arguments) = self.device_launch(kernel, &launch);
+                let address = |operand: usize| arguments.values()[operand];
                 let op = (&*kernel.op, &*kernel.attrs);
                 self.indices.add(command, op, &launch, address);
+                let workspace = launch.scratch;
+                let workspace =
+                    workspace.and_then(|range| self.device_range(range.place, range.bytes));
+                let product = self.products.product(op, &launch, address, workspace);
+                let does = match product.map_err(|e| broken(&e))? {
+                    Some(product) => Does::Product(Box::new(product)),
+                    None => Does::Launch(phases, arguments),
+                };
                 let queue = &mut self.queues[stream.0];
                 (queue.has_device, queue.has_launches) = (true, true);
                 does
@@ -766,7 +796,7 @@ impl Backend for Cuda {
         let queue = &mut self.queues[stream.0];
         match does {
             Does::Transfer(_) => queue.has_device = true,
-            Does::Launch(..) | Does::HostLaunch | Does::HostCopy { .. } => {}
+            Does::Launch(..) | Does::Product(_) | Does::HostLaunch | Does::HostCopy { .. } => {}
         }
         queue.order.push(Item::Work(command));
         put(&mut self.work, command, Work { stream, does });
@@ -794,7 +824,12 @@ impl Backend for Cuda {
         Ok(())
     }
 
+    fn notes(&self) -> Vec<String> {
+        self.products.note().into_iter().collect()
+    }
+
     fn start(&mut self) -> Result<(), Error> {
+        self.products.save();
         let mut queues = std::mem::take(&mut self.queues);
         let mut with_device = queues.iter_mut().filter(|queue| queue.has_device);
         let made = with_device.try_for_each(|queue| self.make_queue(queue));

@@ -23,6 +23,8 @@ mod cuda_graphs;
 #[cfg(feature = "cuda")]
 mod cuda_indices;
 #[cfg(feature = "cuda")]
+mod cuda_products;
+#[cfg(feature = "cuda")]
 mod cuda_times;
 mod dead;
 mod executor;
@@ -44,6 +46,8 @@ pub use backend::{Backend, CommandError, CommandId, Copy, EventId, Launch, Ran, 
 use cpu::Cpu;
 #[cfg(feature = "cuda")]
 pub use cuda::{Cuda, CudaOptions};
+#[cfg(feature = "cuda")]
+pub use cuda_products::ProductLibrary;
 use dead::Dead;
 use executor::Executor;
 pub use lent::{Lent, Port};
@@ -73,6 +77,7 @@ pub struct Machine {
     executor: Box<dyn Executor>,
     core: Arc<Core>,
     name: String,
+    notes: Vec<String>,
     streams: Vec<String>,
     summary: Summary,
     /// Bytes of device 0's pool.
@@ -115,10 +120,20 @@ impl Machine {
     /// them, starts a thread for each stream. If it has code for a GPU, it runs on this machine's
     /// GPU of [`Options::gpu`], and else on the processor.
     pub fn new(artifact: Artifact, options: Options) -> Result<Machine, Error> {
+        Machine::beside(artifact, options, None)
+    }
+
+    /// The same, with a file that keeps what a GPU's libraries choose from one run to the next. It
+    /// is made if it does not exist.
+    pub fn beside(
+        artifact: Artifact,
+        options: Options,
+        choices: Option<&Path>,
+    ) -> Result<Machine, Error> {
         validate::validate(&artifact)?;
         let backend: Box<dyn Backend> = match artifact.gpu() {
             None => Box::new(Cpu::new(&options)?),
-            Some(sm) => gpu(sm, &options)?,
+            Some(sm) => gpu(sm, &options, choices)?,
         };
         Machine::validated(backend, artifact, options)
     }
@@ -167,6 +182,7 @@ impl Machine {
 
         let programs = program::programs(&artifact);
         let last_io = program::last_io(&artifact, &programs);
+        let notes = backend.notes();
         let trace = options.trace.then(|| Trace::new(&programs));
         let core = Arc::new(Core::new(backend, programs, last_io, artifact.lines, trace));
         states.iter().for_each(|slot| core.touch(slot.device_end));
@@ -181,6 +197,7 @@ impl Machine {
             executor,
             core,
             name: artifact.name,
+            notes,
             streams: artifact.streams,
             summary: artifact.summary,
             device_bytes: device.map_or(0, |pool| pool.bytes),
@@ -193,6 +210,10 @@ impl Machine {
         })
     }
 
+    /// What a person should know of how it runs: which library computes products, say.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
     /// The model's name.
     pub fn name(&self) -> &str {
         &self.name
@@ -475,9 +496,10 @@ impl std::fmt::Debug for Machine {
 
 /// The backend for code that is for a GPU.
 #[cfg(feature = "cuda")]
-fn gpu(sm: Sm, options: &Options) -> Result<Box<dyn Backend>, Error> {
+fn gpu(sm: Sm, options: &Options, choices: Option<&Path>) -> Result<Box<dyn Backend>, Error> {
     let cuda = CudaOptions {
         device: options.gpu,
+        algorithms: choices.map(Path::to_path_buf),
         ..CudaOptions::default()
     };
     match Cuda::new(options, cuda) {
@@ -490,7 +512,7 @@ fn gpu(sm: Sm, options: &Options) -> Result<Box<dyn Backend>, Error> {
     }
 }
 #[cfg(not(feature = "cuda"))]
-fn gpu(sm: Sm, _: &Options) -> Result<Box<dyn Backend>, Error> {
+fn gpu(sm: Sm, _: &Options, _: Option<&Path>) -> Result<Box<dyn Backend>, Error> {
     Err(Error::Unsupported(format!(
         "the artifact's kernels are for {sm}, a GPU; this program was built without `cuda`"
     )))

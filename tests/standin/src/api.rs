@@ -33,7 +33,7 @@ const JIT_ERROR_LOG: c_int = 5;
 const JIT_ERROR_LOG_BYTES: c_int = 6;
 const EVENT_DISABLE_TIMING: c_uint = 2;
 
-fn world() -> MutexGuard<'static, World> {
+pub(crate) fn world() -> MutexGuard<'static, World> {
     static WORLD: LazyLock<Mutex<World>> = LazyLock::new(|| {
         let options = Options::of(|name| std::env::var(name).ok());
         Mutex::new(World::new(options))

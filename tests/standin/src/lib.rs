@@ -14,6 +14,8 @@
 //!   context is unusable from then on, as on a GPU.
 //! * If no stream can run and a thread waits, a deadlock is reported.
 //! * The n-th call fails with a given status, once or from then on ([`Options::fail_at`]).
+//! * The functions of cuBLASLt that the runtime uses compute products with sums in f64 that are
+//!   rounded once. Matrices, workspaces and algorithms that do not fit are reported.
 //!
 //! Each report is a finding: [`Standin::findings`]. Graphs are chains of kernels. Not supported:
 //! other graphs, capture, host functions, waits for values, virtual memory, the legacy default
@@ -25,11 +27,13 @@
 //! Fidge and Mattern (1988).
 
 mod api;
+mod blas;
 mod facts;
 mod host;
 mod loaded;
 mod options;
 mod order;
+mod product;
 mod status;
 mod world;
 

@@ -7,6 +7,7 @@ use crate::facts::Facts;
 use crate::host::Pinned;
 use crate::options::Options;
 use crate::order::{Actor, Clock, Conflict, Ledger};
+use crate::product::Call;
 use crate::status::Status;
 use ptx::{Kernel, Launch, Memory, Param};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -69,6 +70,8 @@ pub(crate) enum Command {
         launch: Launch,
         params: Vec<Param>,
     },
+    /// A product by cuBLASLt.
+    Product(Box<Call>),
     Record(Arc<Record>),
     Wait(Arc<Record>),
 }
@@ -81,6 +84,7 @@ impl Command {
             Command::CopyWithin { .. } => "the copy on the device".into(),
             Command::Fill { .. } => "the fill".into(),
             Command::Launch { kernel, .. } => format!("kernel {}", kernel.name()),
+            Command::Product(_) => "the product".into(),
             Command::Record(_) => "the record".into(),
             Command::Wait(_) => "the wait".into(),
         }
@@ -680,6 +684,11 @@ impl World {
                 self.in_device(*from, *bytes)?;
             }
             Command::Fill { at, bytes, .. } => self.in_device(*at, *bytes)?,
+            Command::Product(call) => {
+                for (range, _) in call.ranges() {
+                    self.in_device(range.start, (range.end - range.start) as usize)?;
+                }
+            }
             Command::Launch { .. } | Command::Record(_) | Command::Wait(_) => {}
         }
         let (_, clock) = self.step();
@@ -814,6 +823,12 @@ impl World {
                     self.dead = Some(Status::ERROR_LAUNCH_FAILED);
                 }
             },
+            Command::Product(ref call) => {
+                for (bytes, writes) in call.ranges() {
+                    self.access(actor, clock, &name, bytes, writes);
+                }
+                call.run(&mut self.memory);
+            }
             Command::Record(ref record) => {
                 let (clock, commands) = (clock.clone(), self.commands);
                 let fresh = record.reached.set(Reached { clock, commands });

@@ -1,6 +1,7 @@
 //! Tiny models, planned for a GPU at several budgets, on a machine with one.
 
 use super::machine::{Watched, none, standin, threads};
+use super::products::library;
 use super::steps::in_list_order;
 use super::watched::Watch;
 use crate::loss::Head;
@@ -12,10 +13,11 @@ use passes::devices;
 use passes::graph::loss::Chunks;
 use passes::graph::optimizer::{HYPER, Optimizer};
 use passes::pipeline::{self, Budget, Compiled, Options};
-use runtime::{Machine, StateInit};
+use runtime::{CudaOptions, Machine, StateInit};
 use safetensors::SafeTensors;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 const INIT: StateInit = StateInit { seed: 7, std: None };
 
@@ -117,14 +119,30 @@ fn compiled(model: &Model, device: &str, share: f64) -> Compiled {
 /// Two steps on the stand-in. Nothing is touched that nothing orders, no stream waits in a circle,
 /// and the measured peak is the planned one.
 fn run(artifact: &Artifact, feed: &Tensors, seed: u64) -> Left {
+    run_with(
+        &Watch::new(&standin(seed)),
+        artifact,
+        feed,
+        CudaOptions::default(),
+    )
+}
+
+/// The same where cuBLASLt computes products.
+fn run_by_library(artifact: &Artifact, feed: &Tensors, seed: u64) -> Left {
     let watch = Watch::new(&standin(seed));
-    let mut watched = Watched::new(&watch, artifact, threads()).unwrap();
+    let left = run_with(&watch, artifact, feed, library(&watch));
+    assert!(watch.standin.calls_of("cublasLtMatmul") > 0);
+    left
+}
+
+fn run_with(watch: &Arc<Watch>, artifact: &Artifact, feed: &Tensors, cuda: CudaOptions) -> Left {
+    let mut watched = Watched::with(watch, artifact, threads(), cuda).unwrap();
     watched.machine.initialise(&INIT).unwrap();
     watched.write(feed).unwrap();
     (0..STEPS).for_each(|_| watched.launch().unwrap());
     watched.machine.wait().unwrap();
     let left = (watched.read().unwrap(), watched.states().unwrap());
-    let case = format!("{}, seed {seed}", artifact.name);
+    let case = &artifact.name;
     assert_eq!(watch.standin.findings(), none(), "{case}");
     let touched = watch.standin.facts().touched_bytes.next_multiple_of(64);
     assert_eq!(touched, artifact.summary.planned_peak_bytes, "{case}");
@@ -193,10 +211,10 @@ fn assert_near(artifact: &Artifact, gpu: &Left, cpu: &Left) {
 }
 
 /// Whatever the budget and the order of streams, two steps leave the same bits, which are also
-/// those of list order, and numbers near the processor's.
+/// those of list order, and numbers near the processor's. The same holds for cuBLASLt's products.
 fn check(name: &str) {
     let model = Model::read(name);
-    let mut all: Vec<Left> = vec![];
+    let (mut all, mut by_library): (Vec<Left>, Vec<Left>) = (vec![], vec![]);
     for (share, seed) in BUDGETS.into_iter().zip(1..) {
         let artifact = model.emit(&compiled(&model, "h100", share), Target::SM_90);
         let feed = model.feed(&artifact);
@@ -207,10 +225,16 @@ fn check(name: &str) {
         if is_long() {
             all.extend((10..15).map(|seed| run(&artifact, &feed, seed)));
         }
+        if share != BUDGETS[1] {
+            by_library.push(run_by_library(&artifact, &feed, seed));
+        }
         if share == 1.0 {
-            assert_near(&artifact, &all[0], &on_cpu(&model, &feed));
+            let cpu = on_cpu(&model, &feed);
+            assert_near(&artifact, &all[0], &cpu);
+            assert_near(&artifact, &by_library[0], &cpu);
         }
     }
+    assert!(by_library[0] == by_library[1], "{name}");
     assert!(all.windows(2).all(|pair| pair[0] == pair[1]), "{name}");
 }
 

@@ -265,6 +265,9 @@ impl Backend for WatchedCuda {
         self.inner.prepare_record(command, stream, event)
     }
 
+    fn notes(&self) -> Vec<String> {
+        self.inner.notes()
+    }
     fn start(&mut self) -> Result<(), Error> {
         self.inner.start()
     }
