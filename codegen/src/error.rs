@@ -30,6 +30,12 @@ pub enum Error {
         /// The target that was asked for.
         target: String,
     },
+    /// The lines of a step in two parts are in a wrong order.
+    #[error("line {line} runs before the pause, and needs what comes at the pause")]
+    BeforePause {
+        /// The line.
+        line: String,
+    },
     /// The schedule's buffers have no addresses.
     #[error("the program has no plan")]
     NoPlan,

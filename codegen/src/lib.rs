@@ -28,6 +28,8 @@ use kernels::{Generated, Unsupported};
 pub use listing::{Form, Listed, Listing, Plain, listing};
 pub use objects::objects;
 use passes::pipeline::{Compiled, Kernels, Options};
+use passes::plan::machine::{BACKWARD, FORWARD};
+use passes::plan::parts::is_lent;
 use std::collections::{BTreeMap, HashMap};
 
 /// Bytes that states start from, by path; row-major, as long as the state's type.
@@ -69,6 +71,7 @@ pub fn emit(compiled: &Compiled, data: &Data, target: Option<Target>) -> Result<
             name: data.name.clone(),
             space: memory_space(data.space),
             bytes: plan.peak[pool],
+            lent: is_lent(pool),
         })
         .collect();
     artifact.streams = schedule.streams.values().map(|s| s.name.clone()).collect();
@@ -104,7 +107,41 @@ pub fn emit(compiled: &Compiled, data: &Data, target: Option<Target>) -> Result<
         .map(|(o, &(v, loc))| binding(&o.name, v, loc))
         .collect();
     artifact.summary = summary(compiled);
+    artifact.pause = pause(&artifact, &compiled.options)?;
     Ok(artifact)
+}
+
+/// The number of commands before the pause of a step that has one: up to the last command that
+/// writes an output of the first part.
+fn pause(artifact: &Artifact, options: &Options) -> Result<Option<u32>, Error> {
+    if options.parts.is_none() {
+        return Ok(None);
+    }
+    let copies = |command: &Command| match command.kind {
+        CommandKind::Copy { src, dst, .. } => Some([src, dst].map(|place| place.pool as usize)),
+        _ => None,
+    };
+    let commands = artifact.commands.iter();
+    let last = commands
+        .clone()
+        .rposition(|command| copies(command).is_some_and(|[_, to]| to == FORWARD.index()));
+    // The record of the last output's line belongs to it.
+    let line = last.map(|last| artifact.commands[last].line);
+    let pause = commands
+        .clone()
+        .take_while(|command| line.is_some_and(|line| command.line <= line))
+        .count();
+    let is_late =
+        |command: &Command| copies(command).is_some_and(|pools| pools.contains(&BACKWARD.index()));
+    match artifact.commands[..pause]
+        .iter()
+        .find(|command| is_late(command))
+    {
+        Some(command) => Err(Error::BeforePause {
+            line: artifact.lines[command.line as usize].name.clone(),
+        }),
+        None => Ok(Some(pause as u32)),
+    }
 }
 
 /// An error if a schedule for a GPU is to run on a processor, or the other way round.

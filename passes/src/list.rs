@@ -182,6 +182,9 @@ pub static PER_VARIANT: [GraphPass; 6] = [
         name: "order",
         run: |graph, c| {
             order::run(graph, c.options.update);
+            if let Some(parts) = &c.options.parts {
+                order::in_parts(graph, parts);
+            }
             Ok(())
         },
     },

@@ -78,6 +78,8 @@ impl<'a, 'c> Stage<'_, 'a, 'c> {
     /// If there is only one variant, its passes are reported as they end.
     pub(crate) fn run(&self, manager: &mut Manager<'_, '_>) -> Result<Vec<usize>, Error> {
         let most = match self.options.loss_chunks {
+            // The factor of the loss's gradient comes after the forward.
+            Chunks::Auto if self.options.parts.is_some() => return self.single(1, manager),
             Chunks::Of(n) => return self.single(n, manager),
             Chunks::Auto => loss::chunks(self.graph, MOST_LOSS_CHUNKS),
         };
@@ -140,7 +142,9 @@ impl<'a, 'c> Stage<'_, 'a, 'c> {
         let variant = slots.0[slot].get_or_init(|| variant);
         let host = self.options.host.unwrap_or(self.device.host_bytes);
         self.problems.0[slot].get_or_init(|| {
-            Problem::new(&variant.graph, self.device, &variant.cost).with_host_limit(host)
+            Problem::new(&variant.graph, self.device, &variant.cost)
+                .with_host_limit(host)
+                .with_parts(self.options.parts.as_ref())
         })
     }
 }

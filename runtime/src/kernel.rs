@@ -74,6 +74,11 @@ impl Tensor {
         self.shape.iter().product()
     }
 
+    /// False for a tensor of the caller that has no memory yet.
+    pub(crate) fn has_memory(&self) -> bool {
+        !self.data.is_null()
+    }
+
     /// Start of its bytes. The caller is responsible for the order of accesses, as `Call` is.
     pub fn start(&self) -> *mut u8 {
         self.data

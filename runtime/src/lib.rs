@@ -41,11 +41,12 @@ pub use code::{Function, Loaded, ObjectError};
 pub use error::Error;
 pub use init::StateInit;
 pub use machine::{
-    Backend, CommandError, CommandId, Copy, EventId, Launch, Lent, Machine, Options, Port, Ran,
-    StepReport, StreamId,
+    Backend, CommandError, CommandId, Copy, EventId, Launch, Lent, LentPlace, Machine, Options,
+    Part, Port, Ran, StepReport, StreamId,
 };
 #[cfg(feature = "cuda")]
 pub use machine::{Cuda, CudaOptions, ProductLibrary};
+pub use memory::Borrowed;
 pub use team::Team;
 pub use trace::Span;
 pub use validate::validate;

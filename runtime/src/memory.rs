@@ -150,12 +150,80 @@ impl Drop for Arena {
     }
 }
 
+/// Memory of the caller that a machine works on: a state, an input or an output.
+#[derive(Clone, Copy, Debug)]
+pub struct Borrowed {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: as for Arena. The maker of a Borrowed is responsible for the memory.
+unsafe impl Send for Borrowed {}
+// SAFETY: as above.
+unsafe impl Sync for Borrowed {}
+
+impl Borrowed {
+    /// `bytes` bytes at `start`; `None` if that is null.
+    ///
+    /// # Safety
+    ///
+    /// From when a machine gets it until the machine is dropped, or gets another one for the same
+    /// tensor, the machine may read and write the bytes whenever it runs. Meanwhile they stay
+    /// allocated, and nothing else touches them while the machine runs.
+    pub unsafe fn new(start: *mut u8, bytes: usize) -> Option<Borrowed> {
+        NonNull::new(start).map(|start| Borrowed { start, bytes })
+    }
+
+    /// Number of bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// True if kernels may work on it: they rely on the alignment of places.
+    pub fn is_aligned(&self) -> bool {
+        self.start.addr().get().is_multiple_of(CACHE_LINE)
+    }
+
+    /// The address of some of the bytes. Panics if they are not in it.
+    pub(crate) fn at(&self, offset: u64, bytes: u64) -> *mut u8 {
+        let end = offset.checked_add(bytes);
+        assert!(
+            end.is_some_and(|end| end <= self.bytes as u64),
+            "a validated tensor should lie in the caller's memory"
+        );
+        // SAFETY: offset is at most the size of the memory, by the assertion.
+        unsafe { self.start.as_ptr().add(offset as usize) }
+    }
+
+    /// Some of the bytes as a tensor of bytes. Panics if they are not in it.
+    pub(crate) fn range(&self, offset: u64, bytes: u64) -> Tensor {
+        Tensor {
+            data: self.at(offset, bytes),
+            ..nowhere(bytes)
+        }
+    }
+}
+
+/// A tensor that has no memory yet: nothing may touch it.
+pub(crate) fn nowhere(bytes: u64) -> Tensor {
+    Tensor {
+        dtype: DType::U8,
+        shape: Box::new([bytes as usize]),
+        data: std::ptr::null_mut(),
+        bytes: bytes as usize,
+    }
+}
+
 /// Copies bytes `from..to` of `src` to the same positions of `dst`. The caller is responsible for
 /// the order with all other accesses, see the module.
 pub(crate) fn copy(src: &Tensor, dst: &Tensor, from: usize, to: usize) {
     assert!(
         from <= to && to <= src.bytes && to <= dst.bytes,
         "a copy should lie in both of its ranges"
+    );
+    assert!(
+        !src.data.is_null() && !dst.data.is_null(),
+        "both ends of a copy should have memory"
     );
     // SAFETY: by the assertion both ranges lie in a Tensor, which lies in its pool, which outlives
     // it; `ptr::copy` allows overlap, though `validate` refuses it; nothing else touches the bytes
@@ -195,7 +263,6 @@ pub(crate) fn write_part(tensor: &Tensor, from: usize, bytes: &[u8]) {
 }
 
 /// Reads the tensor's bytes to the host. Panics if the sizes differ.
-#[cfg(test)]
 pub(crate) fn read(tensor: &Tensor, bytes: &mut [u8]) {
     assert_eq!(
         tensor.bytes,

@@ -161,6 +161,7 @@ impl Replay {
             name: "window".into(),
             space: MemorySpace::Device(0),
             bytes,
+            lent: false,
         }];
         let artifact = Artifact {
             pools,
@@ -819,6 +820,7 @@ impl Update {
             name: "updates".into(),
             space: MemorySpace::Device(0),
             bytes: arena.bytes(),
+            lent: false,
         }];
         let (launch, ins) = prepare(
             &op,

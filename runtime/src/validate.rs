@@ -12,6 +12,8 @@
 //!   copy's source and destination do not overlap;
 //! * each launch is accepted by its kernel's own check, and ends in reasonable time ([`work`]);
 //! * a GPU can start its kernels, whose tensors lie in its memory ([`gpu`]);
+//! * in a pool of the caller's memory, each access lies in one state, input or output, and kernels
+//!   only work on states ([`lent`]);
 //! * every event is recorded once, and waits for this step's record come after it in the list. So
 //!   everything can run in the order of the list, for any streams: nothing deadlocks;
 //! * two accesses of the same bytes, one of them a write, are ordered by streams and events
@@ -25,6 +27,7 @@
 //! ([`Machine::wait_io`](crate::Machine::wait_io) finds these commands by their accesses).
 
 mod gpu;
+mod lent;
 mod races;
 mod work;
 mod written;
@@ -56,6 +59,7 @@ pub fn validate(artifact: &Artifact) -> Result<(), Error> {
     for command in &artifact.commands {
         self::command(artifact, command)?;
     }
+    lent::check(artifact)?;
     events(artifact)?;
     races::check(artifact)?;
     written::check(artifact)

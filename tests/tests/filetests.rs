@@ -126,6 +126,7 @@ impl Header<'_> {
                 Kernels::Plain
             },
             extent: Extent::Curve,
+            parts: None,
             without_simplify: false,
         };
         let variant = given

@@ -291,6 +291,7 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         host: compiling.host,
         planner: compiling.planner.unwrap_or_default(),
         kernels: compiling.kernels.unwrap_or_default(),
+        parts: None,
         without_simplify: compiling.without.is_some(),
         extent: Extent::default(),
     }

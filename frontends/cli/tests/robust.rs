@@ -191,6 +191,7 @@ fn crafted(bytes: u64) -> Artifact {
         name: name.into(),
         space,
         bytes,
+        lent: false,
     };
     Artifact {
         name: "crafted".into(),

@@ -1,6 +1,7 @@
 //! Functions of elements: arithmetic with promotion, rounding, masks, and functions that are not in
 //! the table of ops.
 
+use crate::norm::statistics;
 use crate::number::bounds;
 use crate::{Call, Operand, Ref, Result, Scalar, ensure};
 use ir::DType;
@@ -186,6 +187,42 @@ impl Call<'_> {
     pub fn exp2(&mut self, x: Ref) -> Result<Ref> {
         let x = self.scalar_step(OpKind::MulScalar, x, Scalar::Float(std::f64::consts::LN_2))?;
         self.map(OpKind::Exp, x)
+    }
+
+    /// `log(1 + x)`, also where `1 + x` loses most of `x`: `u = 1 + x` is exact but for a rounding, and
+    /// `log(u) x / (u - 1)` takes that rounding out (Goldberg, What every computer scientist should
+    /// know about floating-point arithmetic, 1991, theorem 4).
+    pub fn log1p(&mut self, x: Ref) -> Result<Ref> {
+        let dtype = self.dtype(x);
+        let x = self.cast(x, statistics(dtype))?;
+        let u = self.scalar_step(OpKind::AddScalar, x, Scalar::Float(1.0))?;
+        let log = self.map(OpKind::Log, u)?;
+        let step = self.scalar_step(OpKind::AddScalar, u, Scalar::Float(-1.0))?;
+        let ratio = self.step(OpKind::Div, &[], &[x, step])?;
+        let mut y = self.step(OpKind::Mul, &[], &[log, ratio])?;
+        // There the ratio is 0 / 0, or infinity by itself, and the result is `x`.
+        for special in [1.0, f64::INFINITY] {
+            let is_special = self.scalar_step(OpKind::EqScalar, u, Scalar::Float(special))?;
+            y = self.step(OpKind::Where, &[], &[is_special, x, y])?;
+        }
+        self.cast(y, dtype)
+    }
+
+    /// `exp(x) - 1`, also where `exp(x)` is close to 1: with `t = tanh(x / 2)` it is `2t / (1 - t)`.
+    pub fn expm1(&mut self, x: Ref) -> Result<Ref> {
+        let dtype = self.dtype(x);
+        let x = self.cast(x, statistics(dtype))?;
+        let half = self.scalar_step(OpKind::MulScalar, x, Scalar::Float(0.5))?;
+        let t = self.map(OpKind::Tanh, half)?;
+        let double = self.scalar_step(OpKind::MulScalar, t, Scalar::Float(2.0))?;
+        let rest = self.scalar_step(OpKind::RsubScalar, t, Scalar::Float(1.0))?;
+        let near = self.step(OpKind::Div, &[], &[double, rest])?;
+        let exp = self.map(OpKind::Exp, x)?;
+        let far = self.scalar_step(OpKind::AddScalar, exp, Scalar::Float(-1.0))?;
+        let size = self.map(OpKind::Abs, x)?;
+        let is_near = self.scalar_step(OpKind::LtScalar, size, Scalar::Float(1.0))?;
+        let y = self.step(OpKind::Where, &[], &[is_near, near, far])?;
+        self.cast(y, dtype)
     }
 
     /// Compares the size of each element with infinity: `eq_scalar` finds infinities, `lt_scalar`

@@ -14,13 +14,13 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use runtime::Lent;
+use runtime::{Borrowed, Lent};
 use std::ffi::{CStr, c_void};
 
 /// The name of a capsule that nobody has taken yet.
 const FRESH: &CStr = c"dltensor";
 /// `kDLCPU`, and the number of the device.
-const CPU: (i32, i32) = (1, 0);
+pub(crate) const CPU: (i32, i32) = (1, 0);
 
 #[repr(C)]
 struct Device {
@@ -57,7 +57,7 @@ struct Managed {
 struct Context {
     shape: Vec<i64>,
     strides: Vec<i64>,
-    _lent: Lent,
+    _owner: Box<dyn Send + Sync>,
 }
 
 /// A tensor in the memory of a machine, for `torch.from_dlpack`.
@@ -108,7 +108,32 @@ impl View {
         py: Python<'py>,
         _options: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let managed = Box::into_raw(self.managed());
+        self.capsule().into_python(py)
+    }
+
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        CPU
+    }
+}
+
+/// A tensor for the consumer of a capsule.
+pub(crate) struct Capsule(Box<Managed>);
+
+impl Capsule {
+    /// A tensor `i64[1]` at `number`, which `owner` keeps where it is.
+    pub(crate) fn number(number: &i64, owner: Box<dyn Send + Sync>) -> Capsule {
+        let start: *const i64 = number;
+        let dtype = DataType {
+            code: 0,
+            bits: 64,
+            lanes: 1,
+        };
+        Capsule::new(start.cast_mut().cast(), dtype, vec![1], owner)
+    }
+
+    /// The capsule as Python's object.
+    pub(crate) fn into_python(self, py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+        let managed = Box::into_raw(self.0);
         // SAFETY: the capsule gets a valid pointer, a static name and a destructor that expects
         // both. On failure the pointer is still ours.
         unsafe {
@@ -120,15 +145,12 @@ impl View {
         }
     }
 
-    fn __dlpack_device__(&self) -> (i32, i32) {
-        CPU
-    }
-}
-
-impl View {
-    fn managed(&self) -> Box<Managed> {
-        let tensor = self.lent.tensor();
-        let shape: Vec<i64> = tensor.shape.iter().map(|&d| d as i64).collect();
+    fn new(
+        data: *mut c_void,
+        dtype: DataType,
+        shape: Vec<i64>,
+        owner: Box<dyn Send + Sync>,
+    ) -> Capsule {
         let mut strides = vec![1; shape.len()];
         for i in (1..shape.len()).rev() {
             strides[i - 1] = strides[i] * shape[i];
@@ -136,15 +158,15 @@ impl View {
         let mut context = Box::new(Context {
             shape,
             strides,
-            _lent: self.lent.clone(),
+            _owner: owner,
         });
         let (kind, id) = CPU;
-        Box::new(Managed {
+        Capsule(Box::new(Managed {
             tensor: Tensor {
-                data: tensor.start().cast(),
+                data,
                 device: Device { kind, id },
                 ndim: context.shape.len() as i32,
-                dtype: DataType { ..self.dtype },
+                dtype,
                 // The vectors' elements stay where they are when the box moves.
                 shape: context.shape.as_mut_ptr(),
                 strides: context.strides.as_mut_ptr(),
@@ -152,8 +174,26 @@ impl View {
             },
             context: Box::into_raw(context).cast(),
             deleter: Some(delete),
-        })
+        }))
     }
+}
+
+impl View {
+    fn capsule(&self) -> Capsule {
+        let tensor = self.lent.tensor();
+        let shape = tensor.shape.iter().map(|&d| d as i64).collect();
+        let dtype = DataType { ..self.dtype };
+        let owner = Box::new(self.lent.clone());
+        Capsule::new(tensor.start().cast(), dtype, shape, owner)
+    }
+}
+
+/// The memory of a tensor of PyTorch's, by its address; `None` for an empty one, which has none.
+pub(crate) fn borrowed(address: usize, bytes: usize) -> Option<Borrowed> {
+    // SAFETY: `lighterage.backend` gives addresses of tensors that it holds while a part runs, with
+    // the types that the plan has. A machine for states at addresses that hold others by now is
+    // dropped before it runs: `Arenas::take` compares the addresses.
+    unsafe { Borrowed::new(std::ptr::with_exposed_provenance_mut(address), bytes) }
 }
 
 /// Ends the loan.

@@ -3,12 +3,13 @@
 //!
 //! Python does the tracing and the bookkeeping of modules and optimizers (`python/lighterage`).
 //! This module has no logic of its own: [`plan`] calls the compiler, [`machine`] the runtime,
-//! [`dlpack`] lends tensors, [`errors`] has Python's exceptions. Every call that takes long leaves
+//! [`parts`] runs forward and backward of a step one by one, [`dlpack`] lends tensors, [`errors`] has Python's exceptions. Every call that takes long leaves
 //! the GIL to others.
 
 mod dlpack;
 mod errors;
 mod machine;
+mod parts;
 mod plan;
 
 use pyo3::prelude::*;
@@ -19,6 +20,8 @@ fn _lighterage(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::Plan>()?;
     module.add_class::<machine::Machine>()?;
     module.add_class::<dlpack::View>()?;
+    module.add_class::<parts::Arenas>()?;
+    module.add_class::<parts::Ticket>()?;
     module.add_function(wrap_pyfunction!(plan::compile, module)?)?;
     module.add_function(wrap_pyfunction!(plan::devices, module)?)?;
     Ok(())

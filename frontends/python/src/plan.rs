@@ -2,6 +2,7 @@
 
 use crate::errors::{Call, error, refused, unsupported};
 use crate::machine::Machine;
+use crate::parts::Arenas;
 use codegen::Target;
 use codegen::kernels;
 use ir::{Device, Graph, Value};
@@ -10,11 +11,12 @@ use passes::decide::{Extent, Problem};
 use passes::explain::{self, Named};
 use passes::graph::optimizer::Optimizer;
 use passes::pipeline::{self, Budget, Compiled, Kernels, Options, Planner};
+use passes::plan::Parts;
 use pyo3::prelude::*;
 use report::page::{self, PassTime, Source};
 use report::size::{bytes, micros, parse_budget, parse_bytes, short};
 use report::{curve, explained};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
 /// The budget as Python gives it.
@@ -91,10 +93,11 @@ fn kind_of_kernels(given: &str) -> PyResult<Kernels> {
 
 /// Compiles a traced step, the bytes of a joint `.pt2` file. `here`: for this machine's processor,
 /// and with a kernel for each call; else for the device, and calls without a kernel are planned.
-/// `groups`: the group of options of a parameter, by its path.
+/// `groups`: the group of options of a parameter, by its path. `parts`: names of the inputs that come
+/// at the pause of a step in two parts, and of the outputs that leave there.
 #[pyfunction]
 #[pyo3(signature = (pt2, *, optimizer, budget=None, device="cpu", host=None, kernels="auto",
-    planner="auto", clip_norm=None, groups=None, here=true, command=""))]
+    planner="auto", clip_norm=None, groups=None, parts=None, here=true, command=""))]
 #[expect(
     clippy::too_many_arguments,
     reason = "Python's keyword arguments; its callers name each"
@@ -110,6 +113,7 @@ pub(crate) fn compile(
     planner: &str,
     clip_norm: Option<f64>,
     groups: Option<BTreeMap<String, usize>>,
+    parts: Option<(BTreeSet<String>, BTreeSet<String>)>,
     here: bool,
     command: &str,
 ) -> PyResult<Plan> {
@@ -122,6 +126,7 @@ pub(crate) fn compile(
         planner: chosen("planner", planner, &Planner::ALL, Planner::name)?,
         clip_norm,
         groups: groups.unwrap_or_default(),
+        parts: parts.map(|(late, early)| Parts { late, early }),
         extent: Extent::Plan,
         ..Options::default()
     };
@@ -297,6 +302,19 @@ impl Plan {
                 ..runtime::Options::default()
             };
             Machine::new(runtime::Machine::new(artifact, options).map_err(error)?)
+        })
+    }
+
+    /// The machines of a step in two parts.
+    #[pyo3(signature = (threads=None))]
+    fn arenas(&self, py: Python<'_>, threads: Option<usize>) -> PyResult<Arenas> {
+        py.detach(|| {
+            let artifact = codegen::emit(&self.compiled, &self.data, Target::host());
+            let options = runtime::Options {
+                threads,
+                ..runtime::Options::default()
+            };
+            Arenas::new(artifact.map_err(error)?, options)
         })
     }
 

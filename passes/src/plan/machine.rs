@@ -7,6 +7,14 @@ pub const DEVICE: Pool = Pool::nth(0);
 /// The host's memory.
 pub const HOST: Pool = Pool::nth(1);
 
+/// The caller's memory with the states of a step in two parts. Such a step also has the pools below.
+pub const PARAMETERS: Pool = Pool::nth(2);
+/// The caller's memory with the inputs that are there from the start, and the outputs that leave at
+/// the pause. The step pauses after the last line that writes it.
+pub const FORWARD: Pool = Pool::nth(3);
+/// The caller's memory with the other inputs and outputs. No line before the pause reads it.
+pub const BACKWARD: Pool = Pool::nth(4);
+
 /// The stream that runs nodes on the device.
 pub const COMPUTE: Stream = Stream::nth(0);
 /// The stream of copies from the host to the device.

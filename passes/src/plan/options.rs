@@ -1,5 +1,6 @@
 //! What the user chooses: [`Options`], including the [`Budget`].
 
+use super::parts::Parts;
 use crate::graph::loss::Chunks;
 use crate::graph::optimizer::{Attach, Master, Optimizer};
 use crate::schedule::order::Update;
@@ -59,6 +60,8 @@ pub struct Options {
     pub planner: Planner,
     /// Whether other budgets are planned too.
     pub extent: Extent,
+    /// Runs the step in two parts, on memory of the caller.
+    pub parts: Option<Parts>,
     /// Skips `simplify`: formulas stay as they were traced.
     pub without_simplify: bool,
 }

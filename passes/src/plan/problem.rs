@@ -3,6 +3,7 @@
 
 use super::blocks::{self, Block};
 use super::decisions::{Decisions, Gap, Means, Reason};
+use super::parts::Parts;
 use super::tuning::{Heuristics, LARGE, LATENCIES};
 use super::users::users;
 use crate::cost::Cost;
@@ -46,6 +47,8 @@ pub struct Problem<'a> {
     /// The limit of the host's pool, bytes; `None` if there is none. Planners and schedules read it
     /// only here.
     pub host_limit: Option<u64>,
+    /// The parts of a step that pauses: its states stay where the caller has them.
+    pub parts: Option<Parts>,
     /// The heuristics that planners use.
     pub heuristics: Heuristics,
 }
@@ -142,6 +145,7 @@ impl<'a> Problem<'a> {
             groups: Table::new(),
             scratch: scratch.collect(),
             host_limit: None,
+            parts: None,
             heuristics: Heuristics::default(),
         };
         problem.groups = problem.groups();
@@ -164,6 +168,19 @@ impl<'a> Problem<'a> {
             host_limit: Some(bytes),
             ..self
         }
+    }
+
+    /// The same problem for a step that may pause. The states of one that does are the caller's, and
+    /// planners move none.
+    pub fn with_parts(mut self, parts: Option<&Parts>) -> Problem<'a> {
+        self.parts = parts.cloned();
+        if parts.is_some() {
+            self.blocks
+                .iter_mut()
+                .for_each(|block| block.states.clear());
+            self.groups = Table::new();
+        }
+        self
     }
 
     /// Parameters that one optimizer node updates, with all states that it updates. Parameters of a

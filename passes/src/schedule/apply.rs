@@ -12,10 +12,16 @@
 //! An operand that the host does not have yet, mostly a gradient, is copied out before. Hosted
 //! states of one chunk lie in one buffer and come in one copy.
 //!
+//! A step in two parts has its inputs, outputs and states in pools of its caller. The lines of the
+//! second part come after all lines of the first: an output that is an input which comes at the
+//! pause is fetched there.
+//!
 //! A state's new value is written over the old one if the op can do that in place. Otherwise, or if
 //! a rerun reads the old value later, it stays in its own buffer until the end of the step.
 
-use crate::plan::machine::{COMPUTE, D2H, DEVICE, H2D, HOST, ON_HOST};
+use crate::plan::machine::{
+    BACKWARD, COMPUTE, D2H, DEVICE, FORWARD, H2D, HOST, ON_HOST, PARAMETERS,
+};
 use crate::plan::{Decisions, Gap, Illegal, Means, Problem};
 use ir::graph::Def;
 use ir::schedule::{
@@ -41,6 +47,26 @@ pub fn run(problem: &Problem<'_>, decisions: &Decisions, named: bool) -> Result<
         }
         held.append(&mut lines.read_late);
     }
+}
+
+/// The pools of a schedule, in the order of their constants.
+fn pools(problem: &Problem<'_>) -> Table<Pool, PoolData> {
+    let (device, host) = (MemorySpace::Device(0), MemorySpace::Host);
+    let own = [("device", device, None), ("host", host, problem.host_limit)];
+    let lent = [
+        ("parameters", device),
+        ("forward", host),
+        ("backward", host),
+    ];
+    let lent = lent.into_iter().filter(|_| problem.parts.is_some());
+    own.into_iter()
+        .chain(lent.map(|(name, space)| (name, space, None)))
+        .map(|(name, space, limit)| PoolData {
+            name: name.into(),
+            space,
+            limit,
+        })
+        .collect()
 }
 
 /// Most lines read a few values.
@@ -73,6 +99,9 @@ struct Lines<'a> {
     /// The place of each root on the device, and on the host. Invariant: the place holds the value.
     on_device: Table<Value, Option<Loc>>,
     on_host: Table<Value, Option<Loc>>,
+    /// In a step that pauses, the nodes that run before, and whether it has paused.
+    early: Option<Table<Node, bool>>,
+    is_paused: bool,
     /// The number of homes of states and inputs, which are never freed. They are the first buffers.
     n_pinned: usize,
     /// Outputs by the root of their value.
@@ -140,17 +169,7 @@ impl<'a> Lines<'a> {
             device: problem.device.name.clone(),
             sm: problem.device.sm,
             // In the order of `DEVICE` and `HOST`.
-            pools: [
-                (MemorySpace::Device(0), None),
-                (MemorySpace::Host, problem.host_limit),
-            ]
-            .map(|(space, limit)| PoolData {
-                name: space.name(),
-                space,
-                limit,
-            })
-            .into_iter()
-            .collect(),
+            pools: pools(problem),
             streams: ["compute", "h2d", "d2h"]
                 .into_iter()
                 .chain(host)
@@ -165,6 +184,8 @@ impl<'a> Lines<'a> {
             schedule,
             on_device: Table::filled(graph.values.len(), None),
             on_host: Table::filled(graph.values.len(), None),
+            early: problem.parts.as_ref().map(|parts| parts.early_nodes(graph)),
+            is_paused: false,
             n_pinned: 0,
             fetches,
             hosted,
@@ -195,7 +216,8 @@ impl<'a> Lines<'a> {
             let hosted = self.hosted[state];
             let loc = match in_chunks[state] {
                 Some(loc) => loc,
-                None => self.buffer(data.before, if hosted { HOST } else { DEVICE }),
+                None if hosted => self.buffer(data.before, HOST),
+                None => self.buffer(data.before, self.home_pool()),
             };
             let place = if hosted {
                 &mut self.on_host
@@ -207,14 +229,20 @@ impl<'a> Lines<'a> {
             self.schedule.entry.push((data.before, loc));
         }
         for &input in &graph.inputs {
-            let loc = self.buffer(input, HOST);
+            let loc = self.buffer(input, self.input_pool(input));
             self.on_host[input] = Some(loc);
             self.schedule.entry.push((input, loc));
         }
         self.n_pinned = self.schedule.buffers.len();
         let late = self.found_not_computed()?;
-        for position in 0..self.problem.lines.len() {
-            self.line(position as u32)?;
+        let pause = self.pause();
+        for position in 0..=self.problem.lines.len() {
+            if position == pause {
+                self.pause_here()?;
+            }
+            if position < self.problem.lines.len() {
+                self.line(position as u32)?;
+            }
         }
         for (state, from) in late {
             self.go_home(state, from);
@@ -234,6 +262,41 @@ impl<'a> Lines<'a> {
             self.schedule.exit.push((output.value, loc));
         }
         Ok(())
+    }
+
+    /// The pool of a state that is not on the host.
+    fn home_pool(&self) -> Pool {
+        match self.problem.parts {
+            Some(_) => PARAMETERS,
+            None => DEVICE,
+        }
+    }
+
+    fn input_pool(&self, input: Value) -> Pool {
+        match &self.problem.parts {
+            Some(parts) if parts.is_late(self.problem.graph, input) => BACKWARD,
+            Some(_) => FORWARD,
+            None => HOST,
+        }
+    }
+
+    fn output_pool(&self, output: usize) -> Pool {
+        let name = &self.problem.graph.outputs[output].name;
+        match &self.problem.parts {
+            Some(parts) if parts.early.contains(name) => FORWARD,
+            Some(_) => BACKWARD,
+            None => HOST,
+        }
+    }
+
+    /// The position of the first line after the pause; one past the last line if there is none.
+    fn pause(&self) -> usize {
+        let lines = &self.problem.lines;
+        let late = self.early.as_ref().and_then(|early| {
+            let mut lines = lines.iter();
+            lines.position(|&node| !early[node])
+        });
+        late.unwrap_or(lines.len())
     }
 
     /// Makes each chunk's buffer on the host; returns the places of its states.
@@ -276,7 +339,9 @@ impl<'a> Lines<'a> {
     /// new values.
     fn found_not_computed(&mut self) -> Result<Vec<(State, Loc)>, Illegal> {
         let graph = self.problem.graph;
-        let found = |&&value: &&Value| graph.def_node(value).is_none();
+        let found = |&&value: &&Value| {
+            graph.def_node(value).is_none() && self.input_pool(value) != BACKWARD
+        };
         let renewed = graph.states.ids().filter(|&state| self.is_renewed(state));
         let renewed: Vec<Value> = renewed
             .map(|state| self.problem.root[graph.states[state].after])
@@ -302,6 +367,31 @@ impl<'a> Lines<'a> {
             }
         }
         Ok(late)
+    }
+
+    /// The second part of the step begins: outputs that the first part found or computed, and that
+    /// leave at the end, are fetched now, before they are overwritten.
+    fn pause_here(&mut self) -> Result<(), Illegal> {
+        self.is_paused = true;
+        let graph = self.problem.graph;
+        let is_there = |&&value: &&Value| {
+            let early = self.early.as_ref();
+            let node = graph.def_node(value);
+            early.is_some_and(|early| node.is_none_or(|node| early[node]))
+        };
+        let there: Vec<Value> = self.fetches.keys().filter(is_there).copied().collect();
+        for value in there {
+            let leaves = |&output: &usize| self.output_pool(output) == BACKWARD;
+            if !self.fetches[&value].iter().any(leaves) {
+                continue;
+            }
+            self.bring(&[value], None)?;
+            self.fetch(value);
+            if self.problem.uses[value].is_empty() {
+                self.give_up(value);
+            }
+        }
+        Ok(())
     }
 
     /// One node: brings its operands, runs it, and lets values leave after it.
@@ -477,14 +567,17 @@ impl<'a> Lines<'a> {
     /// Copies a computed output to the host.
     fn fetch(&mut self, value: Value) {
         for output in self.fetches.get(&value).cloned().unwrap_or_default() {
+            // Each part of a step writes its own outputs.
+            if (self.output_pool(output) == BACKWARD) != self.is_paused {
+                continue;
+            }
             let from = self.on_device[value]
                 .or(self.on_host[value])
                 .expect("an output should be somewhere");
-            let to = self.buffer(value, HOST);
-            let stream = if self.pool(from) == DEVICE {
-                D2H
-            } else {
-                ON_HOST
+            let to = self.buffer(value, self.output_pool(output));
+            let stream = match self.pool(from) {
+                HOST => ON_HOST,
+                _ => D2H,
             };
             self.copy(from, to, value, stream, Why::Fetch);
             self.output[output] = Some(to);
@@ -831,12 +924,9 @@ impl<'a> Lines<'a> {
 
     fn buffer(&mut self, value: Value, pool: Pool) -> Loc {
         let name = &self.problem.graph.values[value].name;
-        let name = self.fresh(|| {
-            if pool == HOST {
-                format!("{name}.host")
-            } else {
-                name.clone()
-            }
+        let name = self.fresh(|| match pool {
+            HOST | FORWARD | BACKWARD => format!("{name}.host"),
+            _ => name.clone(),
         });
         let bytes = buffer_bytes(self.bytes(value));
         self.schedule

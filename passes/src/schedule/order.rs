@@ -8,6 +8,7 @@
 //!   complete. So the optimizer runs inside the backward, and the gradient's bytes are free
 //!   directly after. With `Update::After` updates come after the whole backward.
 
+use crate::plan::Parts;
 use crate::plan::users::users;
 use ir::graph::Def;
 use ir::{Graph, Node, Phase, Table, Value};
@@ -69,6 +70,13 @@ pub fn run(graph: &mut Graph, update: Update) {
         }
     }
     graph.order = line.nodes;
+}
+
+/// Puts the nodes that run before the pause first. Otherwise the order stays.
+pub fn in_parts(graph: &mut Graph, parts: &Parts) {
+    let early = parts.early_nodes(graph);
+    // Stable, and topological: what an early node reads is early.
+    graph.order.sort_by_key(|&node| !early[node]);
 }
 
 /// Pure nodes without operands, or whose operands come from such nodes.

@@ -7,7 +7,7 @@
 
 use crate::alloc::{lifetimes, live_bytes};
 use crate::cost::Cost;
-use crate::plan::machine::{COMPUTE, DEVICE, H2D};
+use crate::plan::machine::{BACKWARD, COMPUTE, DEVICE, FORWARD, H2D};
 use ir::schedule::{InstrData, InstrKind, Schedule, Why};
 use ir::{Graph, Id, Instr, Table};
 
@@ -55,6 +55,8 @@ impl<'a> Room<'a> {
         let mut starts = Vec::with_capacity(n);
         let mut filled = Table::filled(schedule.buffers.len(), 0usize);
         let mut lowest = vec![0; n];
+        // In a step with a pause, where that is.
+        let mut pause = 0;
         for (instr, data) in schedule.instrs.iter() {
             starts.push(clock);
             if data.stream == COMPUTE {
@@ -62,10 +64,16 @@ impl<'a> Room<'a> {
             }
             if let InstrKind::Copy { src, .. } = data.kind {
                 lowest[instr.index()] = filled[src.buffer];
+                if schedule.buffers[src.buffer].pool == BACKWARD {
+                    lowest[instr.index()] = pause;
+                }
             }
             schedule.each_access(graph, instr, |access| {
                 if access.write {
                     filled[access.loc.buffer] = instr.index() + 1;
+                    if schedule.buffers[access.loc.buffer].pool == FORWARD {
+                        pause = instr.index() + 1;
+                    }
                 }
             });
         }

@@ -52,6 +52,10 @@ pub struct Artifact {
     /// The commands, in the schedule's order. Run in this order on one stream, they give the same
     /// results.
     pub commands: Vec<Command>,
+    /// The number of commands before the pause, in a step of two parts that run one by one. Not in
+    /// files.
+    #[serde(skip)]
+    pub pause: Option<u32>,
     /// Tensors that the host writes before each step.
     pub inputs: Vec<Binding>,
     /// Tensors that the host reads after each step.
@@ -99,6 +103,10 @@ pub struct Pool {
     pub space: MemorySpace,
     /// Its exact size.
     pub bytes: u64,
+    /// True if it is no memory of the machine's: each state, input and output in it lies somewhere
+    /// in memory of the caller, and nothing else is in it. Not in files.
+    #[serde(skip)]
+    pub lent: bool,
 }
 
 /// A kernel: an op's name and attributes, and, if it is generated, its machine code.

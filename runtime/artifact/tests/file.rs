@@ -81,8 +81,10 @@ fn example() -> Artifact {
             name: "device".into(),
             space: MemorySpace::Device(0),
             bytes: 1 << 40,
+            lent: false,
         }],
         streams: vec!["compute".into(), "h2d".into()],
+        pause: None,
         events: 1,
         kernels: vec![Kernel {
             op: "add".into(),

@@ -3,6 +3,7 @@
 use crate::Error;
 use crate::kernel::Tensor;
 use crate::kernels::KernelError;
+use crate::memory::Borrowed;
 use artifact::{Kernel, Object, Operand, Place, Pool, Range};
 use std::time::{Duration, Instant};
 
@@ -41,6 +42,17 @@ pub struct Copy {
     pub dst: Place,
     /// Number of bytes.
     pub bytes: u64,
+}
+
+/// A tensor in a pool that is the caller's memory.
+#[derive(Clone, Copy, Debug)]
+pub struct LentPlace {
+    /// Where the plan has it.
+    pub place: Place,
+    /// Its size.
+    pub bytes: u64,
+    /// Its memory, if that is known when the step is loaded.
+    pub memory: Option<Borrowed>,
 }
 
 /// When a command ran, by the host's clock.
@@ -129,6 +141,20 @@ pub trait Backend: Send + Sync {
     /// Allocates a pool: one block of exactly its bytes. What is in them has no meaning: the proof
     /// is that nothing reads a byte that was not written.
     fn allocate(&mut self, pool: &Pool) -> Result<(), Error>;
+
+    /// The next pool is the caller's memory: `lent` has the tensors in it.
+    fn borrow(&mut self, _pool: &Pool, _lent: &[LentPlace]) -> Result<(), Error> {
+        Err(Error::Unsupported(
+            "this device runs no step on memory of its caller".into(),
+        ))
+    }
+
+    /// Gives an input or an output in a lent pool its memory, while nothing runs.
+    fn point(&self, _place: Place, _to: Borrowed) -> Result<(), Error> {
+        Err(Error::Unsupported(
+            "this device runs no step on memory of its caller".into(),
+        ))
+    }
 
     /// Makes a queue for a stream's commands. `name` is for messages.
     fn create_stream(&mut self, _stream: StreamId, _name: &str) -> Result<(), Error> {

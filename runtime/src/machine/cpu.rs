@@ -1,14 +1,17 @@
 //! The CPU backend: every pool is host memory, each command is done when its call returns, and
 //! copies between a device's pool and the host's go over a [`Link`] that can be slowed.
 
-use super::backend::{Backend, CommandError, CommandId, Copy, Launch, StreamId};
+use super::backend::{Backend, CommandError, CommandId, Copy, Launch, LentPlace, StreamId};
 use super::host::{HostWork, put};
 use super::options::Options;
 use crate::Error;
 use crate::kernel::Tensor;
 use crate::link::{Link, Pace, Way};
-use crate::memory;
+use crate::memory::{self, Borrowed};
+use crate::sync::unpoisoned;
 use artifact::{Kernel, MemorySpace, Object, Operand, Place, Pool, Range};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -18,7 +21,9 @@ pub(crate) struct Cpu {
     /// The space of each pool.
     spaces: Vec<MemorySpace>,
     /// By the command's number.
-    copies: Vec<Option<Transfer>>,
+    copies: Vec<Option<Mutex<Transfer>>>,
+    /// The copies that read or write a tensor of the caller.
+    lent: BTreeMap<Place, Vec<LentEnd>>,
     link: Link,
     halted: AtomicBool,
 }
@@ -30,6 +35,14 @@ struct Transfer {
     way: Option<Way>,
 }
 
+/// An end of a copy in memory of the caller.
+struct LentEnd {
+    copy: CommandId,
+    is_source: bool,
+    /// Where it begins in the tensor.
+    offset: u64,
+}
+
 impl Cpu {
     /// A backend without pools. An error if the options ask for a link that cannot be played.
     pub(crate) fn new(options: &Options) -> Result<Cpu, Error> {
@@ -37,6 +50,7 @@ impl Cpu {
             host: HostWork::new(options.team()),
             spaces: Vec::new(),
             copies: Vec::new(),
+            lent: BTreeMap::new(),
             link: Link::new(pace(options)?),
             halted: AtomicBool::new(false),
         })
@@ -57,6 +71,24 @@ impl Backend for Cpu {
     fn allocate(&mut self, pool: &Pool) -> Result<(), Error> {
         self.spaces.push(pool.space);
         self.host.allocate(pool)
+    }
+
+    fn borrow(&mut self, pool: &Pool, lent: &[LentPlace]) -> Result<(), Error> {
+        self.spaces.push(pool.space);
+        self.host.borrow(lent);
+        Ok(())
+    }
+
+    fn point(&self, place: Place, to: Borrowed) -> Result<(), Error> {
+        for end in self.lent.get(&place).map_or(&[][..], |ends| ends) {
+            let transfer = self.copies[end.copy.0].as_ref();
+            let transfer = transfer.expect("a copy should be prepared before it runs");
+            let mut transfer = unpoisoned(transfer);
+            let Transfer { src, dst, .. } = &mut *transfer;
+            let tensor = if end.is_source { src } else { dst };
+            tensor.data = to.at(end.offset, tensor.bytes as u64);
+        }
+        Ok(())
     }
 
     fn load_object(&mut self, object: &Object) -> Result<(), Error> {
@@ -89,7 +121,17 @@ impl Backend for Cpu {
             dst: self.host.range(Range { place: dst, bytes }),
             way: self.way(&copy),
         };
-        put(&mut self.copies, command, transfer);
+        for (place, is_source) in [(src, true), (dst, false)] {
+            if let Some((lent, offset)) = self.host.lent(place) {
+                let ends = self.lent.entry(lent.place).or_default();
+                ends.push(LentEnd {
+                    copy: command,
+                    is_source,
+                    offset,
+                });
+            }
+        }
+        put(&mut self.copies, command, Mutex::new(transfer));
         Ok(())
     }
 
@@ -98,12 +140,20 @@ impl Backend for Cpu {
     }
 
     fn write(&self, to: Place, bytes: &[u8]) -> Result<(), Error> {
-        self.host.arena(to).write(to.offset, bytes);
+        let to = self.host.range(Range {
+            place: to,
+            bytes: bytes.len() as u64,
+        });
+        memory::write(&to, bytes);
         Ok(())
     }
 
     fn read(&self, from: Place, bytes: &mut [u8]) -> Result<(), Error> {
-        self.host.arena(from).read(from.offset, bytes);
+        let from = self.host.range(Range {
+            place: from,
+            bytes: bytes.len() as u64,
+        });
+        memory::read(&from, bytes);
         Ok(())
     }
 
@@ -126,8 +176,11 @@ impl Backend for Cpu {
 
     fn copy(&self, command: CommandId) -> Result<(), CommandError> {
         let transfer = self.copies[command.0].as_ref();
-        let Transfer { src, dst, way } =
-            transfer.expect("a copy should be prepared before it runs");
+        let transfer = unpoisoned(transfer.expect("a copy should be prepared before it runs"));
+        let Transfer { src, dst, way } = &*transfer;
+        if !src.has_memory() || !dst.has_memory() {
+            return Err("the caller gave no memory for it".to_string().into());
+        }
         match way {
             Some(way) => {
                 let stopped = || self.halted.load(Ordering::SeqCst);

@@ -7,21 +7,24 @@
 //! **Invariant:** every tensor of a launch lies in an arena of the same [`HostWork`], which
 //! outlives the launch.
 
-use super::backend::{CommandError, CommandId, Launch as Prepared};
+use super::backend::{CommandError, CommandId, Launch as Prepared, LentPlace};
 use crate::Error;
 use crate::code::{self, CodeLaunch, Loaded};
 use crate::kernel::Tensor;
 use crate::kernels;
 use crate::launch::Launch;
-use crate::memory::Arena;
+use crate::memory::{self, Arena};
 use crate::team::Team;
 use artifact::{Attr, Code, Kernel, Object, Operand, Place, Pool, Range};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Pools, kernels and launches of the host.
 pub(crate) struct HostWork {
     /// Memory of each pool; `None` for a pool that lies elsewhere.
     arenas: Vec<Option<Arena>>,
+    /// Tensors in memory of the caller, by where the plan has them.
+    lent: BTreeMap<Place, LentPlace>,
     /// By the artifact's numbers, as are kernels; `None` for those of a device.
     objects: Vec<Option<Arc<Loaded>>>,
     kernels: Vec<Option<HostKernel>>,
@@ -56,6 +59,7 @@ impl HostWork {
     pub(crate) fn new(threads: usize) -> HostWork {
         HostWork {
             arenas: Vec::new(),
+            lent: BTreeMap::new(),
             objects: Vec::new(),
             kernels: Vec::new(),
             launches: Vec::new(),
@@ -73,6 +77,19 @@ impl HostWork {
         self.arenas.push(Some(arena));
         Ok(())
     }
+    /// The next pool is the caller's memory.
+    pub(crate) fn borrow(&mut self, lent: &[LentPlace]) {
+        self.skip_pool();
+        self.lent
+            .extend(lent.iter().map(|lent| (lent.place, *lent)));
+    }
+    /// The tensor of the caller that a place lies in, and the place's offset in it.
+    pub(crate) fn lent(&self, place: Place) -> Option<(&LentPlace, u64)> {
+        let (_, lent) = self.lent.range(..=place).next_back()?;
+        let is_same = lent.place.pool == place.pool;
+        is_same.then(|| (lent, place.offset - lent.place.offset))
+    }
+
     /// The next pool lies elsewhere.
     pub(crate) fn skip_pool(&mut self) {
         self.arenas.push(None);
@@ -174,7 +191,16 @@ impl HostWork {
 
     /// Bytes of a pool on the host.
     pub(crate) fn range(&self, Range { place, bytes }: Range) -> Tensor {
-        self.arena(place).range(place.offset, bytes)
+        if let Some(arena) = &self.arenas[place.pool as usize] {
+            return arena.range(place.offset, bytes);
+        }
+        let (lent, offset) = self
+            .lent(place)
+            .expect("work on the host should stay in its pools");
+        match lent.memory {
+            Some(memory) => memory.range(offset, bytes),
+            None => memory::nowhere(bytes),
+        }
     }
 
     /// A tensor in a pool on the host.
@@ -182,12 +208,19 @@ impl HostWork {
         let bytes = operand
             .bytes()
             .expect("a validated tensor should have a size");
-        let Place { offset, .. } = operand.place;
-        let arena = self.arena(operand.place);
-        arena.tensor(offset, bytes, operand.dtype, &operand.shape)
+        let place = operand.place;
+        if let Some(arena) = &self.arenas[place.pool as usize] {
+            return arena.tensor(place.offset, bytes, operand.dtype, &operand.shape);
+        }
+        let shape = operand.shape.iter().map(|&d| d as usize);
+        Tensor {
+            dtype: operand.dtype,
+            shape: shape.collect(),
+            ..self.range(Range { place, bytes })
+        }
     }
 
-    /// The memory that a place on the host lies in.
+    /// The memory of a pool on the host that is not lent.
     pub(crate) fn arena(&self, place: Place) -> &Arena {
         let arena = self.arenas[place.pool as usize].as_ref();
         arena.expect("work on the host should stay in its pools")

@@ -37,12 +37,15 @@ mod shuffle;
 mod threads;
 
 use crate::init::StateInit;
+use crate::memory::Borrowed;
 use crate::trace::{self, Span, Trace};
 use crate::{Error, init, validate};
 use artifact::{
     Artifact, Binding, CommandKind, Initial, MemorySpace, Operand, Place, Range, Sm, State, Summary,
 };
-pub use backend::{Backend, CommandError, CommandId, Copy, EventId, Launch, Ran, StreamId};
+pub use backend::{
+    Backend, CommandError, CommandId, Copy, EventId, Launch, LentPlace, Ran, StreamId,
+};
 use cpu::Cpu;
 #[cfg(feature = "cuda")]
 pub use cuda::{Cuda, CudaOptions};
@@ -50,10 +53,12 @@ pub use cuda::{Cuda, CudaOptions};
 pub use cuda_products::ProductLibrary;
 use dead::Dead;
 use executor::Executor;
+pub use executor::Part;
 pub use lent::{Lent, Port};
 pub use options::Options;
 use shared::Core;
 use shuffle::Shuffle;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -135,7 +140,22 @@ impl Machine {
             None => Box::new(Cpu::new(&options)?),
             Some(sm) => gpu(sm, &options, choices)?,
         };
-        Machine::validated(backend, artifact, options)
+        Machine::validated(backend, artifact, options, &BTreeMap::new())
+    }
+
+    /// Loads a step in two parts, whose states lie in memory of the caller, by path. Its inputs and
+    /// outputs get theirs by [`Machine::point`].
+    pub fn borrowing(
+        artifact: Artifact,
+        options: Options,
+        states: &BTreeMap<String, Borrowed>,
+    ) -> Result<Machine, Error> {
+        validate::validate(&artifact)?;
+        if artifact.gpu().is_some() || options.shuffle.is_some() {
+            let what = "a step in two parts runs on the processor, and not shuffled";
+            return Err(Error::Unsupported(what.into()));
+        }
+        Machine::validated(Box::new(Cpu::new(&options)?), artifact, options, states)
     }
 
     /// The same on any backend. Of the options, `trace` and `shuffle` count; the others are the
@@ -146,20 +166,21 @@ impl Machine {
         options: Options,
     ) -> Result<Machine, Error> {
         validate::validate(&artifact)?;
-        Machine::validated(backend, artifact, options)
+        Machine::validated(backend, artifact, options, &BTreeMap::new())
     }
 
     fn validated(
         mut backend: Box<dyn Backend>,
         mut artifact: Artifact,
         options: Options,
+        borrowed: &BTreeMap<String, Borrowed>,
     ) -> Result<Machine, Error> {
         let survives = program::survivors(&artifact);
         let dead = match options.shuffle {
             Some(seed) => Some((seed, Dead::new(&artifact, &survives)?)),
             None => None,
         };
-        load(&artifact, &mut *backend)?;
+        load(&artifact, &mut *backend, borrowed)?;
         if dead.is_some() {
             fill_all(&artifact, &*backend)?;
         }
@@ -174,7 +195,8 @@ impl Machine {
         let mut states = Vec::new();
         for state in &artifact.states {
             let mut slot = Slot::new(state.clone(), end(&state.operand));
-            slot.has_value = start_state(state, &artifact.data, &*backend)?;
+            let is_lent = artifact.pools[state.operand.place.pool as usize].lent;
+            slot.has_value = is_lent || start_state(state, &artifact.data, &*backend)?;
             states.push(slot);
         }
         // The states have them now.
@@ -184,15 +206,18 @@ impl Machine {
         let last_io = program::last_io(&artifact, &programs);
         let notes = backend.notes();
         let trace = options.trace.then(|| Trace::new(&programs));
-        let core = Arc::new(Core::new(backend, programs, last_io, artifact.lines, trace));
+        let cuts = program::cuts(&artifact, &programs);
+        let mut core = Core::new(backend, programs, last_io, artifact.lines, trace);
+        core.cuts = cuts;
+        let core = Arc::new(core);
         states.iter().for_each(|slot| core.touch(slot.device_end));
         let n_events = artifact.events as usize;
         let executor: Box<dyn Executor> = match dead {
             Some((seed, dead)) => Box::new(Shuffle::new(&core, seed, dead, n_events)),
             None => Box::new(Threads::new(&core, &artifact.streams, n_events)?),
         };
-        let pools = &artifact.pools;
-        let device = pools.iter().find(|p| p.space == MemorySpace::Device(0));
+        let mut pools = artifact.pools.iter();
+        let device = pools.find(|p| p.space == MemorySpace::Device(0));
         Ok(Machine {
             executor,
             core,
@@ -348,9 +373,44 @@ impl Machine {
         self.launch()?;
         self.wait()
     }
+    /// Says where an input or an output of a step in two parts lies from now on.
+    pub fn point(&mut self, port: Port<'_>, to: Borrowed) -> Result<(), Error> {
+        self.idle()?;
+        let (slots, name) = match port {
+            Port::Input(name) => (&self.inputs, name),
+            Port::Output(name) => (&self.outputs, name),
+            Port::State(path) => {
+                return Err(Error::Host(format!("state {path} stays where it is")));
+            }
+        };
+        let slot = slots.iter().find(|slot| slot.what.name == name);
+        let slot = slot.ok_or_else(|| Error::Host(format!("there is no {port:?}")))?;
+        size(name, &slot.what.operand, to.bytes())?;
+        self.core.backend.point(slot.what.operand.place, to)
+    }
+
+    /// Runs one part of a step that pauses, to its end. The second part goes on where the first one
+    /// has left off; a first part begins a new step. A part fails if it needs memory that no
+    /// [`Machine::point`] gave.
+    pub fn run_part(&mut self, part: Part) -> Result<StepReport, Error> {
+        if let Some(failure) = self.core.failure() {
+            return Err(failure);
+        }
+        if self.core.cuts.is_none() {
+            return Err(Error::Host("the step has no parts".into()));
+        }
+        self.running_since.get_or_insert_with(Instant::now);
+        self.launched += 1;
+        self.executor.launch_part(self.launched, part);
+        self.wait()
+    }
+
     /// Starts one step, or appends it to those that run: it overlaps them as far as events permit.
     /// Such a step finds the inputs of the one before, so all inputs must survive a step.
     pub fn launch(&mut self) -> Result<(), Error> {
+        if self.core.cuts.is_some() {
+            return Err(Error::Host("the step runs in parts".into()));
+        }
         if let Some(failure) = self.core.failure() {
             return Err(failure);
         }
@@ -519,7 +579,11 @@ fn gpu(sm: Sm, _: &Options, _: Option<&Path>) -> Result<Box<dyn Backend>, Error>
 }
 
 /// Has a backend load all of an artifact. What can be refused without memory comes first.
-fn load(artifact: &Artifact, backend: &mut dyn Backend) -> Result<(), Error> {
+fn load(
+    artifact: &Artifact,
+    backend: &mut dyn Backend,
+    borrowed: &BTreeMap<String, Borrowed>,
+) -> Result<(), Error> {
     for (stream, name) in artifact.streams.iter().enumerate() {
         backend.create_stream(StreamId(stream), name)?;
     }
@@ -532,8 +596,11 @@ fn load(artifact: &Artifact, backend: &mut dyn Backend) -> Result<(), Error> {
     for kernel in &artifact.kernels {
         backend.load_kernel(kernel)?;
     }
-    for pool in &artifact.pools {
-        backend.allocate(pool)?;
+    for (number, pool) in (0..).zip(&artifact.pools) {
+        match pool.lent {
+            true => backend.borrow(pool, &lent_places(artifact, number, borrowed)?)?,
+            false => backend.allocate(pool)?,
+        }
     }
     for (i, command) in artifact.commands.iter().enumerate() {
         let (id, stream) = (CommandId(i), StreamId(command.stream as usize));
@@ -564,6 +631,40 @@ fn load(artifact: &Artifact, backend: &mut dyn Backend) -> Result<(), Error> {
         }
     }
     backend.start()
+}
+
+/// The tensors in a pool that is the caller's memory.
+fn lent_places(
+    artifact: &Artifact,
+    pool: u32,
+    borrowed: &BTreeMap<String, Borrowed>,
+) -> Result<Vec<LentPlace>, Error> {
+    let is_here = |operand: &&Operand| operand.place.pool == pool;
+    let mut places = Vec::new();
+    for state in artifact.states.iter().filter(|s| is_here(&&s.operand)) {
+        let path = &state.path;
+        let memory = borrowed.get(path);
+        let memory = memory.ok_or_else(|| Error::Host(format!("state {path} has no memory")))?;
+        size(path, &state.operand, memory.bytes())?;
+        if !memory.is_aligned() {
+            let align = validate::ALIGN;
+            let why = format!("state {path} does not start at a multiple of {align} bytes");
+            return Err(Error::Host(why));
+        }
+        places.push(LentPlace {
+            place: state.operand.place,
+            bytes: bytes(&state.operand),
+            memory: Some(*memory),
+        });
+    }
+    let io = artifact.inputs.iter().chain(&artifact.outputs);
+    let io = io.map(|binding| &binding.operand).filter(is_here);
+    places.extend(io.map(|operand| LentPlace {
+        place: operand.place,
+        bytes: bytes(operand),
+        memory: None,
+    }));
+    Ok(places)
 }
 
 /// Fills every pool with NaNs.

@@ -36,10 +36,40 @@ pub(crate) enum Action {
     Wait { event: EventId, previous: bool },
 }
 
+/// In a step that pauses, the number of each stream's instructions before the pause.
+pub(crate) fn cuts(artifact: &Artifact, programs: &[Program]) -> Option<Vec<usize>> {
+    let pause = artifact.pause? as usize;
+    let before = |program: &Program| program.partition_point(|i| i.command.0 < pause);
+    Some(programs.iter().map(before).collect())
+}
+
+/// The waits that a stream needs. In a step that pauses, the host waits for all streams at the end
+/// of each part, so only waits for records of the same part are left.
+fn waits(artifact: &Artifact) -> impl Fn(usize, &CommandKind) -> bool {
+    let pause = artifact.pause.map(|pause| pause as usize);
+    let mut recorded = vec![0; artifact.events as usize];
+    for (i, command) in artifact.commands.iter().enumerate() {
+        if let CommandKind::Record { event } = command.kind {
+            recorded[event as usize] = i;
+        }
+    }
+    move |i, kind| match (pause, kind) {
+        (Some(pause), &CommandKind::Wait { event, previous }) => {
+            let same_part = (i < pause) == (recorded[event as usize] < pause);
+            !previous && same_part
+        }
+        _ => true,
+    }
+}
+
 /// Each stream's program.
 pub(crate) fn programs(artifact: &Artifact) -> Vec<Program> {
+    let is_needed = waits(artifact);
     let mut programs: Vec<Vec<Instruction>> = artifact.streams.iter().map(|_| Vec::new()).collect();
     for (i, command) in artifact.commands.iter().enumerate() {
+        if !is_needed(i, &command.kind) {
+            continue;
+        }
         let touched = accesses(command);
         let ends = touched
             .iter()
@@ -85,7 +115,8 @@ pub(crate) fn device_end(pools: &[Pool], operand: &Operand) -> u64 {
 }
 
 fn on_device(pools: &[Pool], access: &Access) -> bool {
-    pools[access.pool].space == MemorySpace::Device(0)
+    let pool = &pools[access.pool];
+    pool.space == MemorySpace::Device(0) && !pool.lent
 }
 
 /// Which inputs no command overwrites.

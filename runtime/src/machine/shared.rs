@@ -1,12 +1,14 @@
 //! What the threads of a machine share: the programs, the backend, and whether to go on.
 
 use super::backend::{Backend, CommandError, CommandId, Ran, StreamId};
+use super::executor::Part;
 use super::program::{Action, Instruction, Program};
 use crate::Error;
 use crate::sync::unpoisoned;
 use crate::team::caught;
 use crate::trace::{Ring, Trace};
 use artifact::Line;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
@@ -16,6 +18,8 @@ pub(crate) struct Core {
     pub(crate) backend: Box<dyn Backend>,
     /// Each stream's program.
     pub(crate) programs: Vec<Program>,
+    /// In a step that pauses, the number of each stream's instructions before the pause.
+    pub(crate) cuts: Option<Vec<usize>>,
     /// In each stream's program, the last instruction that the host waits for in `wait_io`.
     pub(crate) last_io: Vec<Option<usize>>,
     pub(crate) lines: Vec<Line>,
@@ -48,6 +52,7 @@ impl Core {
         Core {
             backend,
             programs,
+            cuts: None,
             last_io,
             lines,
             trace,
@@ -55,6 +60,17 @@ impl Core {
             halted: AtomicBool::new(false),
             is_stuck: AtomicBool::new(false),
             failure: Mutex::new(None),
+        }
+    }
+
+    /// The positions of a stream's program that a part of a step runs.
+    pub(crate) fn part(&self, stream: StreamId, part: Part) -> Range<usize> {
+        let length = self.programs[stream.0].len();
+        let cut = self.cuts.as_ref().map(|cuts| cuts[stream.0]);
+        match (cut, part) {
+            (None, _) => 0..length,
+            (Some(cut), Part::First) => 0..cut,
+            (Some(cut), Part::Second) => cut..length,
         }
     }
 

@@ -5,7 +5,7 @@
 
 use super::backend::StreamId;
 use super::dead::Dead;
-use super::executor::Executor;
+use super::executor::{Executor, Part};
 use super::program::Action;
 use super::shared::Core;
 use crate::init::mix;
@@ -137,6 +137,10 @@ impl Executor for Shuffle {
     /// Nothing runs before the host waits.
     fn launch(&mut self, step: u64) {
         self.launched = step;
+    }
+
+    fn launch_part(&mut self, _: u64, _: Part) {
+        self.core.fail("?", "a shuffled run has no parts".into());
     }
 
     fn wait(&mut self) {

@@ -2,13 +2,13 @@
 //! end of what is launched.
 
 use super::backend::{EventId, Ran, StreamId};
-use super::executor::Executor;
+use super::executor::{Executor, Part};
 use super::program::Action;
 use super::shared::Core;
 use crate::Error;
 use crate::sync::Bell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,8 @@ struct Shared {
     started: AtomicUsize,
     /// The last step that may start.
     launched: AtomicU64,
+    /// True if the second part of a step that pauses is what starts next.
+    is_second: AtomicBool,
     /// The last step that each stream has finished; `u64::MAX` once its thread is gone.
     done: Box<[AtomicU64]>,
     /// The last step in which each stream has done all that the host waits for in `wait_io`;
@@ -52,6 +54,7 @@ impl Threads {
             bell: Bell::default(),
             started: AtomicUsize::new(0),
             launched: AtomicU64::new(0),
+            is_second: AtomicBool::new(false),
             done: zeros(streams.len()),
             io: zeros(streams.len()),
             events: zeros(n_events),
@@ -92,6 +95,12 @@ impl Executor for Threads {
     fn launch(&mut self, step: u64) {
         self.shared.launched.store(step, Ordering::SeqCst);
         self.shared.bell.ring();
+    }
+
+    fn launch_part(&mut self, count: u64, part: Part) {
+        let is_second = part == Part::Second;
+        self.shared.is_second.store(is_second, Ordering::SeqCst);
+        self.launch(count);
     }
 
     fn wait(&mut self) {
@@ -155,7 +164,12 @@ impl Shared {
     fn step(&self, stream: StreamId, step: u64) -> bool {
         let core = &*self.core;
         let mut ring = core.trace_ring(stream);
-        for (at, instruction) in core.programs[stream.0].iter().enumerate() {
+        let part = match self.is_second.load(Ordering::SeqCst) {
+            true => Part::Second,
+            false => Part::First,
+        };
+        for at in core.part(stream, part) {
+            let instruction = &core.programs[stream.0][at];
             let start = ring.is_some().then(Instant::now);
             if let Action::Wait { event, previous } = instruction.action {
                 self.wait_for(event, step - u64::from(previous));

@@ -41,6 +41,7 @@ impl Plan {
             name: name.into(),
             space,
             bytes: 64 * places,
+            lent: false,
         };
         let device = pool("device", MemorySpace::Device(0), device_places);
         let host = pool("host", MemorySpace::Host, host_places);

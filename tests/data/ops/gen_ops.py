@@ -22,6 +22,10 @@ def calls(x, p, i, b, img):
     dy = x * 0.5 + 1
     yield "neg abs sign exp tanh sigmoid sin cos erf relu silu square exp2 sgn", lambda f: getattr(aten, f)(x)
     yield "log sqrt rsqrt reciprocal log2 log10", lambda f: getattr(aten, f)(p)
+    yield "log1p expm1", lambda f: getattr(aten, f)(torch.cat([p, x[:2] * 1e-4]))
+    yield "log1p_ends", lambda f: aten.log1p(torch.tensor([0.0, -1.0, float("inf"), -2.0]) + 0 * x[0, :4])
+    yield "expm1_ends", lambda f: aten.expm1(torch.tensor([0.0, NEG, float("inf"), 100.0]) + 0 * x[0, :4])
+    yield "log1p_half expm1_half", lambda f: getattr(aten, f[:5])(h * 0.25)
     yield "exp sqrt sigmoid reciprocal", lambda f: getattr(aten, f)(i + 1)
     yield "isnan isinf isfinite logical_not", lambda f: getattr(aten, f)(x)
     yield "floor ceil trunc", lambda f: getattr(aten, f)(torch.where(b, x * 3, NEG))
@@ -173,6 +177,27 @@ def calls(x, p, i, b, img):
     yield "max_pool2d_plain", lambda f: aten.max_pool2d_with_indices(img[0], [2, 2])
     yield "max_pool2d_with_indices_backward", lambda f: aten.max_pool2d_with_indices_backward(
         pool[0], img, [3, 3], [2, 2], [1, 1], [1, 1], False, pool[1])
+    up = img.reshape(2, 2, 2, 5, 5)[:, :, 0], kernel[:2]
+    for name, options in (("transposed", ([2, 1], [1, 0], [1, 1], True, [1, 0])), ("transposed_dilated", ([1], [2], [2], True, [0]))):
+        back = aten.convolution(*up, None, *options, 1)
+        yield name, lambda f, options=options: aten.convolution(*up, mean[: back.shape[1]], *options, 1)
+        yield name + "_backward", lambda f, back=back, options=options: aten.convolution_backward(
+            back * 0.5, *up, [back.shape[1]], *options, 1, [True, True, True]
+        )
+    even = img[:, :, :4, :4]
+    for name, (image, window) in {
+        "avg_pool2d": (even, ([2, 2], [2, 2])),
+        "avg_pool2d_rest": (img, ([2, 2], [])),
+        "avg_pool2d_overlap": (img, ([3, 3], [2, 2], [1, 1])),
+        "avg_pool2d_single": (img[0], ([3, 2], [1, 1])),
+    }.items():
+        dy = aten.avg_pool2d(image, *window) * 0.5
+        yield name, lambda f, image=image, window=window: aten.avg_pool2d(image, *window)
+        yield name + "_backward", lambda f, dy=dy, image=image, window=window: aten.avg_pool2d_backward(
+            dy, image, *[*window, [0, 0]][:3], False, True, None
+        )
+    yield "_adaptive_avg_pool2d_tiles", lambda f: aten._adaptive_avg_pool2d(even, [2, 4])
+    yield "_adaptive_avg_pool2d_tiles_backward", lambda f: aten._adaptive_avg_pool2d_backward(even[:, :, :2], even)
     yield "_adaptive_avg_pool2d", lambda f: aten._adaptive_avg_pool2d(img, [1, 1])
     yield "_adaptive_avg_pool2d_backward", lambda f: aten._adaptive_avg_pool2d_backward(img[:, :, :1, :1], img)
     # Attention.

@@ -15,6 +15,7 @@ from .errors import CaptureError, Error, Infeasible, MismatchError, ShapeError, 
 
 if TYPE_CHECKING:
     from ._lighterage import Plan, devices
+    from .backend import Stats, reset, stats
     from .step import Check, Step, compile, plan
 
 __all__ = [
@@ -26,16 +27,20 @@ __all__ = [
     "Plan",
     "ShapeError",
     "StaleError",
+    "Stats",
     "Step",
     "Unsupported",
     "compile",
     "devices",
     "plan",
+    "reset",
+    "stats",
 ]
 
 # Torch and the native module are loaded by the first use of one of these names.
 _LAZY = {"Check": "step", "Plan": "_lighterage", "Step": "step"}
 _LAZY |= {"compile": "step", "devices": "_lighterage", "plan": "step"}
+_LAZY |= {"Stats": "backend", "reset": "backend", "stats": "backend"}
 
 
 def __getattr__(name: str) -> Any:

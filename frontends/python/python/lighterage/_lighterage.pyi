@@ -2,7 +2,7 @@
 
 from typing import Any, final
 
-__all__ = ["Machine", "Plan", "View", "compile", "devices"]
+__all__ = ["Arenas", "Machine", "Plan", "Ticket", "View", "compile", "devices"]
 
 @final
 class Plan:
@@ -75,6 +75,12 @@ class Plan:
         Raises Error: there is too little memory, or a kernel cannot be made.
         """
 
+    def arenas(self, threads: int | None = None) -> Arenas:
+        """The machines of a step in two parts. They are made when they are needed.
+
+        Raises Error: the step has no parts, or a kernel cannot be made.
+        """
+
     def _repr_html_(self) -> str: ...
 
 @final
@@ -120,6 +126,60 @@ class Machine:
         """
 
 @final
+class Arenas:
+    """The machines of a step in two parts: one for each forward that waits for its backward.
+
+    Tensors are given by addresses, in the order of the names here. They are contiguous, and stay until the call ends;
+    states start at multiples of 64 bytes.
+    """
+
+    @property
+    def states(self) -> list[str]:
+        """Names of the states, which kernels read where they are."""
+
+    @property
+    def read_late(self) -> list[str]:
+        """Names of the states that the second part reads."""
+
+    @property
+    def inputs(self) -> tuple[list[str], list[str]]:
+        """Names of the inputs of each part."""
+
+    @property
+    def outputs(self) -> tuple[list[str], list[str]]:
+        """Names of the outputs of each part."""
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the step draws random numbers."""
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Number of machines that were made, and of forwards that wait."""
+
+    def forward(self, states: list[int], inputs: list[int], outputs: list[int], seed: int) -> Ticket:
+        """Run the first part, without the GIL.
+
+        Raises Error: a line failed. The next call is not affected.
+        """
+
+    def backward(self, number: int, states: list[int], inputs: list[int], outputs: list[int]) -> None:
+        """Run the second part of a forward, by the number in its ticket.
+
+        Raises Error: it has run, or a line failed.
+        """
+
+@final
+class Ticket:
+    """What stands for a forward: a tensor `int64[1]` with its number, for `torch.from_dlpack`.
+
+    When the tensor's memory is freed, the next forward may take the machine.
+    """
+
+    def __dlpack__(self, **options: Any) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+@final
 class View:
     """A tensor in the memory of a machine, for `torch.from_dlpack`."""
 
@@ -137,12 +197,14 @@ def compile(
     planner: str = "auto",
     clip_norm: float | None = None,
     groups: dict[str, int] | None = None,
+    parts: tuple[set[str], set[str]] | None = None,
     here: bool = True,
     command: str = "",
 ) -> Plan:
     """Compile a traced step, the bytes of a joint `.pt2` file.
 
     groups: the group of options of a parameter, by its path; group 0 if it has none.
+    parts: of a step in two parts, the inputs that come at the pause and the outputs that leave there.
     here: for this machine's processor, and with a kernel for each call; else for the device.
 
     Raises Infeasible, Unsupported, Error.

@@ -65,6 +65,10 @@ SPELLINGS: list[Any] = [
     aten._unsafe_view,
     aten.arange.default,
     aten.arange.start,
+    aten.binary_cross_entropy,
+    aten.binary_cross_entropy_backward,
+    aten.elu,
+    aten.elu_backward,
     aten.empty_like,
     aten.fill,
     aten.glu,
@@ -77,6 +81,8 @@ SPELLINGS: list[Any] = [
     aten.huber_loss_backward,
     aten.index_add,
     aten.masked_fill,
+    aten.mish,
+    aten.mish_backward,
     aten.new_empty,
     aten.new_full,
     aten.new_ones,
@@ -92,6 +98,8 @@ SPELLINGS: list[Any] = [
     aten.slice_backward,
     aten.smooth_l1_loss,
     aten.smooth_l1_loss_backward,
+    aten.softplus,
+    aten.softplus_backward,
     aten.split.Tensor,
     aten.squeeze.dim,
     aten.t,
@@ -229,6 +237,14 @@ def run(
 
 
 # Lowering ------------------------------------------------------------------------------------------------------------
+
+
+def coarse() -> dict[Any, Callable[..., Any]]:
+    """The decompositions of graphs that are to run here."""
+    table = _decompositions("coarse")
+    # Invariant: an attention and its backward are both decomposed or both kept. The table has only the forward.
+    table.pop(aten._scaled_dot_product_flash_attention_for_cpu.default, None)
+    return table
 
 
 def _decompositions(level: Level) -> dict[Any, Callable[..., Any]]:

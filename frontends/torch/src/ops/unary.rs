@@ -26,6 +26,8 @@ pub(super) const OPS: Family = &[
     ("gelu", gelu),
     ("square", square),
     ("exp2", exp2),
+    ("log1p", log1p),
+    ("expm1", expm1),
     ("log2", |c| log_to(c, LN_2)),
     ("log10", |c| log_to(c, LN_10)),
     ("bitwise_not", bitwise_not),
@@ -60,6 +62,18 @@ fn function(c: &mut Call<'_>, op: OpKind) -> Result<Results> {
     let x = c.tensor("self")?;
     let x = c.cast(x, c.result()?.dtype())?;
     one(c.map(op, x)?)
+}
+
+fn log1p(c: &mut Call<'_>) -> Result<Results> {
+    let x = c.tensor("self")?;
+    let x = c.cast(x, c.result()?.dtype())?;
+    one(c.log1p(x)?)
+}
+
+fn expm1(c: &mut Call<'_>) -> Result<Results> {
+    let x = c.tensor("self")?;
+    let x = c.cast(x, c.result()?.dtype())?;
+    one(c.expm1(x)?)
 }
 
 /// The attribute of gelu.

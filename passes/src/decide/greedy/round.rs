@@ -283,6 +283,9 @@ impl<'a> Round<'a> {
     /// For each state that is not hosted, its place, and when it is idle there: before its first
     /// use and after its last. Once it is hosted, the stretches between its uses become gaps.
     fn homes(&self) -> Table<State, Option<Home>> {
+        if self.problem.parts.is_some() {
+            return self.problem.graph.states.ids().map(|_| None).collect();
+        }
         let mut at_home: Table<Buffer, Frees> =
             Table::filled(self.schedule.buffers.len(), SmallVec::new());
         for idle in &self.occupancy.idle {

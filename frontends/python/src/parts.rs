@@ -1,0 +1,324 @@
+//! Steps in two parts, for `torch.compile`: forward and backward of one plan. A plan may have several
+//! machines: each forward takes one, and keeps it until its backward has run, or until PyTorch drops
+//! the ticket that it saved for the backward.
+
+use crate::dlpack::{self, Capsule};
+use crate::errors::error;
+use artifact::{Artifact, CommandKind, Operand, Place, StateKind};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use runtime::{Machine, Part, Port};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// The states of the random generator, as the artifact has them: seed and step. Kernels rely on the
+/// alignment.
+#[repr(align(64))]
+struct Generator([i64; 2]);
+
+/// A machine, with the addresses of the states that it was loaded for.
+struct Loaded {
+    states: Vec<usize>,
+    machine: Machine,
+    /// Dropped after the machine, which works on it.
+    _generators: Vec<Generator>,
+}
+
+/// Machines that no forward holds.
+type Free = Mutex<Vec<Loaded>>;
+
+/// A forward that waits for its backward.
+struct Turn {
+    number: Box<i64>,
+    /// Absent after the backward.
+    loaded: Mutex<Option<Loaded>>,
+    free: Arc<Free>,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if let Some(loaded) = locked(&self.loaded).take() {
+            locked(&self.free).push(loaded);
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What PyTorch keeps from forward to backward: a tensor with one number, whose memory gives the
+/// machine back when it is freed.
+#[pyclass(frozen, module = "lighterage._lighterage")]
+pub(crate) struct Ticket {
+    turn: Arc<Turn>,
+}
+
+#[pymethods]
+impl Ticket {
+    #[pyo3(signature = (**_options))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        _options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let capsule = Capsule::number(&self.turn.number, Box::new(self.turn.clone()));
+        capsule.into_python(py)
+    }
+
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        dlpack::CPU
+    }
+}
+
+/// A tensor of the caller: its name and its size.
+struct Tensor {
+    name: String,
+    bytes: usize,
+}
+
+impl Tensor {
+    fn new(name: &str, operand: &Operand) -> Tensor {
+        let bytes = operand.bytes().unwrap_or(0) as usize;
+        let name = name.to_string();
+        Tensor { name, bytes }
+    }
+}
+
+fn names(tensors: &[Tensor]) -> Vec<&str> {
+    tensors.iter().map(|tensor| &*tensor.name).collect()
+}
+
+/// The machines of one step in two parts.
+#[pyclass(frozen, module = "lighterage._lighterage")]
+pub(crate) struct Arenas {
+    artifact: Artifact,
+    options: runtime::Options,
+    /// The caller's states, without those of random generators, which are the machine's.
+    states: Vec<Tensor>,
+    generators: Vec<String>,
+    /// Those of the first part, and those of the second: inputs that come at the pause and all that
+    /// it reads again.
+    inputs: [Vec<Tensor>; 2],
+    outputs: [Vec<Tensor>; 2],
+    /// Whether the second part reads each state.
+    read_late: Vec<bool>,
+    free: Arc<Free>,
+    turns: Mutex<BTreeMap<i64, Weak<Turn>>>,
+    next: AtomicI64,
+    /// How many machines were made.
+    made: AtomicI64,
+}
+
+impl Arenas {
+    pub(crate) fn new(artifact: Artifact, options: runtime::Options) -> PyResult<Arenas> {
+        let pause = artifact
+            .pause
+            .ok_or_else(|| error("the step has no parts"))? as usize;
+        let reads = |operand: &Operand, commands: &[artifact::Command]| {
+            let end = operand.place.offset + operand.bytes().unwrap_or(0);
+            let is_in = |place: Place| {
+                place.pool == operand.place.pool
+                    && (operand.place.offset..end).contains(&place.offset)
+            };
+            commands.iter().any(|command| match &command.kind {
+                CommandKind::Launch { ins, .. } => ins.iter().any(|x| is_in(x.place)),
+                CommandKind::Copy { src, dst, .. } => is_in(*src) || is_in(*dst),
+                CommandKind::Record { .. } | CommandKind::Wait { .. } => false,
+            })
+        };
+        let parts = artifact.commands.split_at(pause);
+        let of = |bindings: &[artifact::Binding]| {
+            [parts.0, parts.1].map(|commands| -> Vec<Tensor> {
+                let touched = bindings.iter().filter(|b| reads(&b.operand, commands));
+                touched.map(|b| Tensor::new(&b.name, &b.operand)).collect()
+            })
+        };
+        let (inputs, outputs) = (of(&artifact.inputs), of(&artifact.outputs));
+        let is_generator = |state: &&artifact::State| state.kind == StateKind::Rng;
+        let own = artifact.states.iter().filter(is_generator);
+        let generators = own.map(|state| state.path.clone()).collect();
+        let lent = || artifact.states.iter().filter(|state| !is_generator(state));
+        Ok(Arenas {
+            states: lent().map(|s| Tensor::new(&s.path, &s.operand)).collect(),
+            read_late: lent().map(|s| reads(&s.operand, parts.1)).collect(),
+            generators,
+            inputs,
+            outputs,
+            options,
+            free: Arc::default(),
+            turns: Mutex::default(),
+            next: AtomicI64::new(1),
+            made: AtomicI64::new(0),
+            artifact,
+        })
+    }
+
+    /// A machine whose states are at these addresses. Free machines for other addresses are dropped:
+    /// the parameters have moved.
+    fn take(&self, states: &[usize]) -> PyResult<Loaded> {
+        let mut free = locked(&self.free);
+        free.retain(|loaded| loaded.states == states);
+        if let Some(loaded) = free.pop() {
+            return Ok(loaded);
+        }
+        drop(free);
+        let mut borrowed = BTreeMap::new();
+        for (tensor, &address) in self.states.iter().zip(states) {
+            let memory = dlpack::borrowed(address, tensor.bytes);
+            let memory = memory.ok_or_else(|| error(format!("{} has no memory", tensor.name)))?;
+            borrowed.insert(tensor.name.clone(), memory);
+        }
+        let names = &self.generators;
+        let mut generators: Vec<_> = names.iter().map(|_| Generator([0; 2])).collect();
+        for (path, generator) in names.iter().zip(&mut generators) {
+            let address = (&raw mut generator.0).expose_provenance();
+            let memory = dlpack::borrowed(address, size_of::<[i64; 2]>());
+            borrowed.insert(path.clone(), memory.ok_or_else(|| error("no memory"))?);
+        }
+        let machine = Machine::borrowing(self.artifact.clone(), self.options, &borrowed);
+        self.made.fetch_add(1, Ordering::Relaxed);
+        Ok(Loaded {
+            states: states.to_vec(),
+            machine: machine.map_err(error)?,
+            _generators: generators,
+        })
+    }
+
+    /// Runs a part on the caller's memory.
+    fn run(&self, machine: &mut Machine, part: Part, at: [&[usize]; 2]) -> Result<(), PyErr> {
+        let which = (part == Part::Second) as usize;
+        let ports = [
+            (&self.inputs[which], at[0], true),
+            (&self.outputs[which], at[1], false),
+        ];
+        for (tensors, addresses, is_input) in ports {
+            if tensors.len() != addresses.len() {
+                let (n, given) = (tensors.len(), addresses.len());
+                return Err(error(format!("{n} tensors are needed, {given} are given")));
+            }
+            for (tensor, &address) in tensors.iter().zip(addresses) {
+                let port = match is_input {
+                    true => Port::Input(&tensor.name),
+                    false => Port::Output(&tensor.name),
+                };
+                if let Some(memory) = dlpack::borrowed(address, tensor.bytes) {
+                    machine.point(port, memory).map_err(error)?;
+                }
+            }
+        }
+        machine.run_part(part).map_err(error)?;
+        Ok(())
+    }
+}
+
+#[pymethods]
+impl Arenas {
+    /// Names of the caller's states, in the order of `forward`.
+    #[getter]
+    fn states(&self) -> Vec<&str> {
+        names(&self.states)
+    }
+
+    /// Names of the states that the second part reads.
+    #[getter]
+    fn read_late(&self) -> Vec<&str> {
+        let read = self.states.iter().zip(&self.read_late);
+        read.filter(|(_, read)| **read)
+            .map(|(tensor, _)| &*tensor.name)
+            .collect()
+    }
+
+    /// Names of the inputs of each part, in the order of its call.
+    #[getter]
+    fn inputs(&self) -> (Vec<&str>, Vec<&str>) {
+        (names(&self.inputs[0]), names(&self.inputs[1]))
+    }
+
+    /// Names of the outputs of each part.
+    #[getter]
+    fn outputs(&self) -> (Vec<&str>, Vec<&str>) {
+        (names(&self.outputs[0]), names(&self.outputs[1]))
+    }
+
+    /// Whether the step draws random numbers.
+    #[getter]
+    fn is_random(&self) -> bool {
+        !self.generators.is_empty()
+    }
+
+    /// Number of machines that were made, and of those that wait for a backward.
+    #[getter]
+    fn counts(&self) -> (i64, usize) {
+        let mut turns = locked(&self.turns);
+        turns.retain(|_, turn| turn.strong_count() > 0);
+        (self.made.load(Ordering::Relaxed), turns.len())
+    }
+
+    /// Runs the first part, without the GIL, on tensors at these addresses. Dropping the ticket
+    /// gives the machine to the next forward.
+    fn forward(
+        &self,
+        py: Python<'_>,
+        states: Vec<usize>,
+        inputs: Vec<usize>,
+        outputs: Vec<usize>,
+        seed: i64,
+    ) -> PyResult<Ticket> {
+        let turn = py.detach(|| -> PyResult<Arc<Turn>> {
+            let mut loaded = self.take(&states)?;
+            for path in &self.generators {
+                let bytes: Vec<u8> = [seed, 0].iter().flat_map(|n| n.to_ne_bytes()).collect();
+                loaded.machine.write_state(path, &bytes).map_err(error)?;
+            }
+            // A machine that failed is dropped, and the next forward makes another.
+            self.run(&mut loaded.machine, Part::First, [&inputs, &outputs])?;
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            let turn = Arc::new(Turn {
+                number: Box::new(number),
+                loaded: Mutex::new(Some(loaded)),
+                free: self.free.clone(),
+            });
+            let mut turns = locked(&self.turns);
+            turns.retain(|_, turn| turn.strong_count() > 0);
+            turns.insert(number, Arc::downgrade(&turn));
+            Ok(turn)
+        });
+        py.check_signals()?;
+        Ok(Ticket { turn: turn? })
+    }
+
+    /// Runs the second part of a forward, by the number in its ticket. `states`: where the states
+    /// that it reads are now.
+    fn backward(
+        &self,
+        py: Python<'_>,
+        number: i64,
+        states: Vec<usize>,
+        inputs: Vec<usize>,
+        outputs: Vec<usize>,
+    ) -> PyResult<()> {
+        let ran = py.detach(|| -> PyResult<()> {
+            let turn = locked(&self.turns).get(&number).and_then(Weak::upgrade);
+            let loaded = turn.as_ref().and_then(|turn| locked(&turn.loaded).take());
+            let Some(mut loaded) = loaded else {
+                return Err(error(
+                    "backward a second time through one forward: its memory is planned for one \
+                     backward; retain_graph=True has no effect here, call the model again",
+                ));
+            };
+            let known = self.states.iter().zip(&loaded.states).zip(&self.read_late);
+            let read = known.filter(|(_, read)| **read).map(|(known, _)| known);
+            if let Some(((tensor, _), _)) = read.zip(&states).find(|((_, was), now)| was != now) {
+                let name = &tensor.name;
+                return Err(error(format!("{name} moved between forward and backward")));
+            }
+            self.run(&mut loaded.machine, Part::Second, [&inputs, &outputs])?;
+            locked(&self.free).push(loaded);
+            Ok(())
+        });
+        py.check_signals()?;
+        ran
+    }
+}

@@ -1,0 +1,516 @@
+"""`torch.compile(backend="lighterage")` trains as eager PyTorch does, within its budget, and says what is eager."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from entry_point import name_the_backend
+from lighterage.backend import backend
+from torch import nn
+from torch._dynamo.backends import registry
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import lighterage as lt
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    """Nothing of other tests is compiled, and no graph is eager that a test does not say is."""
+    torch._dynamo.reset()
+    lt.reset()
+    yield
+    gc.collect()
+
+
+def compiled(model: nn.Module, budget: str = "100%", **options: Any) -> Any:
+    """The model in `torch.compile`, with errors instead of eager mode."""
+    return torch.compile(model, backend=backend, options={"budget": budget, "strict": True, **options})
+
+
+class Net(nn.Module):
+    """A perceptron with everything that a step may keep."""
+
+    def __init__(self, drop: float = 0.0, norm: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers: list[nn.Module] = [nn.Linear(16, 64), nn.GELU(), nn.LayerNorm(64)]
+        layers += [nn.BatchNorm1d(64)] if norm else []
+        layers += [nn.Dropout(drop)] if drop else []
+        self.layers = nn.Sequential(*layers, nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def batch(seed: int = 1, rows: int = 8) -> torch.Tensor:
+    return torch.randn(rows, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def twins(**options: Any) -> tuple[Any, Any, Any]:
+    """A model, its copy, and the copy compiled."""
+    a: Any = Net(**options)
+    b = copy.deepcopy(a)
+    return a, b, compiled(b)
+
+
+def step(model: Any, x: torch.Tensor) -> torch.Tensor:
+    loss = model(x).square().mean()
+    loss.backward()
+    return loss.detach()
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def assert_same(a: nn.Module, b: nn.Module) -> None:
+    """Equal gradients, but for rounding."""
+    ours, theirs = gradients(b), gradients(a)
+    assert len(ours) == len(theirs) > 0
+    largest = max(float(g.abs().max()) for g in theirs)
+    for x, y in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5 * largest)
+
+
+# Models --------------------------------------------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    """Two blocks of a ResNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 5)
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(4))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(torch.relu(self.stem(x)), 2)
+        for i in (0, 2):
+            h = torch.relu(self.norms[i](self.convs[i](x)))
+            x = torch.relu(x + self.norms[i + 1](self.convs[i + 1](h)))
+        return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+class Perceptron(nn.Module):
+    """Six layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = F.gelu(layer(x))
+        return x
+
+
+def gpt2() -> tuple[nn.Module, Callable[[Any], torch.Tensor]]:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=3, n_head=2, n_embd=32, n_positions=32, vocab_size=64, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+    )
+    ids = torch.randint(64, (4, 32))
+    return transformers.GPT2LMHeadModel(config), lambda model: model(input_ids=ids, labels=ids).loss
+
+
+def llama() -> tuple[nn.Module, Callable[[Any], torch.Tensor]]:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        hidden_size=32,
+        intermediate_size=64,
+        vocab_size=64,
+        use_cache=False,
+    )
+    ids = torch.randint(64, (4, 32))
+    return transformers.LlamaForCausalLM(config), lambda model: model(input_ids=ids, labels=ids).loss
+
+
+def vit() -> tuple[nn.Module, Callable[[Any], torch.Tensor]]:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        hidden_size=32,
+        intermediate_size=64,
+        image_size=16,
+        patch_size=4,
+        num_labels=5,
+        hidden_dropout_prob=0,
+        attention_probs_dropout_prob=0,
+    )
+    images, labels = torch.randn(4, 3, 16, 16), torch.randint(5, (4,))
+    return transformers.ViTForImageClassification(config), lambda m: m(pixel_values=images, labels=labels).loss
+
+
+def resnet() -> tuple[nn.Module, Callable[[Any], torch.Tensor]]:
+    images, labels = torch.randn(8, 3, 16, 16), torch.randint(5, (8,))
+    return Residual(), lambda model: F.cross_entropy(model(images), labels)
+
+
+def mlp() -> tuple[nn.Module, Callable[[Any], torch.Tensor]]:
+    x = torch.randn(256, 32)
+    return Perceptron(), lambda model: model(x).square().mean()
+
+
+@pytest.mark.parametrize("make", [gpt2, llama, vit, resnet, mlp])
+def test_a_model_trains_as_in_eager_mode_at_every_budget(make: Callable[..., Any]) -> None:
+    """Losses of three steps of AdamW and the gradients are eager's; bits do not depend on the budget."""
+    torch.manual_seed(0)
+    model, loss_of = make()
+    models = [copy.deepcopy(model) for _ in range(3)]
+    runs: list[list[torch.Tensor]] = []
+    for i, trained in enumerate(models):
+        torch._dynamo.reset()
+        call = trained if i == 0 else compiled(trained, ["", "100%", "60%"][i])
+        optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-3)
+        losses = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = loss_of(call)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        runs.append([*losses, *gradients(trained)])
+    for x, y in zip(runs[0][:3], runs[1][:3], strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
+    largest = max(float(g.abs().max()) for g in runs[0][3:])
+    for x, y in zip(runs[0][3:], runs[1][3:], strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-3 * largest)
+    assert all(torch.equal(x, y) for x, y in zip(runs[1], runs[2], strict=True))
+    stats = lt.stats()
+    assert (stats.eager_graphs, stats.waiting) == (0, 0)
+    assert stats.graphs >= 2
+    for plan in stats.plans:
+        assert plan.budget is not None
+        assert plan.peak <= plan.budget
+
+
+def test_a_lower_budget_takes_less_memory() -> None:
+    """The peak is at most the budget, and falls with it; a budget that is too small is an error."""
+    model, loss_of = mlp()
+    peaks = []
+    for budget in ("100%", "80%", "60%"):
+        torch._dynamo.reset()
+        lt.reset()
+        call = compiled(copy.deepcopy(model), budget)
+        loss_of(call).backward()  # type: ignore[no-untyped-call]
+        peaks += [plan.peak for plan in lt.stats().plans]
+    assert len(peaks) == 3
+    assert peaks == sorted(set(peaks), reverse=True)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="no plan fits"):
+        loss_of(compiled(model, "1%"))
+
+
+# Situations ----------------------------------------------------------------------------------------------------------
+
+
+def test_accumulation_and_several_steps() -> None:
+    a, b, c = twins()
+    for seed in range(4):
+        assert torch.allclose(step(a, batch(seed)), step(c, batch(seed)))
+    assert_same(a, b)
+    assert lt.stats().arenas == 1
+
+
+def test_two_forwards_before_a_backward_have_a_block_each() -> None:
+    a, b, c = twins()
+    (a(batch(1)).square().mean() + a(batch(2)).square().mean()).backward()
+    first, second = c(batch(1)).square().mean(), c(batch(2)).square().mean()
+    assert lt.stats().waiting == 2
+    (first + second).backward()
+    assert_same(a, b)
+    assert (lt.stats().waiting, lt.stats().arenas) == (0, 2)
+
+
+def test_a_forward_without_backward_gives_its_memory_back() -> None:
+    a, b, c = twins()
+    y = c(batch(1))
+    assert lt.stats().waiting == 1
+    del y
+    gc.collect()
+    assert lt.stats().waiting == 0
+    step(a, batch(2))
+    step(c, batch(2))
+    assert_same(a, b)
+    assert lt.stats().arenas == 1
+
+
+def test_what_the_user_holds_is_not_planned_memory() -> None:
+    _, b, c = twins()
+    y = c(batch(1))
+    kept, was = y.detach(), y.detach().clone()
+    y.square().mean().backward()
+    grads, were = [p.grad for p in b.parameters()], gradients(b)
+    for p in b.parameters():
+        p.grad = None
+    step(c, batch(2))
+    assert torch.equal(kept, was)
+    assert all(g is not None and torch.equal(g, w) for g, w in zip(grads, were, strict=True))
+
+
+def test_a_second_backward_says_why_not() -> None:
+    _, _, c = twins()
+    loss = c(batch()).square().mean()
+    loss.backward(retain_graph=True)
+    with pytest.raises(lt.Error, match="retain_graph"):
+        loss.backward()
+
+
+def test_a_second_derivative_is_refused() -> None:
+    _, _, c = twins()
+    x = batch().requires_grad_()
+    (g,) = torch.autograd.grad(c(x).square().mean(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        g.sum().backward()  # type: ignore[no-untyped-call]
+
+
+def test_inference_is_planned_too() -> None:
+    a, b, c = twins(drop=0.1)
+    a.eval()
+    b.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(c(batch()), a(batch()))
+    with torch.inference_mode():
+        torch.testing.assert_close(c(batch()), a(batch()))
+    stats = lt.stats()
+    assert stats.inference_graphs >= 1
+    assert (stats.graphs, stats.waiting) == (0, 0)
+    step(a, batch())
+    step(c, batch())
+    assert_same(a, b)
+
+
+def test_dropout_is_seeded() -> None:
+    _, b, c = twins(drop=0.5)
+    runs = []
+    for seed in (5, 5, 6):
+        b.zero_grad()
+        torch.manual_seed(seed)
+        runs.append([step(c, batch()), *gradients(b)])
+    assert all(torch.equal(x, y) for x, y in zip(runs[0], runs[1], strict=True))
+    assert not torch.equal(runs[0][0], runs[2][0])
+    # Forward and backward have one mask: the gradient explains how the loss changes.
+    b.zero_grad()
+    last = b.layers[-1].bias
+    x = batch()
+    torch.manual_seed(5)
+    loss = step(c, x)
+    slope = last.grad.double().square().sum()
+    with torch.no_grad():
+        last -= 1e-3 * last.grad
+    torch.manual_seed(5)
+    assert (loss.double() - step(c, x).double()) / 1e-3 == pytest.approx(float(slope), rel=0.05)
+
+
+def test_buffers_change_as_in_eager_mode() -> None:
+    a, b, c = twins(norm=True)
+    for seed in range(3):
+        step(a, batch(seed))
+        step(c, batch(seed))
+    assert_same(a, b)
+    for x, y in zip(a.buffers(), b.buffers(), strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_autocast() -> None:
+    a, b, c = twins()
+    with torch.autocast("cpu", torch.bfloat16):
+        x, y = a(batch()).float().square().mean(), c(batch()).float().square().mean()
+    x.backward()
+    y.backward()
+    torch.testing.assert_close(x, y, rtol=1e-2, atol=1e-3)
+    for p, q in zip(gradients(a), gradients(b), strict=True):
+        torch.testing.assert_close(p, q, rtol=5e-2, atol=2e-3)
+
+
+def test_gradients_of_inputs_and_other_orders_of_elements() -> None:
+    a, b, c = twins()
+    x, z = batch().t().contiguous().t().requires_grad_(), batch().t().contiguous().t().requires_grad_()
+    step(a, x)
+    step(c, z)
+    assert_same(a, b)
+    torch.testing.assert_close(x.grad, z.grad)
+    # A gradient that is no contiguous tensor.
+    a.zero_grad()
+    b.zero_grad()
+    weight = torch.randn(4, 8)
+    (a(batch()).t() * weight).sum().backward()
+    (c(batch()).t() * weight).sum().backward()
+    assert_same(a, b)
+
+
+class Broken(nn.Module):
+    """A model with a break in its graph, a checkpoint, and results of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Net(), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> dict[str, Any]:
+        h = checkpoint(self.a, x, use_reentrant=False)
+        torch._dynamo.graph_break()
+        y = self.b(h) * scale
+        return {"y": y, "sums": (y.sum(), y.t()), "const": 3}
+
+
+def test_breaks_checkpoints_and_results_of_any_structure() -> None:
+    a = Broken()
+    b = copy.deepcopy(a)
+    c = compiled(b)
+    for model in (a, c):
+        made = model(batch(), scale=2.0)
+        (made["y"].square().mean() + made["sums"][0] + made["sums"][1][0].sum()).backward()
+        assert made["const"] == 3
+        assert made["sums"][1].shape == (4, 8)
+    assert_same(a, b)
+    assert lt.stats().graphs == 2
+
+
+def test_frozen_parameters_and_other_threads() -> None:
+    a, b, c = twins()
+    for model in (a, b):
+        model.layers[0].requires_grad_(False)
+    step(a, batch())
+    loss = c(batch()).square().mean()
+    thread = threading.Thread(target=loss.backward)
+    thread.start()
+    thread.join()
+    assert_same(a, b)
+    assert b.layers[0].weight.grad is None
+
+
+def test_a_parameter_that_changes_between_forward_and_backward_is_an_error() -> None:
+    _, b, c = twins()
+    loss = c(batch()).square().mean()
+    with torch.no_grad():
+        b.layers[-1].weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_parameter_that_moves() -> None:
+    """New memory is taken at the next forward; between forward and backward it is an error."""
+    a, b, c = twins()
+    step(c, batch())
+    b.zero_grad()
+    for p in b.parameters():
+        p.data = p.data.clone()
+    # Memory that is not aligned as kernels need it.
+    room = torch.empty(4 * 64 + 1)
+    b.layers[-1].weight.data = room[1:].view(4, 64).copy_(b.layers[-1].weight.data)
+    for seed in range(2):
+        step(a, batch(seed))
+        step(c, batch(seed))
+    assert_same(a, b)
+    loss = c(batch()).square().mean()
+    b.layers[3].weight.data = b.layers[3].weight.data.clone()
+    with pytest.raises(lt.Error, match="moved between forward and backward"):
+        loss.backward()
+
+
+def test_state_dicts_copies_and_optimizers_do_not_notice() -> None:
+    a, b, c = twins()
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True) for m in (a, b)]
+    for seed in range(3):
+        for model, optimizer in zip((a, c), optimizers, strict=True):
+            optimizer.zero_grad()
+            step(model, batch(seed))
+            optimizer.step()
+    again = Net()
+    again.load_state_dict({name.removeprefix("_orig_mod."): value for name, value in c.state_dict().items()})
+    torch.testing.assert_close(again(batch()), a(batch()))
+    torch.testing.assert_close(copy.deepcopy(b)(batch()), a(batch()))
+
+
+class Lookup(nn.Module):
+    """A table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.table(ids)
+
+
+def test_after_a_line_that_fails_the_next_step_is_right() -> None:
+    model = Lookup()
+    c = compiled(model)
+    with pytest.raises(lt.Error, match="index 9"):
+        c(torch.tensor([9]))
+    c(torch.tensor([1, 1])).sum().backward()
+    assert model.table.weight.grad is not None
+    assert model.table.weight.grad.tolist() == [[0.0] * 3, [2.0] * 3, [0.0] * 3, [0.0] * 3]
+
+
+def test_every_shape_has_its_plan() -> None:
+    """More shapes than Dynamo's limit, and none runs in eager mode."""
+    a, b, c = twins()
+    sizes = [8, 4, 6, 5, 7, 9, 10, 11, 12, 13, 8, 4]
+    for rows in sizes:
+        torch.testing.assert_close(step(a, batch(rows=rows)), step(c, batch(rows=rows)))
+    assert_same(a, b)
+    # Dynamo traces the first size alone, then all with a symbol.
+    assert lt.stats().graphs in (len(set(sizes)), len(set(sizes)) + 1)
+    assert lt.stats().eager_graphs == 0
+
+
+class Unplannable(nn.Module):
+    """A module that calls what has no kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Net()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.special.bessel_j0(self.inner(x).detach()) + self.inner(x)
+
+
+def test_what_has_no_kernel_is_an_error_or_one_warning() -> None:
+    a = Unplannable()
+    b = copy.deepcopy(a)
+    with pytest.raises(Exception, match="bessel_j0") as raised:
+        compiled(b)(batch())
+    assert "has no kernel" in str(raised.value)
+    torch._dynamo.reset()
+    c = torch.compile(b, backend=backend, options={"budget": "100%"})
+    with pytest.warns(UserWarning, match="bessel_j0.*strict"):
+        step(c, batch())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(c, batch(2))
+    step(a, batch())
+    step(a, batch(2))
+    assert_same(a, b)
+    assert (lt.stats().eager_graphs, lt.stats().graphs) == (1, 0)
+
+
+def test_options_are_checked() -> None:
+    for options in ({"budgets": "60%"}, {"budget": "lots"}):
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match=r"options|budget"):
+            torch.compile(Net(), backend=backend, options=dict(options))(batch())
+
+
+def test_the_package_names_the_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the entry point of pyproject.toml, torch.compile knows the backend by its name."""
+    name_the_backend(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry._discover_entrypoint_backends.__wrapped__()
+    model = torch.compile(Net(), backend="lighterage", options={"budget": "80%", "strict": True})
+    step(model, batch())
+    assert lt.stats().graphs == 1
