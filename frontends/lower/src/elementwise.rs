@@ -189,9 +189,9 @@ impl Call<'_> {
         self.map(OpKind::Exp, x)
     }
 
-    /// `log(1 + x)`, also where `1 + x` loses most of `x`: `u = 1 + x` is exact but for a rounding, and
-    /// `log(u) x / (u - 1)` takes that rounding out (Goldberg, What every computer scientist should
-    /// know about floating-point arithmetic, 1991, theorem 4).
+    /// `log(1 + x)`, also where `1 + x` loses most of `x`: `u = 1 + x` is exact but for a rounding,
+    /// and `log(u) x / (u - 1)` takes that rounding out (Goldberg, What every computer scientist
+    /// should know about floating-point arithmetic, 1991, theorem 4).
     pub fn log1p(&mut self, x: Ref) -> Result<Ref> {
         let dtype = self.dtype(x);
         let x = self.cast(x, statistics(dtype))?;
@@ -208,7 +208,8 @@ impl Call<'_> {
         self.cast(y, dtype)
     }
 
-    /// `exp(x) - 1`, also where `exp(x)` is close to 1: with `t = tanh(x / 2)` it is `2t / (1 - t)`.
+    /// `exp(x) - 1`, also where `exp(x)` is close to 1: with `t = tanh(x / 2)` it is `2t / (1 -
+    /// t)`.
     pub fn expm1(&mut self, x: Ref) -> Result<Ref> {
         let dtype = self.dtype(x);
         let x = self.cast(x, statistics(dtype))?;

@@ -1,6 +1,6 @@
-//! Steps in two parts, for `torch.compile`: forward and backward of one plan. A plan may have several
-//! machines: each forward takes one, and keeps it until its backward has run, or until PyTorch drops
-//! the ticket that it saved for the backward.
+//! Steps in two parts, for `torch.compile`: forward and backward of one plan. A plan may have
+//! several machines: each forward takes one, and keeps it until its backward has run, or until
+//! PyTorch drops the ticket that it saved for the backward.
 
 use crate::dlpack::{self, Capsule};
 use crate::errors::error;
@@ -155,8 +155,8 @@ impl Arenas {
         })
     }
 
-    /// A machine whose states are at these addresses. Free machines for other addresses are dropped:
-    /// the parameters have moved.
+    /// A machine whose states are at these addresses. Free machines for other addresses are
+    /// dropped: the parameters have moved.
     fn take(&self, states: &[usize]) -> PyResult<Loaded> {
         let mut free = locked(&self.free);
         free.retain(|loaded| loaded.states == states);

@@ -93,8 +93,8 @@ fn kind_of_kernels(given: &str) -> PyResult<Kernels> {
 
 /// Compiles a traced step, the bytes of a joint `.pt2` file. `here`: for this machine's processor,
 /// and with a kernel for each call; else for the device, and calls without a kernel are planned.
-/// `groups`: the group of options of a parameter, by its path. `parts`: names of the inputs that come
-/// at the pause of a step in two parts, and of the outputs that leave there.
+/// `groups`: the group of options of a parameter, by its path. `parts`: names of the inputs that
+/// come at the pause of a step in two parts, and of the outputs that leave there.
 #[pyfunction]
 #[pyo3(signature = (pt2, *, optimizer, budget=None, device="cpu", host=None, kernels="auto",
     planner="auto", clip_norm=None, groups=None, parts=None, here=true, command=""))]

@@ -7,7 +7,8 @@ pub const DEVICE: Pool = Pool::nth(0);
 /// The host's memory.
 pub const HOST: Pool = Pool::nth(1);
 
-/// The caller's memory with the states of a step in two parts. Such a step also has the pools below.
+/// The caller's memory with the states of a step in two parts. Such a step also has the pools
+/// below.
 pub const PARAMETERS: Pool = Pool::nth(2);
 /// The caller's memory with the inputs that are there from the start, and the outputs that leave at
 /// the pause. The step pauses after the last line that writes it.

@@ -1,10 +1,11 @@
 //! Steps in two parts: the caller computes something between forward and backward.
 //!
-//! The list of lines is cut at one place, and each part runs alone, between two turns of the caller.
-//! A schedule means the same wherever the caller pauses, because the list itself is one of the
-//! permitted executions. Two facts must hold: no line before the pause reads an input that comes at
-//! the pause, and no line after it writes an output that the caller has read by then. `order`,
-//! `apply` and `prefetch` keep them. They show in the pools: see [`FORWARD`] and [`BACKWARD`].
+//! The list of lines is cut at one place, and each part runs alone, between two turns of the
+//! caller. A schedule means the same wherever the caller pauses, because the list itself is one of
+//! the permitted executions. Two facts must hold: no line before the pause reads an input that
+//! comes at the pause, and no line after it writes an output that the caller has read by then.
+//! `order`, `apply` and `prefetch` keep them. They show in the pools: see [`FORWARD`] and
+//! [`BACKWARD`].
 //!
 //! Parameters, inputs and outputs of such a step lie in memory of the caller, and the budget does
 //! not count them.

@@ -170,8 +170,8 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// The same problem for a step that may pause. The states of one that does are the caller's, and
-    /// planners move none.
+    /// The same problem for a step that may pause. The states of one that does are the caller's,
+    /// and planners move none.
     pub fn with_parts(mut self, parts: Option<&Parts>) -> Problem<'a> {
         self.parts = parts.cloned();
         if parts.is_some() {

@@ -1,6 +1,6 @@
 //! Pools in memory of the caller: each state, input and output has its own address there. So an
-//! access must lie in one of them, and inputs and outputs, whose addresses change from step to step,
-//! are only copied.
+//! access must lie in one of them, and inputs and outputs, whose addresses change from step to
+//! step, are only copied.
 
 use super::invalid;
 use crate::Error;

@@ -186,7 +186,8 @@ impl Windows {
         Ok(windows)
     }
 
-    /// Those of an adaptive average from images of one size to images of another, if they are equal.
+    /// Those of an adaptive average from images of one size to images of another, if they are
+    /// equal.
     fn adaptive(images: &[u64], size: &[u64]) -> Result<Windows> {
         let [.., rows, columns] = images[..] else {
             return Err("has too few dimensions".into());
