@@ -220,6 +220,11 @@ impl HostWork {
         }
     }
 
+    /// The memory that a place lies in, if it is the machine's own.
+    pub(crate) fn own(&self, place: Place) -> Option<&Arena> {
+        self.arenas[place.pool as usize].as_ref()
+    }
+
     /// The memory of a pool on the host that is not lent.
     pub(crate) fn arena(&self, place: Place) -> &Arena {
         let arena = self.arenas[place.pool as usize].as_ref();
