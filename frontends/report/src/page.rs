@@ -956,11 +956,16 @@ fn rows(source: &Source<'_>, words: &mut Words) -> Vec<Json> {
         let update = graph.def_node(graph.root(data.after));
         let on_host = update.is_some_and(|node| decisions.on_host.contains(&node));
         let update = on_host.then(|| "updated on the host".to_string());
-        let place = chunk.into_iter().chain(update).collect();
+        let gaps = (decisions.cuts.keys()).filter(|gap| gap.value == data.before);
+        let gaps = gaps.map(|gap| format!("not on the device after access {}", gap.gap));
+        let place = chunk.into_iter().chain(update).chain(gaps).collect();
         rows.push(row(data.before, "host", place, reason));
     }
+    let hosted = explain::hosted_values(source.problem, decisions);
     for (gap, (means, reason)) in &decisions.cuts {
         let means = match means {
+            // It is in the state's row.
+            Means::Swap if hosted.contains(&gap.value) => continue,
             Means::Swap => "swap",
             Means::Recompute => "recompute",
         };

@@ -226,7 +226,8 @@ fn the_validator_refuses_broken_schedules() {
                 schedule.transfers[k].bytes.end = u64::MAX;
             });
         }
-        for k in 0..good.absences.len() {
+        let count = good.absences.len();
+        for k in (0..count).rev().step_by((count / 32).max(1)) {
             refused(
                 "bytes are never away: too much memory, or nothing",
                 &|schedule| {

@@ -17,7 +17,7 @@ pub use chunk::{Chunk, ChunkExplanation, explain_chunk};
 pub use data::{Choice, Event, Explanation, GapChoice, Hosted, Outcome, Stay, Together, Way};
 pub use memory::{Peak, Residence, fullest, peak, residences};
 pub use names::{Named, named, nearest};
-pub use tally::{Count, Tally, decided, tally};
+pub use tally::{Count, Tally, decided, hosted_values, tally};
 pub use value::explain;
 
 use ir::graph::Def;

@@ -38,7 +38,7 @@ impl Count {
 pub fn tally(problem: &Problem<'_>, decisions: &Decisions) -> Tally {
     let graph = problem.graph;
     let mut tally = Tally::default();
-    let hosted = hosted(problem, decisions);
+    let hosted = hosted_values(problem, decisions);
     let mut cut = Table::filled(graph.values.len(), false);
     for (gap, (means, _)) in &decisions.cuts {
         cut[gap.value] = true;
@@ -80,8 +80,9 @@ pub fn tally(problem: &Problem<'_>, decisions: &Decisions) -> Tally {
     tally
 }
 
-/// The values of states that live on the host, before and after their updates.
-fn hosted(problem: &Problem<'_>, decisions: &Decisions) -> BTreeSet<Value> {
+/// The values of states that live on the host, before and after their updates. Such a state comes
+/// for its uses, perhaps more than once: these copies are no swaps of their own.
+pub fn hosted_values(problem: &Problem<'_>, decisions: &Decisions) -> BTreeSet<Value> {
     let graph = problem.graph;
     let states = decisions.hosted.keys().map(|&state| &graph.states[state]);
     states
@@ -113,8 +114,7 @@ pub fn decided(decisions: &Decisions, problem: &Problem<'_>, value: Value) -> St
         1 => Some(what.to_string()),
         n => Some(format!("{what} {n} times")),
     };
-    // Such a state comes for its uses: that is no swap of its own.
-    let is_hosted = hosted(problem, decisions).contains(&problem.graph.root(value));
+    let is_hosted = hosted_values(problem, decisions).contains(&problem.graph.root(value));
     let hosted = is_hosted.then(|| {
         swaps = 0;
         "lives on the host".to_string()
