@@ -171,33 +171,35 @@ fn kernels_of_ops_assemble() {
 }
 
 /// Attention over rows, for every size of heads that tensor cores compute, and the same in f32: q,
-/// k and v share their rows or have their own, and heads of q share heads of k and v.
+/// k and v share their rows or have their own, and heads of q share heads of k and v. Where heads
+/// lie changes only numbers in the text, so only the first GPU assembles all places.
 #[test]
 fn attention_over_rows_assembles() {
     let Some(ptxas) = ptxas() else { return };
     std::thread::scope(|scope| {
-        for target in GPUS {
+        for (i, target) in GPUS.into_iter().enumerate() {
             let ptxas = &ptxas;
             scope.spawn(move || {
-                let kernels = rows_of_heads(&target);
+                let places = if i == 0 { 3 } else { 1 };
+                let kernels = rows_of_heads(&target, places);
                 let phases: usize = kernels.iter().map(|kernel| kernel.phases.len()).sum();
                 let registers = assemble(ptxas, "rows", &ptx(&kernels, &target), &target);
-                assert_eq!((registers.len(), phases), (84, 84));
+                assert_eq!((registers.len(), phases), (28 * places, 28 * places));
             });
         }
     });
 }
 
-fn rows_of_heads(target: &Target) -> Vec<Generated> {
+fn rows_of_heads(target: &Target, places: usize) -> Vec<Generated> {
     let [batch, rows]: [u64; 2] = [2, 130];
     // Heads of k and v, the first heads in rows, and heads in a row of q, and of k and v.
-    let places = [
+    let all = [
         (4, [0, 4, 8], [12, 12]),
         (2, [0, 0, 2], [4, 4]),
         (1, [0, 4, 5], [6, 6]),
     ];
     let mut kernels = vec![];
-    for ((groups, first, of_rows), causal) in places
+    for ((groups, first, of_rows), causal) in all[..places]
         .iter()
         .flat_map(|place| [(place, false), (place, true)])
     {
