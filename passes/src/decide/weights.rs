@@ -16,7 +16,9 @@ use papers::offload::{Algorithm, Instance, Layer, solve};
 
 /// Drafts for a ladder of memory sizes.
 pub fn drafts(problem: &Problem<'_>) -> Vec<Draft> {
-    if problem.blocks.len() < FEWEST_LAYERS {
+    // Where no block has a state that may leave, every memory size has a solution, even 0 bytes.
+    let has_weights = problem.blocks.iter().any(|block| !block.states.is_empty());
+    if problem.blocks.len() < FEWEST_LAYERS || !has_weights {
         return vec![];
     }
     let layers: Vec<Layer> = problem
@@ -33,7 +35,7 @@ pub fn drafts(problem: &Problem<'_>) -> Vec<Draft> {
         .sum();
     let mut memory_bytes = all;
     let mut drafts = vec![];
-    loop {
+    while 0 < memory_bytes {
         memory_bytes = (memory_bytes as f64 * WEIGHTS_LADDER) as u64;
         let instance = Instance {
             layers: layers.clone(),
@@ -41,13 +43,14 @@ pub fn drafts(problem: &Problem<'_>) -> Vec<Draft> {
             memory_bytes,
         };
         let Ok(solution) = solve(&instance, Algorithm::GreedyPlus) else {
-            return drafts;
+            break;
         };
         let away = solution.away_bytes();
         if away.iter().any(|&[outside, within]| outside + within > 0) {
             propose(problem, &offloaded(problem, &away), &mut drafts);
         }
     }
+    drafts
 }
 
 /// A block as a layer of the chain.

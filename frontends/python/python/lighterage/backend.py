@@ -312,7 +312,7 @@ class _Compiler:
         # Nothing waits for a backward: there is nothing to drop. A share is one of what a step with a backward keeps.
         budget = self.options.budget
         is_share = isinstance(budget, float) or (isinstance(budget, str) and budget.strip().endswith("%"))
-        options = dataclasses.replace(self.options, planner="keep", budget=None if is_share else budget)
+        options = dataclasses.replace(self.options, budget=None if is_share else budget)
         program = self._plan(gm, len(end.args[0]), None, options)
         if program is None:
             return _boxed(fx.Interpreter(gm).boxed_run)
