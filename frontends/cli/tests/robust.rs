@@ -360,7 +360,7 @@ fn memory_that_ends_is_no_crash_and_no_bug() {
         folder.file("x.lit")
     );
     let mut refused = 0;
-    for megabytes in (16..120).step_by(8) {
+    for megabytes in (16..120).step_by(4) {
         let (code, told) = limited(&format!("-v {}", megabytes << 10), &args);
         // Below some limit the system cannot even load the program. `sh` reports this with 126 or
         // 127, or the kernel kills the process before its first instruction, without a word.

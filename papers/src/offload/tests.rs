@@ -226,8 +226,7 @@ fn the_validator_refuses_broken_schedules() {
                 schedule.transfers[k].bytes.end = u64::MAX;
             });
         }
-        let count = good.absences.len();
-        for k in (0..count).rev().step_by((count / 32).max(1)) {
+        for k in 0..good.absences.len() {
             refused(
                 "bytes are never away: too much memory, or nothing",
                 &|schedule| {

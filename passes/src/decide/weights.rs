@@ -16,16 +16,15 @@ use papers::offload::{Algorithm, Instance, Layer, solve};
 
 /// Drafts for a ladder of memory sizes.
 pub fn drafts(problem: &Problem<'_>) -> Vec<Draft> {
-    // Where no block has a state that may leave, every memory size has a solution, even 0 bytes.
-    let has_weights = problem.blocks.iter().any(|block| !block.states.is_empty());
-    if problem.blocks.len() < FEWEST_LAYERS || !has_weights {
-        return vec![];
-    }
     let layers: Vec<Layer> = problem
         .blocks
         .iter()
         .map(|block| layer(problem, block))
         .collect();
+    // Without weights nothing can leave, and every memory size has a solution, even 0 bytes.
+    if layers.len() < FEWEST_LAYERS || layers.iter().all(|layer| layer.weight_bytes == 0) {
+        return vec![];
+    }
     let latency = problem.cost.link(0);
     let large = 1u64 << 30;
     let bytes_per_micro = large as f64 / (problem.cost.link(large) - latency);
@@ -35,7 +34,7 @@ pub fn drafts(problem: &Problem<'_>) -> Vec<Draft> {
         .sum();
     let mut memory_bytes = all;
     let mut drafts = vec![];
-    while 0 < memory_bytes {
+    loop {
         memory_bytes = (memory_bytes as f64 * WEIGHTS_LADDER) as u64;
         let instance = Instance {
             layers: layers.clone(),
@@ -43,14 +42,13 @@ pub fn drafts(problem: &Problem<'_>) -> Vec<Draft> {
             memory_bytes,
         };
         let Ok(solution) = solve(&instance, Algorithm::GreedyPlus) else {
-            break;
+            return drafts;
         };
         let away = solution.away_bytes();
         if away.iter().any(|&[outside, within]| outside + within > 0) {
             propose(problem, &offloaded(problem, &away), &mut drafts);
         }
     }
-    drafts
 }
 
 /// A block as a layer of the chain.
@@ -109,4 +107,46 @@ fn offloaded(problem: &Problem<'_>, away: &[[u64; 2]]) -> Decisions {
 fn bytes(problem: &Problem<'_>, state: State) -> u64 {
     let value = problem.graph.states[state].before;
     problem.graph.values[value].ty.bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::Roofline;
+    use crate::devices;
+    use ir::text::parse_graph;
+
+    /// Four blocks and no backward. `given`: what the blocks' weights are.
+    fn forward(given: impl Fn(usize) -> String) -> String {
+        let weights: Vec<String> = (0..4).map(given).collect();
+        format!(
+            "graph g {{
+                input %x : f32[64,64]
+                {}
+                fwd h.0 %a = matmul %x, %w0 ta=false tb=false : f32[64,64]
+                fwd h.1 %b = matmul %a, %w1 ta=false tb=false : f32[64,64]
+                fwd h.2 %c = matmul %b, %w2 ta=false tb=false : f32[64,64]
+                fwd h.3 %d = matmul %c, %w3 ta=false tb=false : f32[64,64]
+                output d = %d
+            }}",
+            weights.join("\n")
+        )
+    }
+
+    fn n_drafts(text: &str) -> usize {
+        let device = devices::named("test").unwrap();
+        let graph = parse_graph(text).unwrap();
+        let cost = Roofline::new(&device);
+        let problem = Problem::new(&graph, &device, &cost);
+        assert_eq!(problem.blocks.len(), 4);
+        drafts(&problem).len()
+    }
+
+    #[test]
+    fn only_blocks_with_states_have_drafts() {
+        let inputs = forward(|i| format!("input %w{i} : f32[64,64]"));
+        assert_eq!(n_drafts(&inputs), 0);
+        let states = forward(|i| format!("state param %w{i} -> %w{i} : f32[64,64] \"w{i}\""));
+        assert!(n_drafts(&states) > 0);
+    }
 }

@@ -239,6 +239,7 @@ impl Machine {
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
+
     /// The model's name.
     pub fn name(&self) -> &str {
         &self.name
@@ -373,6 +374,7 @@ impl Machine {
         self.launch()?;
         self.wait()
     }
+
     /// Says where an input or an output of a step in two parts lies from now on.
     pub fn point(&mut self, port: Port<'_>, to: Borrowed) -> Result<(), Error> {
         self.idle()?;

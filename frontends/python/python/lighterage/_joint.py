@@ -33,7 +33,7 @@ from .export import ALIASES, CHECKS
 
 aten = torch.ops.aten
 
-# Element types of states that kernels read where they are.
+# Bytes by which the addresses of states are aligned: kernels read these tensors where they are.
 ALIGN = 64
 
 
@@ -182,7 +182,7 @@ class _Reader:
     # Calls -----------------------------------------------------------------------------------------------------------
 
     def _call(self, node: fx.Node) -> None:
-        if node.target == aten.copy_.default and _operand(node) in self.source_nodes():
+        if node.target == aten.copy_.default and self.made.get(_operand(node)) in self.source:
             place, value = _operand(node), node.args[1]
             source = self.source[self.made[place]]
             if source.kind != "primal" or not isinstance(value, fx.Node):
@@ -205,9 +205,6 @@ class _Reader:
                 "seq_nr": node.meta.get("seq_nr"),
             }
             self.made[node] = made
-
-    def source_nodes(self) -> set[fx.Node]:
-        return {node for node, made in self.made.items() if made in self.source}
 
     def _tag(self, early: list[fx.Node]) -> None:
         """Give each call its phase, and calls of the backward the module of their forward."""

@@ -172,7 +172,7 @@ class Program:
         """The outputs for the graph's inputs, and what stands for the saved activations."""
         _counts.stats.forwards += 1
         held: list[torch.Tensor] = []
-        states = [self._state(source, primals, held) for source in self._states]
+        states = [self._state(source, primals) for source in self._states]
         inputs = [self._address(self._find(source, primals, ()), held) for source in self._inputs[0]]
         made = [torch.empty(output.shape, dtype=output.dtype) for output in self._outputs[0]]
         seed = int(torch.randint(2**62, ())) if self._random else 0
@@ -187,7 +187,7 @@ class Program:
         _counts.stats.backwards += 1
         primals = dict(zip(self.saved, saved, strict=True))
         held: list[torch.Tensor] = []
-        states = [self._state(source, primals, held) for source in self._late_states]
+        states = [self._state(source, primals) for source in self._late_states]
         inputs = [self._address(self._find(source, primals, tangents), held) for source in self._inputs[1]]
         made = [torch.empty(output.shape, dtype=output.dtype) for output in self._outputs[1]]
         self.arenas.backward(number, states, inputs, [tensor.data_ptr() for tensor in made])
@@ -198,7 +198,7 @@ class Program:
             return self._joint.constants[source.index]
         return tangents[source.index] if source.kind == "tangent" else primals[source.index]
 
-    def _state(self, source: Source, primals: Any, held: list[torch.Tensor]) -> int:
+    def _state(self, source: Source, primals: Any) -> int:
         """The address of a tensor that kernels read where it is."""
         tensor = self._find(source, primals, ())
         address = tensor.data_ptr()
