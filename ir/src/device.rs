@@ -17,9 +17,14 @@ pub struct Device {
     /// bf16 and f16 operations per second that products reach.
     pub bf16_flops: f64,
     /// Operations per second that attention reaches. All pairs of a query and a key count, also
-    /// those that a causal mask removes. None: as fast as other products.
+    /// those that a causal mask removes. On a GPU, of attention by tensor cores. None: as fast as
+    /// other products.
     #[serde(default)]
     pub attention_flops: Option<f64>,
+    /// Operations per second that a GPU's convolutions of bf16 by tensor cores reach. None: as fast
+    /// as other products.
+    #[serde(default)]
+    pub convolution_flops: Option<f64>,
     /// The data sheet's figures for f32 products, and for those of bf16. Only reports use them.
     #[serde(default)]
     pub f32_peak: Option<f64>,
@@ -106,6 +111,7 @@ impl Device {
             ("f32_flops", Some(self.f32_flops)),
             ("bf16_flops", Some(self.bf16_flops)),
             ("attention_flops", self.attention_flops),
+            ("convolution_flops", self.convolution_flops),
             ("f32_peak", self.f32_peak),
             ("bf16_peak", self.bf16_peak),
             ("memory_bandwidth", Some(self.memory_bandwidth)),

@@ -124,13 +124,22 @@ impl Roofline {
     }
     /// Operations per second.
     fn rate(&self, product: Product) -> f64 {
+        /// Instructions for each multiply-add of a GPU's kernel whose threads compute where every
+        /// number lies.
+        const SIMPLE: f64 = 16.0;
+        let device = &self.device;
         let of_type = match product.is_half {
-            true => self.device.bf16_flops,
-            false => self.device.f32_flops,
+            true => device.bf16_flops,
+            false => device.f32_flops,
         };
-        match product.kind() {
-            ProductKind::Attention => self.device.attention_flops.unwrap_or(of_type),
-            ProductKind::Half | ProductKind::Single => of_type,
+        let (is_gpu, is_attention) = (device.sm.is_some(), product.is_attention);
+        match product.on_tensor_cores {
+            // Attention with a mask, or with other numbers or heads, does not use tensor cores.
+            Some(false) if is_gpu && is_attention => device.f32_flops,
+            Some(false) if is_gpu => device.f32_flops / SIMPLE,
+            Some(true) if is_gpu && !is_attention => device.convolution_flops.unwrap_or(of_type),
+            _ if is_attention => device.attention_flops.unwrap_or(of_type),
+            _ => of_type,
         }
     }
 }
@@ -214,6 +223,8 @@ struct Product {
     flops: f64,
     is_half: bool,
     is_attention: bool,
+    /// Of a convolution or attention: whether a GPU's tensor cores compute it.
+    on_tensor_cores: Option<bool>,
 }
 
 impl Product {
@@ -232,7 +243,16 @@ fn product(graph: &Graph, node: Node) -> Option<Product> {
     let work = graph.work(node);
     // The result may be wider than the factors.
     let is_half = |&v: &Value| matches!(graph.values[v].ty.dtype(), DType::BF16 | DType::F16);
+    let ty = |&v: &Value| &graph.values[v].ty;
     work.matrix.then(|| Product {
+        on_tensor_cores: data.op.on_tensor_cores(
+            &data.inputs.iter().map(ty).collect::<Vec<_>>(),
+            &data
+                .outputs
+                .iter()
+                .map(|v| ty(v).clone())
+                .collect::<Vec<_>>(),
+        ),
         flops: work.flops,
         is_half: data.inputs.first().is_some_and(is_half),
         is_attention: matches!(
@@ -404,5 +424,59 @@ mod tests {
             rates.len() == 3 && rates.iter().zip(&expected).all(near),
             "{rates:?}"
         );
+    }
+
+    /// Only convolutions and attention that tensor cores compute have their rates on a GPU.
+    #[test]
+    fn a_gpu_s_rates_are_those_of_its_kernels() {
+        let of = |dtype: &str, groups: u64, heads: u64| {
+            let channels = 64 / groups;
+            let lists = "dilation=[1,1] groups=";
+            let nodes = [
+                "%i = reshape %x shape=[1,64,10,50] : f32[1,64,10,50]".to_string(),
+                format!("%c = cast %i dtype={dtype} : {dtype}[1,64,10,50]"),
+                "%f = reshape %x shape=[500,64,1,1] : f32[500,64,1,1]".to_string(),
+                format!(
+                    "%g = slice %f dim=1 end={channels} start=0 step=1 : f32[500,{channels},1,1]"
+                ),
+                format!("%w = cast %g dtype={dtype} : {dtype}[500,{channels},1,1]"),
+                format!(
+                    "%y = convolution %c, %w {lists}{groups} padding=[0,0] stride=[1,1] : \
+                     {dtype}[1,500,10,50]"
+                ),
+                format!(
+                    "%h = reshape %c shape=[1,1,{},{heads}] : {dtype}[1,1,{},{heads}]",
+                    32000 / heads,
+                    32000 / heads
+                ),
+                format!(
+                    "%s, %l = sdpa %h, %h, %h causal=true scale=1.0 : \
+                     {dtype}[1,1,{},{heads}], f32[1,1,{}]",
+                    32000 / heads,
+                    32000 / heads
+                ),
+            ];
+            let nodes = nodes.map(|node| format!("  fwd - {node}\n")).concat();
+            let outputs = "output y = %y\n  output s = %s";
+            let text = format!("graph g {{\n  input %x : f32[500,64]\n{nodes}\n  {outputs}\n}}");
+            let device = Device {
+                sm: Some(90),
+                f32_flops: 16e3,
+                bf16_flops: 8e3,
+                attention_flops: Some(4e3),
+                convolution_flops: Some(2e3),
+                ..devices::named("test").unwrap()
+            };
+            let graph = parse_graph(&text).unwrap();
+            let rate = |node| product(&graph, node).map(|it| Roofline::new(&device).rate(it));
+            graph
+                .order
+                .iter()
+                .filter_map(|&node| rate(node))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(of("bf16", 1, 64), [2e3, 4e3]);
+        assert_eq!(of("bf16", 2, 32), [1e3, 16e3]);
+        assert_eq!(of("f32", 1, 64), [1e3, 16e3]);
     }
 }

@@ -541,22 +541,12 @@ fn windows(w: &mut Wishes) {
         &'static [u64],
         &'static [u64],
     );
-    let cases: [Case; 4] = [
-        (
-            F32,
-            1,
-            [&[1, 1], &[1, 1], &[1, 1]],
-            &[2, 3, 5, 6],
-            &[4, 3, 3, 3],
-        ),
-        (
-            F32,
-            2,
-            [&[2, 1], &[0, 2], &[2, 3]],
-            &[1, 4, 7, 5],
-            &[6, 2, 3, 2],
-        ),
-        (BF16, 1, lines, &[2, 3, 10], &[2, 3, 3]),
+    let plain: [&[i64]; 3] = [&[1, 1], &[1, 1], &[1, 1]];
+    let wide: [&[i64]; 3] = [&[2, 1], &[0, 2], &[2, 3]];
+    let cases: [Case; 12] = [
+        (F32, 1, plain, &[2, 3, 5, 6], &[4, 3, 3, 3]),
+        (F32, 2, wide, &[1, 4, 7, 5], &[6, 2, 3, 2]),
+        (BF16, 2, wide, &[1, 4, 7, 5], &[6, 2, 3, 2]),
         (
             F64,
             3,
@@ -564,6 +554,42 @@ fn windows(w: &mut Wishes) {
             &[1, 3, 3, 3],
             &[3, 1, 3, 3],
         ),
+        // By tensor cores: lines of weights that are multiples of 16 bytes, and others.
+        (BF16, 1, plain, &[2, 8, 9, 7], &[16, 8, 3, 3]),
+        (BF16, 1, lines, &[2, 3, 10], &[2, 3, 3]),
+        (
+            BF16,
+            1,
+            [&[1, 1], &[3, 3], &[2, 2]],
+            &[1, 3, 15, 13],
+            &[5, 3, 7, 7],
+        ),
+        (BF16, 1, wide, &[2, 5, 7, 8], &[6, 5, 3, 2]),
+        (
+            BF16,
+            1,
+            [&[2, 2], &[1, 3], &[4, 2]],
+            &[1, 2, 11, 9],
+            &[3, 2, 2, 3],
+        ),
+        // Places of x that no window reads.
+        (
+            BF16,
+            1,
+            [&[1, 1], &[0, 0], &[2, 2]],
+            &[2, 9, 7, 5],
+            &[10, 9, 1, 1],
+        ),
+        // Several tiles along each side, and several rounds.
+        (
+            BF16,
+            1,
+            [&[1, 1], &[0, 0], &[1, 1]],
+            &[3, 72, 8, 8],
+            &[136, 72, 1, 1],
+        ),
+        // The gradient of the weights in parts.
+        (BF16, 1, plain, &[5, 2, 16, 16], &[3, 2, 3, 3]),
     ];
     for (dtype, groups, lists, x, weights) in cases {
         let attrs = of(groups, lists);

@@ -229,6 +229,68 @@ fn rows_of_heads(target: &Target, places: usize) -> Vec<Generated> {
     kernels
 }
 
+/// Convolutions of ResNet-50 in bf16: the first, which has 3 channels; windows of 3 × 3 and of 1 ×
+/// 1, with strides, and planes whose lines are not multiples of 16 bytes. The assembler is slow, so
+/// only one GPU has all of them.
+#[test]
+fn convolutions_by_tensor_cores_assemble() {
+    let Some(ptxas) = ptxas() else { return };
+    std::thread::scope(|scope| {
+        for target in GPUS {
+            let ptxas = &ptxas;
+            scope.spawn(move || {
+                let kernels = convolutions(&target);
+                let text = ptx(&kernels, &target);
+                let registers = assemble(ptxas, "convolutions", &text, &target);
+                let phases: usize = kernels.iter().map(|kernel| kernel.phases.len()).sum();
+                assert_eq!(registers.len(), phases);
+                eprintln!("{}: {registers:?} registers", target.cpu());
+            });
+        }
+    });
+}
+
+fn convolutions(target: &Target) -> Vec<Generated> {
+    // Images, the windows' shape, padding, and stride.
+    let all: [([u64; 4], [u64; 4], i64, i64); 5] = [
+        ([8, 3, 224, 224], [64, 3, 7, 7], 3, 2),
+        ([8, 128, 56, 56], [128, 128, 3, 3], 1, 2),
+        ([8, 64, 56, 56], [64, 64, 3, 3], 1, 1),
+        ([8, 256, 56, 56], [512, 256, 1, 1], 0, 2),
+        ([8, 512, 7, 7], [512, 512, 3, 3], 1, 1),
+    ];
+    let mut kernels = vec![];
+    let n = if *target == Target::SM_90 { 5 } else { 2 };
+    for (x, w, padding, stride) in all.into_iter().take(n) {
+        let attrs = [
+            ("dilation", Attr::Ints(vec![1, 1])),
+            ("groups", Attr::Int(1)),
+            ("padding", Attr::Ints(vec![padding; 2])),
+            ("stride", Attr::Ints(vec![stride; 2])),
+        ];
+        let [x, w] = [x, w].map(|shape| TensorType::new(DType::BF16, shape).unwrap());
+        let bias = TensorType::new(DType::BF16, [w.shape()[0]]).unwrap();
+        let forward = Op::new("convolution", attrs.clone()).unwrap();
+        let y = forward.infer(&[&x, &w]).unwrap().remove(0);
+        let mask = ("mask", Attr::Ints(vec![1, 1, 0]));
+        let backward = attrs.into_iter().chain([mask]);
+        let backward = Op::new("convolution_bwd", backward).unwrap();
+        for (op, types) in [
+            (forward, vec![x.clone(), w.clone(), bias]),
+            (backward, vec![y, x, w]),
+        ] {
+            let operands: Vec<&TensorType> = types.iter().collect();
+            let outs = op.infer(&operands).unwrap();
+            assert_eq!(op.on_tensor_cores(&operands, &outs), Some(true));
+            let scratch = op.work(&operands, &outs).scratch.gpu;
+            let kernel = codegen::kernel(&op, &types, target, scratch).unwrap();
+            assert!(kernel.mlir.contains("nvvm.mma.sync"), "{}", kernel.name);
+            kernels.push(kernel);
+        }
+    }
+    kernels
+}
+
 #[test]
 fn memory_is_accessed_by_16_bytes() {
     let op =

@@ -279,17 +279,11 @@ impl<'a> Call<'a> {
 /// The size of heads and the other sizes, if kernels for tensor cores exist.
 fn by_tensor_cores(k: &Kernel<'_>, form: &Form, q: usize, mask: usize) -> Option<(u32, Sizes)> {
     let s = &form.it.sizes;
-    let of_bf16 = k.operands[q].dtype() == DType::BF16 && k.operands.len() == mask;
-    let fits = of_bf16 && matches!(s.width, 64 | 128) && s.values == s.width;
-    // Sizes must fit in 32 bits: see `Sizes`.
-    let heads = s.batch * s.heads;
-    let small = heads * s.queries.max(1) < 1 << 31 && s.queries.max(s.keys) < (1 << 31) - 64;
-    let it = &form.it;
-    let layouts = it.qkv.iter().chain(&it.gradients).chain([&it.out]);
-    let narrow = layouts.map(|layout| layout.row).max() < Some(1 << 23);
-    (fits && small && narrow && s.groups > 0).then(|| {
+    let has_mask = k.operands.len() != mask;
+    let fits = form.it.on_tensor_cores(k.operands[q].dtype(), has_mask);
+    fits.then(|| {
         let sizes = Sizes {
-            heads: heads as u32,
+            heads: (s.batch * s.heads) as u32,
             group: (s.heads / s.groups) as u32,
             queries: s.queries as u32,
             keys: s.keys as u32,

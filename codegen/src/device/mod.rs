@@ -24,6 +24,7 @@ mod reduce;
 mod softmax;
 mod tables;
 mod tensor;
+mod tensor_windows;
 mod windows;
 
 use crate::kernels::{Function, Generated, Unsupported, named, nothing};

@@ -21,16 +21,16 @@ use crate::mlir::{Cache, Emit, Kind, Layout, Type, Value};
 use ir::DType;
 
 /// Rows and columns of a block's tile, and the depth of the factors' tiles.
-const TILE: u64 = 128;
-const DEPTH: u64 = 64;
+pub(super) const TILE: u64 = 128;
+pub(super) const DEPTH: u64 = 64;
 /// Rows and columns of a warp's part. A thread has 64 sums in registers; with twice as many, ptxas
 /// spills.
 const PART: [u64; 2] = [64, 32];
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 /// Bytes of a factor's tile. Shared memory has two tiles of each factor.
-const BYTES: u64 = 2 * TILE * DEPTH;
+pub(super) const BYTES: u64 = 2 * TILE * DEPTH;
 /// Numbers in 16 bytes, which are copied at once.
-const CHUNK: u64 = 8;
+pub(super) const CHUNK: u64 = 8;
 /// Rows and columns of a product of `mma.sync`, and its depth.
 const STEP: u64 = 16;
 /// Tiles of rows that are computed together, so that the right factor's tiles stay in a cache.
@@ -44,7 +44,6 @@ type Quad = [Value; 4];
 struct Side {
     factor: Factor,
     depth: u64,
-    is_left: bool,
     /// Its lines go over rows of the left factor, or columns of the right one, and not over terms.
     across: bool,
 }
@@ -55,7 +54,6 @@ impl Side {
         Side {
             factor,
             depth: s.k,
-            is_left,
             across: factor.steps[0] == 1 && factor.steps[1] != 1,
         }
     }
@@ -66,17 +64,19 @@ impl Side {
             false => [self.factor.outer, self.depth],
         }
     }
-    /// Rows of a tile, and numbers in a row.
-    fn tile(&self) -> [u64; 2] {
-        match self.across {
-            true => [DEPTH, TILE],
-            false => [TILE, DEPTH],
-        }
+}
+
+/// Rows of a factor's tile, and numbers in a row.
+fn shape(across: bool) -> [u64; 2] {
+    match across {
+        true => [DEPTH, TILE],
+        false => [TILE, DEPTH],
     }
-    /// Bytes of a tile's row.
-    fn pitch(&self) -> u64 {
-        2 * self.tile()[1]
-    }
+}
+
+/// Bytes of a row of a factor's tile.
+pub(super) fn pitch(across: bool) -> u64 {
+    2 * shape(across)[1]
 }
 
 /// True if the product can be computed by this kernel.
@@ -115,38 +115,17 @@ pub(super) fn product(k: &mut Kernel<'_>, s: &Sizes) {
 struct Tensors<'a> {
     s: &'a Sizes,
     sides: [Side; 2],
-    /// The first row and column of the thread's sums in a tile.
-    place: [Value; 2],
-    /// Shared memory.
-    tiles: Value,
-    /// For each factor, addresses for `ldmatrix` in its first tile.
-    fragments: [[Value; 4]; 2],
+    tiles: Tiles,
 }
 
 impl Tensors<'_> {
     fn new<'a>(g: &mut Grid, s: &'a Sizes) -> Tensors<'a> {
         let sides = [true, false].map(|is_left| Side::new(s, is_left));
-        let tiles = g.tiles(4 * BYTES);
-        let [warp, lane] = g.divided(g.thread, 32);
-        let parts = g.divided(warp, TILE / PART[1]);
-        let [group, pair] = g.divided(lane, 4);
-        let own = [group, g.times(pair, 2)];
-        let place = [0, 1].map(|i| {
-            let first = g.times(parts[i], PART[i]);
-            g.b.addi(first, own[i])
-        });
-        let mut tensors = Tensors {
+        Tensors {
             s,
             sides,
-            place,
-            tiles,
-            fragments: [[tiles; 4]; 2],
-        };
-        for (i, side) in sides.iter().enumerate() {
-            let tile = g.b.offset(tiles, i as u64 * BYTES, Kind::I8);
-            tensors.fragments[i] = fragments(g, side, tile, lane, parts[i]);
+            tiles: Tiles::new(g, sides.map(|side| side.across), 0),
         }
-        tensors
     }
 
     /// Computes a tile of the result of a matrix of the batch.
@@ -162,7 +141,7 @@ impl Tensors<'_> {
             let more = g.below(next, n);
             g.when(more, |g| self.fill(g, batch, corner, next));
             g.b.commit();
-            let sums = self.round(g, round, sums);
+            let sums = self.tiles.round(g, round, sums);
             arrive(g);
             sums
         });
@@ -171,11 +150,9 @@ impl Tensors<'_> {
 
     /// Begins to fill the tiles of a round.
     fn fill(&self, g: &mut Grid, batch: Value, corner: [Value; 2], round: Value) {
-        let stage = stage(g, round);
         let depth = g.times(round, DEPTH);
         for (i, side) in self.sides.iter().enumerate() {
-            let tile = g.b.offset(self.tiles, stage, Kind::I8);
-            let tile = g.b.offset(tile, i as u64 * BYTES, Kind::I8);
+            let tile = self.tiles.of(g, i, round);
             let first = match side.across {
                 true => [depth, corner[i]],
                 false => [corner[i], depth],
@@ -184,46 +161,11 @@ impl Tensors<'_> {
         }
     }
 
-    /// Adds the products of a round.
-    fn round(&self, g: &mut Grid, round: Value, sums: &[Value]) -> Vec<Value> {
-        let stage = stage(g, round);
-        let mut sums: Vec<Quad> = sums.as_chunks::<4>().0.to_vec();
-        let per_row = (PART[1] / CHUNK) as usize;
-        for step in 0..DEPTH / STEP {
-            let [left, right] = [0, 1].map(|i| {
-                let load = |at| self.load(g, i, stage, at, step);
-                (0..PART[i] / STEP).map(load).collect::<Vec<Quad>>()
-            });
-            for (row, a) in left.iter().enumerate() {
-                for (column, b) in right.iter().enumerate() {
-                    let at = row * per_row + 2 * column;
-                    sums[at] = g.b.multiply(*a, [b[0], b[1]], sums[at]);
-                    sums[at + 1] = g.b.multiply(*a, [b[2], b[3]], sums[at + 1]);
-                }
-            }
-        }
-        sums.concat()
-    }
-
-    /// 16 × 16 numbers of factor `i`: the 16 rows or columns `at` of the warp's part, and the 16
-    /// terms `step` of the tile.
-    fn load(&self, g: &mut Grid, i: usize, stage: Value, at: u64, step: u64) -> Quad {
-        let side = &self.sides[i];
-        let (known, row, layout) = match side.across {
-            true => (at, step, Layout::Columns),
-            false => (step, at, Layout::Rows),
-        };
-        let pointer =
-            g.b.offset(self.fragments[i][known as usize], stage, Kind::I8);
-        let pointer = g.b.offset(pointer, row * STEP * side.pitch(), Kind::I8);
-        g.b.load_matrices(pointer, layout)
-    }
-
     /// What a thread's sums start from.
     fn starts(&self, g: &mut Grid, batch: Value, corner: [Value; 2]) -> Vec<Quad> {
         let zero = g.float(0.0, Kind::F32);
         let Some((operand, steps)) = &self.s.addend else {
-            return vec![[zero; 4]; (PART[0] * PART[1] / 128) as usize];
+            return vec![[zero; 4]; SUMS / 4];
         };
         let mut starts = vec![];
         for (at, inside) in self.places(g, batch, corner) {
@@ -263,16 +205,111 @@ impl Tensors<'_> {
     /// The first elements of the pairs of a thread's sums: batch, row and column of each, and
     /// whether it exists.
     fn places(&self, g: &mut Grid, batch: Value, corner: [Value; 2]) -> Vec<([Value; 3], Value)> {
+        let places = self.tiles.places(g, corner).into_iter();
+        let within = places.map(|[row, column]| {
+            let [a, b] = [g.below(row, self.s.m), g.below(column, self.s.n)];
+            ([batch, row, column], g.b.andi(a, b))
+        });
+        within.collect()
+    }
+}
+
+/// Sums of a thread.
+pub(super) const SUMS: usize = (PART[0] * PART[1] / 32) as usize;
+
+/// The factors' tiles in shared memory, and a thread's place in the result's tile.
+pub(super) struct Tiles {
+    /// For each factor, whether the rows of its tile go over rows of the left factor, or columns of
+    /// the right one, and not over terms.
+    across: [bool; 2],
+    /// The first row and column of the thread's sums in a tile.
+    place: [Value; 2],
+    /// Shared memory. The factors' tiles for even rounds, those for odd rounds, and the rest.
+    memory: Value,
+    /// For each factor, addresses for `ldmatrix` in its first tile.
+    fragments: [[Value; 4]; 2],
+}
+
+impl Tiles {
+    /// Tiles, with `more` bytes of shared memory behind them.
+    pub(super) fn new(g: &mut Grid, across: [bool; 2], more: u64) -> Tiles {
+        let memory = g.tiles(4 * BYTES + more);
+        let [warp, lane] = g.divided(g.thread, 32);
+        let parts = g.divided(warp, TILE / PART[1]);
+        let [group, pair] = g.divided(lane, 4);
+        let own = [group, g.times(pair, 2)];
+        let place = [0, 1].map(|i| {
+            let first = g.times(parts[i], PART[i]);
+            g.b.addi(first, own[i])
+        });
+        let fragments = [0, 1].map(|i| {
+            let tile = g.b.offset(memory, i as u64 * BYTES, Kind::I8);
+            fragments(g, (i == 0, across[i]), tile, lane, parts[i])
+        });
+        Tiles {
+            across,
+            place,
+            memory,
+            fragments,
+        }
+    }
+
+    /// The memory behind the tiles, from a byte on.
+    pub(super) fn behind(&self, g: &mut Grid, from: u64) -> Value {
+        g.b.offset(self.memory, 4 * BYTES + from, Kind::I8)
+    }
+
+    /// The tile of factor `i` in a round.
+    pub(super) fn of(&self, g: &mut Grid, i: usize, round: Value) -> Value {
+        let stage = stage(g, round);
+        let tile = g.b.offset(self.memory, stage, Kind::I8);
+        g.b.offset(tile, i as u64 * BYTES, Kind::I8)
+    }
+
+    /// Adds the products of a round.
+    pub(super) fn round(&self, g: &mut Grid, round: Value, sums: &[Value]) -> Vec<Value> {
+        let stage = stage(g, round);
+        let mut sums: Vec<Quad> = sums.as_chunks::<4>().0.to_vec();
+        let per_row = (PART[1] / CHUNK) as usize;
+        for step in 0..DEPTH / STEP {
+            let [left, right] = [0, 1].map(|i| {
+                let load = |at| self.load(g, i, stage, at, step);
+                (0..PART[i] / STEP).map(load).collect::<Vec<Quad>>()
+            });
+            for (row, a) in left.iter().enumerate() {
+                for (column, b) in right.iter().enumerate() {
+                    let at = row * per_row + 2 * column;
+                    sums[at] = g.b.multiply(*a, [b[0], b[1]], sums[at]);
+                    sums[at + 1] = g.b.multiply(*a, [b[2], b[3]], sums[at + 1]);
+                }
+            }
+        }
+        sums.concat()
+    }
+
+    /// 16 × 16 numbers of factor `i`: the 16 rows or columns `at` of the warp's part, and the 16
+    /// terms `step` of the tile.
+    fn load(&self, g: &mut Grid, i: usize, stage: Value, at: u64, step: u64) -> Quad {
+        let (known, row, layout) = match self.across[i] {
+            true => (at, step, Layout::Columns),
+            false => (step, at, Layout::Rows),
+        };
+        let pointer =
+            g.b.offset(self.fragments[i][known as usize], stage, Kind::I8);
+        let pointer =
+            g.b.offset(pointer, row * STEP * pitch(self.across[i]), Kind::I8);
+        g.b.load_matrices(pointer, layout)
+    }
+
+    /// Row and column of the first of each pair of a thread's sums.
+    pub(super) fn places(&self, g: &mut Grid, corner: [Value; 2]) -> Vec<[Value; 2]> {
         let [row, column] = [0, 1].map(|i| g.b.addi(corner[i], self.place[i]));
         let mut places = vec![];
         for down in (0..PART[0]).step_by(16) {
             for right in (0..PART[1]).step_by(8) {
                 for lower in [0, 8] {
                     let row = g.plus(row, (down + lower) as i64);
-                    let column = g.plus(column, right as i64);
-                    let [a, b] = [g.below(row, self.s.m), g.below(column, self.s.n)];
-                    let inside = g.b.andi(a, b);
-                    places.push(([batch, row, column], inside));
+                    places.push([row, g.plus(column, right as i64)]);
                 }
             }
         }
@@ -287,40 +324,46 @@ fn stage(g: &mut Grid, round: Value) -> Value {
 }
 
 /// Waits until every copy of every thread has arrived.
-fn arrive(g: &mut Grid) {
+pub(super) fn arrive(g: &mut Grid) {
     g.b.wait_all();
     g.b.barrier();
 }
 
-/// The offset of a chunk of a row in a tile.
-fn swizzled(g: &mut Grid, side: &Side, row: Value, chunk: Value) -> Value {
+/// The offset of a chunk of a row in a tile whose rows have `pitch` bytes.
+pub(super) fn swizzled(g: &mut Grid, pitch: u64, row: Value, chunk: Value) -> Value {
     let [_, low] = g.divided(row, 8);
     let moved = g.b.xori(chunk, low);
-    let [moved, start] = [g.times(moved, 16), g.times(row, side.pitch())];
+    let [moved, start] = [g.times(moved, 16), g.times(row, pitch)];
     g.b.addi(start, moved)
 }
 
-/// Addresses for `ldmatrix` in a warp's part of a tile: one for each 16 numbers of a row.
-fn fragments(g: &mut Grid, side: &Side, tile: Value, lane: Value, part: Value) -> [Value; 4] {
+/// Addresses for `ldmatrix` in a warp's part of a factor's tile: one for each 16 numbers of a row.
+fn fragments(
+    g: &mut Grid,
+    (is_left, across): (bool, bool),
+    tile: Value,
+    lane: Value,
+    part: Value,
+) -> [Value; 4] {
     // The lanes of a warp address four matrices of 8 × 8, in the order of the registers of a
     // factor.
     let [lines, low] = g.divided(lane, 8);
     let [far, near] = g.divided(lines, 2);
-    let (lower, half) = match side.is_left != side.across {
+    let (lower, half) = match is_left != across {
         true => (near, far),
         false => (far, near),
     };
     let lower = g.times(lower, 8);
     let row = g.b.addi(low, lower);
-    let first = swizzled(g, side, row, half);
-    let size = PART[usize::from(!side.is_left)];
-    let first = match side.across {
+    let first = swizzled(g, pitch(across), row, half);
+    let size = PART[usize::from(!is_left)];
+    let first = match across {
         true => {
             let skipped = g.times(part, 2 * size);
             g.b.xori(first, skipped)
         }
         false => {
-            let skipped = g.times(part, size * side.pitch());
+            let skipped = g.times(part, size * pitch(across));
             g.b.addi(first, skipped)
         }
     };
@@ -335,11 +378,11 @@ fn fragments(g: &mut Grid, side: &Side, tile: Value, lane: Value, part: Value) -
 /// Begins to fill a tile with a factor's lines from `first`, a line and a number in it. Zeros lie
 /// beyond the factor.
 fn fill(g: &mut Grid, side: &Side, tile: Value, batch: Value, first: [Value; 2]) {
-    let [rows, numbers] = side.tile();
+    let [rows, numbers] = shape(side.across);
     let [lines, length] = side.lines();
     let chunks = numbers / CHUNK;
     let [row, chunk] = g.divided(g.thread, chunks);
-    let to = swizzled(g, side, row, chunk);
+    let to = swizzled(g, pitch(side.across), row, chunk);
     let to = g.b.offset(tile, to, Kind::I8);
     let past = g.times(chunk, CHUNK);
     let (line, at) = (g.b.addi(first[0], row), g.b.addi(first[1], past));
@@ -360,7 +403,7 @@ fn fill(g: &mut Grid, side: &Side, tile: Value, batch: Value, first: [Value; 2])
         let inside = g.b.andi(inside, within);
         let bytes = g.b.select(inside, all, none);
         let (to, from) = (
-            g.b.offset(to, i * side.pitch(), Kind::I8),
+            g.b.offset(to, i * pitch(side.across), Kind::I8),
             g.b.offset(from, i * length, Kind::BF16),
         );
         g.b.copy_async(to, from, 16, bytes, Cache::Second);

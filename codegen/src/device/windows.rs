@@ -1,52 +1,41 @@
 //! Windows of images: maxima, convolutions, and their gradients. A thread computes an element of a
-//! result, or a block of threads computes an element of the weights' gradient. One spatial
-//! dimension is treated as two, the first of size 1.
+//! result, or a block of threads computes an element of the weights' gradient. Convolutions of bf16
+//! are computed by tensor cores where they can be: [`super::tensor_windows`].
 
 use super::Kernel;
 use super::grid::{Grid, THREADS, Tensor};
+use super::tensor_windows;
 use crate::kernels::wide;
 use crate::mlir::{Emit, Kind, Predicate, Type, Value};
 use ir::DType;
 use ir::op::attrs::{Convolution, ConvolutionBwd, Pool};
+use ir::op::windows::{Axis, Windows};
 
-/// A spatial dimension: inputs, outputs, and the taps of a window.
-#[derive(Clone, Copy)]
-struct Axis {
-    input: u64,
-    output: u64,
-    taps: u64,
-    stride: u64,
-    padding: i64,
-    dilation: u64,
+/// The input that an output reads at a tap, and whether there is one.
+fn input(axis: &Axis, g: &mut Grid, output: Value, tap: Value) -> (Value, Value) {
+    let first = g.times(output, axis.stride);
+    let past = g.times(tap, axis.dilation);
+    let at = g.b.addi(first, past);
+    let at = g.plus(at, -axis.padding);
+    (at, g.below(at, axis.input))
 }
 
-impl Axis {
-    /// The input that an output reads at a tap, and whether there is one.
-    fn input(&self, g: &mut Grid, output: Value, tap: Value) -> (Value, Value) {
-        let first = g.times(output, self.stride);
-        let past = g.times(tap, self.dilation);
-        let at = g.b.addi(first, past);
-        let at = g.plus(at, -self.padding);
-        (at, g.below(at, self.input))
-    }
-
-    /// The output that reads an input at a tap, and whether there is one.
-    fn output(&self, g: &mut Grid, input: Value, tap: Value) -> (Value, Value) {
-        let past = g.times(tap, self.dilation);
-        let at = g.plus(input, self.padding);
-        let at = g.b.subi(at, past);
-        let zero = g.b.long(0);
-        let [which, rest] = g.divided(at, self.stride);
-        let [fits, before] = [g.equal(rest, zero), g.less(at, zero)];
-        let within = g.below(which, self.output);
-        let inside = g.b.andi(fits, within);
-        let no = g.b.constant(0, Type::Scalar(Kind::I1));
-        (which, g.b.select(before, no, inside))
-    }
+/// The output that reads an input at a tap, and whether there is one.
+fn output(axis: &Axis, g: &mut Grid, input: Value, tap: Value) -> (Value, Value) {
+    let past = g.times(tap, axis.dilation);
+    let at = g.plus(input, axis.padding);
+    let at = g.b.subi(at, past);
+    let zero = g.b.long(0);
+    let [which, rest] = g.divided(at, axis.stride);
+    let [fits, before] = [g.equal(rest, zero), g.less(at, zero)];
+    let within = g.below(which, axis.output);
+    let inside = g.b.andi(fits, within);
+    let no = g.b.constant(0, Type::Scalar(Kind::I1));
+    (which, g.b.select(before, no, inside))
 }
 
 /// Where an image is read at a tap, in both dimensions, and whether that place exists: `along` is
-/// [`Axis::input`] or [`Axis::output`].
+/// [`input`] or [`output`].
 fn reads(
     g: &mut Grid,
     axes: [Axis; 2],
@@ -94,7 +83,7 @@ pub(super) fn max_pool2d(k: &mut Kernel<'_>, a: &Pool) {
             kind => g.float(f64::NEG_INFINITY, kind),
         };
         let best = taps(g, axes, &[lowest, none], |g, tap, best| {
-            let ([iy, ix], inside) = reads(g, axes, Axis::input, [row, column], tap);
+            let ([iy, ix], inside) = reads(g, axes, input, [row, column], tap);
             g.choose(inside, best, |g| {
                 let place = g.times(iy, xs[3]);
                 let place = g.b.addi(place, ix);
@@ -157,65 +146,6 @@ pub(super) fn max_pool2d_bwd(k: &mut Kernel<'_>) {
 
 // --- convolutions ---
 
-/// x[N,C,..], w[O,C/groups,..], y[N,O,..].
-struct Sizes {
-    batch: u64,
-    /// Channels of x and of y in a group.
-    inputs: u64,
-    outputs: u64,
-    groups: u64,
-    axes: [Axis; 2],
-}
-
-impl Sizes {
-    fn new(shapes: [&[u64]; 3], groups: i64, lists: [&[i64]; 3]) -> Sizes {
-        let [x, w, y] = shapes;
-        let missing = 4 - x.len();
-        let [stride, padding, dilation] = lists;
-        let axis = |d: usize| match d.checked_sub(missing) {
-            Some(i) => Axis {
-                input: x[i + 2],
-                output: y[i + 2],
-                taps: w[i + 2],
-                stride: stride[i] as u64,
-                padding: padding[i],
-                dilation: dilation[i] as u64,
-            },
-            None => Axis {
-                input: 1,
-                output: 1,
-                taps: 1,
-                stride: 1,
-                padding: 0,
-                dilation: 1,
-            },
-        };
-        let groups = groups as u64;
-        Sizes {
-            batch: x[0],
-            inputs: w[1],
-            outputs: w[0] / groups,
-            groups,
-            axes: [axis(0), axis(1)],
-        }
-    }
-
-    fn x(&self) -> [u64; 4] {
-        let [y, x] = self.axes;
-        [self.batch, self.groups * self.inputs, y.input, x.input]
-    }
-
-    fn w(&self) -> [u64; 4] {
-        let [y, x] = self.axes;
-        [self.groups * self.outputs, self.inputs, y.taps, x.taps]
-    }
-
-    fn y(&self) -> [u64; 4] {
-        let [y, x] = self.axes;
-        [self.batch, self.groups * self.outputs, y.output, x.output]
-    }
-}
-
 /// The position of an element.
 fn place(g: &mut Grid, at: [Value; 4], sizes: [u64; 4]) -> Value {
     let mut place = at[0];
@@ -232,8 +162,10 @@ fn four(g: &mut Grid, i: Value, sizes: [u64; 4]) -> [Value; 4] {
 }
 
 pub(super) fn convolution(k: &mut Kernel<'_>, a: &Convolution) {
-    let shapes = [k.x().shape(), k.operands[1].shape(), k.y().shape()];
-    let s = Sizes::new(shapes, a.groups, [&a.stride, &a.padding, &a.dilation]);
+    let s = Windows::forward(a, [k.x(), &k.operands[1], k.y()]);
+    if s.on_tensor_cores() {
+        return tensor_windows::forward(k, &s);
+    }
     let (kind, has_bias) = (wide(k.y().dtype()), k.operands.len() == 3);
     k.elements(k.y().numel(), |g, i| {
         let [image, o, oy, ox] = four(g, i, s.y());
@@ -243,7 +175,7 @@ pub(super) fn convolution(k: &mut Kernel<'_>, a: &Convolution) {
         let sum = g.count(s.inputs, &[zero], |g, c, sum| {
             let channel = g.b.addi(first, c);
             taps(g, s.axes, sum, |g, tap, sum| {
-                let ([iy, ix], inside) = reads(g, s.axes, Axis::input, [oy, ox], tap);
+                let ([iy, ix], inside) = reads(g, s.axes, input, [oy, ox], tap);
                 g.choose(inside, sum, |g| {
                     let from = place(g, [image, channel, iy, ix], s.x());
                     let by = place(g, [o, c, tap[0], tap[1]], s.w());
@@ -266,21 +198,28 @@ pub(super) fn convolution(k: &mut Kernel<'_>, a: &Convolution) {
 
 /// (dy, x, w) -> dx, dw, db, as far as the mask is 1.
 pub(super) fn convolution_bwd(k: &mut Kernel<'_>, a: &ConvolutionBwd) {
-    let shapes = [1, 2, 0].map(|i| k.operands[i].shape());
-    let s = Sizes::new(shapes, a.groups, [&a.stride, &a.padding, &a.dilation]);
-    let place = |i: usize| (a.mask[i] == 1).then(|| a.mask[..i].iter().sum::<i64>() as usize);
-    if let Some(j) = place(0) {
-        of_inputs(k, &s, j);
+    let s = Windows::backward(a, [1, 2, 0].map(|i| &k.operands[i]));
+    let by_tensor_cores = s.on_tensor_cores();
+    if by_tensor_cores && a.mask[1] == 1 {
+        k.scratch_bytes = s.weight_scratch();
     }
-    if let Some(j) = place(1) {
-        of_weights(k, &s, j);
+    let place = |i: usize| (a.mask[i] == 1).then(|| a.mask[..i].iter().sum::<i64>() as usize);
+    match place(0) {
+        Some(j) if by_tensor_cores => tensor_windows::inputs(k, &s, j),
+        Some(j) => of_inputs(k, &s, j),
+        None => {}
+    }
+    match place(1) {
+        Some(j) if by_tensor_cores => tensor_windows::weights(k, &s, j),
+        Some(j) => of_weights(k, &s, j),
+        None => {}
     }
     if let Some(j) = place(2) {
         of_biases(k, &s, j);
     }
 }
 
-fn of_inputs(k: &mut Kernel<'_>, s: &Sizes, j: usize) {
+fn of_inputs(k: &mut Kernel<'_>, s: &Windows, j: usize) {
     let kind = wide(k.results[j].dtype());
     k.elements(s.x().iter().product(), |g, i| {
         let [image, c, iy, ix] = four(g, i, s.x());
@@ -290,7 +229,7 @@ fn of_inputs(k: &mut Kernel<'_>, s: &Sizes, j: usize) {
         let sum = g.count(s.outputs, &[zero], |g, o, sum| {
             let o = g.b.addi(first, o);
             taps(g, s.axes, sum, |g, tap, sum| {
-                let ([oy, ox], inside) = reads(g, s.axes, Axis::output, [iy, ix], tap);
+                let ([oy, ox], inside) = reads(g, s.axes, output, [iy, ix], tap);
                 g.choose(inside, sum, |g| {
                     let from = place(g, [image, o, oy, ox], s.y());
                     let by = place(g, [o, c, tap[0], tap[1]], s.w());
@@ -316,7 +255,7 @@ fn put_total(g: &mut Grid, sum: Value, room: Tensor, (j, i): (usize, Value)) {
 }
 
 /// A block has a weight: its threads share the outputs. Sums are f64.
-fn of_weights(k: &mut Kernel<'_>, s: &Sizes, j: usize) {
+fn of_weights(k: &mut Kernel<'_>, s: &Windows, j: usize) {
     let n = s.w().iter().product();
     let outputs = [s.batch, s.axes[0].output, s.axes[1].output];
     k.phase(THREADS, n, |g| {
@@ -329,7 +268,7 @@ fn of_weights(k: &mut Kernel<'_>, s: &Sizes, j: usize) {
             let zero = g.float(0.0, Kind::F64);
             let sum = g.share(outputs.iter().product(), &[zero], |g, i, sum| {
                 let at = g.coordinates(i, &outputs);
-                let ([iy, ix], inside) = reads(g, s.axes, Axis::input, [at[1], at[2]], [ky, kx]);
+                let ([iy, ix], inside) = reads(g, s.axes, input, [at[1], at[2]], [ky, kx]);
                 g.choose(inside, sum, |g| {
                     let from = place(g, [at[0], o, at[1], at[2]], s.y());
                     let of = place(g, [at[0], channel, iy, ix], s.x());
@@ -345,7 +284,7 @@ fn of_weights(k: &mut Kernel<'_>, s: &Sizes, j: usize) {
 }
 
 /// A block has a channel of outputs.
-fn of_biases(k: &mut Kernel<'_>, s: &Sizes, j: usize) {
+fn of_biases(k: &mut Kernel<'_>, s: &Windows, j: usize) {
     let channels = s.y()[1];
     let outputs = [s.batch, s.axes[0].output, s.axes[1].output];
     k.phase(THREADS, channels, |g| {

@@ -4,6 +4,7 @@
 use super::Misfit;
 use super::attrs::AttentionRows;
 use super::shape::{attribute, ensure, list};
+use crate::types::DType;
 
 /// Sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,6 +80,19 @@ pub struct Attending {
 }
 
 impl Attending {
+    /// True if a GPU's tensor cores compute it, given the type of q and whether there is a mask:
+    /// bf16 without one, heads of 64 or 128 numbers, and sizes that 32-bit integers count.
+    pub fn on_tensor_cores(&self, dtype: DType, has_mask: bool) -> bool {
+        let s = &self.sizes;
+        let fits = matches!(s.width, 64 | 128) && s.values == s.width && s.groups > 0;
+        let heads = s.batch.checked_mul(s.heads);
+        let numbers = heads.and_then(|heads| heads.checked_mul(s.queries.max(1)));
+        let small = numbers.is_some_and(|n| n < 1 << 31) && s.queries.max(s.keys) < (1 << 31) - 64;
+        let layouts = self.qkv.iter().chain(&self.gradients).chain([&self.out]);
+        let narrow = layouts.map(|layout| layout.row).max() < Some(1 << 23);
+        dtype == DType::BF16 && !has_mask && fits && small && narrow
+    }
+
     /// Of `sdpa`, for shapes that fit.
     pub fn plain(q: &[u64], v: &[u64]) -> Attending {
         let sizes = Sizes {

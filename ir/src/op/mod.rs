@@ -12,6 +12,8 @@ pub mod attrs;
 pub mod body;
 mod error;
 mod shape;
+mod tensor_cores;
+pub mod windows;
 mod work;
 
 use crate::device::Processor;

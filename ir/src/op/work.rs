@@ -5,6 +5,7 @@ use super::attention::Sizes;
 use super::attrs::*;
 use super::body::sum_parts;
 use super::shape::{Call, attending, product};
+use super::windows::Windows;
 use super::{Scratch, Work};
 use crate::device::Processor;
 use crate::types::{DType, TensorType};
@@ -101,10 +102,23 @@ fn taps(y: &TensorType, w: &[u64]) -> f64 {
 pub(super) fn convolution_work(_: &Convolution, c: &Call<'_>, outputs: &[TensorType]) -> Work {
     matrix(2.0 * taps(&outputs[0], c.shape(1)))
 }
-/// The operands are dy, x, w. Each of dx and dw is as much work as the forward.
+/// The operands are dy, x, w. Each of dx and dw is as much work as the forward. Scratch on a GPU:
+/// the sums of the parts of dw.
 pub(super) fn convolution_bwd_work(a: &ConvolutionBwd, c: &Call<'_>, _: &[TensorType]) -> Work {
     let products = a.mask[..2].iter().sum::<i64>() as f64;
-    matrix(2.0 * products * taps(c.at(0), c.shape(2)))
+    let windows = Windows::backward(a, [c.at(1), c.at(2), c.at(0)]);
+    let in_parts = a.mask[1] == 1 && windows.on_tensor_cores();
+    Work {
+        scratch: Scratch {
+            cpu: 0,
+            gpu: if in_parts {
+                windows.weight_scratch()
+            } else {
+                0
+            },
+        },
+        ..matrix(2.0 * products * taps(c.at(0), c.shape(2)))
+    }
 }
 /// Pairs of a query and a key, for each head of each batch.
 fn pairs(q: &[u64], v: &[u64]) -> f64 {
