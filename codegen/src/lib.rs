@@ -47,6 +47,7 @@ pub fn emit(compiled: &Compiled, data: &Data, target: Option<Target>) -> Result<
     let mut emitter = Emitter {
         program,
         targets,
+        tf32: compiled.options.tf32,
         kernels: BTreeMap::new(),
         like: HashMap::new(),
         generated: vec![],
@@ -64,6 +65,7 @@ pub fn emit(compiled: &Compiled, data: &Data, target: Option<Target>) -> Result<
     let mut artifact = emitter.artifact.clone();
     artifact.name.clone_from(&graph.name);
     artifact.device.clone_from(&schedule.device);
+    artifact.tf32 = compiled.options.tf32 && targets.device.is_some_and(|target| target.is_gpu());
     artifact.pools = schedule
         .pools
         .iter()
@@ -204,6 +206,8 @@ struct Pending {
 struct Emitter<'a> {
     program: &'a Program,
     targets: Targets,
+    /// See [`passes::pipeline::Options::tf32`].
+    tf32: bool,
     /// Kernels by their text: equal ones are one.
     kernels: BTreeMap<(Option<Target>, String), u32>,
     like: HashMap<Likeness, u32>,
@@ -318,7 +322,7 @@ impl Emitter<'_> {
         if let Some(&index) = self.like.get(&like) {
             return Ok(index);
         }
-        let generated = generated(graph, node, scratch, target.as_ref())?;
+        let generated = generated(graph, node, scratch, target.as_ref(), self.tf32)?;
         if let (None, Some(gpu)) = (&generated, target.filter(Target::is_gpu)) {
             self.lacks(node, gpu);
         }
@@ -451,6 +455,7 @@ pub fn generated(
     node: Node,
     scratch: u64,
     target: Option<&Target>,
+    tf32: bool,
 ) -> Result<Option<Generated>, Error> {
     let data = &graph.nodes[node];
     let is_group = data.op.body().is_some();
@@ -463,7 +468,7 @@ pub fn generated(
         };
     };
     let types = graph.types(&data.inputs);
-    match kernel(&data.op, &types, target, scratch) {
+    match kernel_as(&data.op, &types, target, scratch, tf32) {
         Ok(kernel) if kernel.scratch_bytes <= scratch => Ok(Some(kernel)),
         Ok(kernel) if is_group => Err(Error::Scratch {
             node: name(),
@@ -490,6 +495,17 @@ pub fn kernel(
     target: &Target,
     scratch: u64,
 ) -> Result<Generated, Unsupported> {
+    kernel_as(op, operands, target, scratch, false)
+}
+
+/// The same. With `tf32`, a GPU's products of f32 may round their factors to TF32.
+pub fn kernel_as(
+    op: &Op,
+    operands: &[TensorType],
+    target: &Target,
+    scratch: u64,
+    tf32: bool,
+) -> Result<Generated, Unsupported> {
     if target.is_gpu() && operands.len() > MOST_OPERANDS {
         let why = format!("a kernel for GPUs has at most {MOST_OPERANDS} operands");
         return Err(Unsupported::op(op.name(), why));
@@ -501,7 +517,7 @@ pub fn kernel(
     if fits || !target.is_gpu() || op.body().is_some() {
         return made;
     }
-    device::kernel(op, operands).or(made)
+    device::kernel(op, operands, tf32).or(made)
 }
 
 /// A kernel as artifacts have it, whose object has a number, for operands and results of given

@@ -14,6 +14,9 @@ pub struct Device {
     pub host_bytes: u64,
     /// f32 operations per second that products reach. A multiply-add counts as two.
     pub f32_flops: f64,
+    /// The same if factors are rounded to TF32 on a GPU. None: as fast as f32.
+    #[serde(default)]
+    pub tf32_flops: Option<f64>,
     /// bf16 and f16 operations per second that products reach.
     pub bf16_flops: f64,
     /// Operations per second that attention reaches. All pairs of a query and a key count, also
@@ -110,6 +113,7 @@ impl Device {
         for (field, rate) in [
             ("f32_flops", Some(self.f32_flops)),
             ("bf16_flops", Some(self.bf16_flops)),
+            ("tf32_flops", self.tf32_flops),
             ("attention_flops", self.attention_flops),
             ("convolution_flops", self.convolution_flops),
             ("f32_peak", self.f32_peak),

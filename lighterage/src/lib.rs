@@ -57,7 +57,7 @@ pub use trace;
 /// [`Error::Infeasible`] names the smallest budget that does, [`Error::HostTooSmall`] also a larger
 /// limit of the host's memory.
 pub fn compile(graph: &Graph, device: &Device, options: &Options) -> Result<Compiled, Error> {
-    let cost = Roofline::new(device);
+    let cost = Roofline::new(device).with_tf32(options.tf32);
     passes::pipeline::compile(graph.clone(), options, device, &cost, &mut |_| ())
 }
 

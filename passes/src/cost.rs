@@ -113,6 +113,7 @@ impl Default for Shares {
 #[derive(Clone, Debug)]
 pub struct Roofline {
     device: Device,
+    tf32: bool,
 }
 
 impl Roofline {
@@ -120,7 +121,13 @@ impl Roofline {
     pub fn new(device: &Device) -> Roofline {
         Roofline {
             device: device.clone(),
+            tf32: false,
         }
+    }
+    /// With `tf32`, products of f32 have the rate of TF32 on a GPU: see
+    /// [`tf32`](crate::plan::Options::tf32).
+    pub fn with_tf32(self, tf32: bool) -> Roofline {
+        Roofline { tf32, ..self }
     }
     /// Operations per second.
     fn rate(&self, product: Product) -> f64 {
@@ -139,6 +146,9 @@ impl Roofline {
             Some(false) if is_gpu => device.f32_flops / SIMPLE,
             Some(true) if is_gpu && !is_attention => device.convolution_flops.unwrap_or(of_type),
             _ if is_attention => device.attention_flops.unwrap_or(of_type),
+            None if is_gpu && self.tf32 && product.is_single => {
+                device.tf32_flops.unwrap_or(of_type)
+            }
             _ => of_type,
         }
     }
@@ -222,6 +232,8 @@ ir::named! {
 struct Product {
     flops: f64,
     is_half: bool,
+    /// f32.
+    is_single: bool,
     is_attention: bool,
     /// Of a convolution or attention: whether a GPU's tensor cores compute it.
     on_tensor_cores: Option<bool>,
@@ -255,6 +267,10 @@ fn product(graph: &Graph, node: Node) -> Option<Product> {
         ),
         flops: work.flops,
         is_half: data.inputs.first().is_some_and(is_half),
+        is_single: data
+            .outputs
+            .first()
+            .is_some_and(|v| ty(v).dtype() == DType::F32),
         is_attention: matches!(
             data.op,
             Op::Sdpa(_) | Op::SdpaBwd(_) | Op::SdpaRows(_) | Op::SdpaRowsBwd(_)
@@ -478,5 +494,32 @@ mod tests {
         assert_eq!(of("bf16", 1, 64), [2e3, 4e3]);
         assert_eq!(of("bf16", 2, 32), [1e3, 16e3]);
         assert_eq!(of("f32", 1, 64), [1e3, 16e3]);
+    }
+
+    /// Only products of matrices of f32 use TF32, and only on a GPU that is asked to.
+    #[test]
+    fn tf32_is_for_products_of_f32() {
+        let nodes = "  fwd - %q = cast %x dtype=bf16 : bf16[1000,10]
+  fwd - %a = matmul %x, %x ta=true tb=false : f32[10,10]
+  fwd - %b = matmul %q, %q ta=true tb=false : bf16[10,10]
+  fwd - %c = cast %b dtype=f32 : f32[10,10]
+  fwd - %y = add %a, %c : f32[10,10]";
+        let gpu = Device {
+            sm: Some(90),
+            f32_flops: 1e3,
+            tf32_flops: Some(8e3),
+            bf16_flops: 16e3,
+            ..devices::named("test").unwrap()
+        };
+        let (graph, _) = times(&gpu, nodes);
+        let rates = |device: &Device, tf32| {
+            let roofline = Roofline::new(device).with_tf32(tf32);
+            let rate = |&node: &Node| product(&graph, node).map(|it| roofline.rate(it));
+            graph.order.iter().filter_map(rate).collect::<Vec<_>>()
+        };
+        assert_eq!(rates(&gpu, false), [1e3, 16e3]);
+        assert_eq!(rates(&gpu, true), [8e3, 16e3]);
+        let processor = Device { sm: None, ..gpu };
+        assert_eq!(rates(&processor, true), [1e3, 16e3]);
     }
 }

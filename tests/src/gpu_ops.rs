@@ -104,21 +104,66 @@ pub(crate) fn cases(target: &Target) -> Vec<Case> {
     products(&mut wishes);
     attention(&mut wishes);
     attention_rows(&mut wishes);
+    let mut cases = made(target, &wishes.all, false);
+    wishes.all.clear();
+    rounded(&mut wishes);
+    cases.extend(made(target, &wishes.all, true));
+    cases
+}
+
+/// The cases of ops; with `tf32`, factors of f32 are rounded.
+fn made(target: &Target, all: &[Wanted], tf32: bool) -> Vec<Case> {
     let generate = |wanted: &Wanted| {
-        codegen::kernel(&wanted.op, &types(wanted), target, scratch(wanted))
+        codegen::kernel_as(&wanted.op, &types(wanted), target, scratch(wanted), tf32)
             .unwrap_or_else(|e| panic!("{e}: {:?}", types(wanted)))
     };
-    let generated: Vec<Generated> = wishes.all.iter().map(generate).collect();
+    let generated: Vec<Generated> = all.iter().map(generate).collect();
     let texts = ptx(&generated, target);
     let mut cases = vec![];
-    for ((wanted, generated), ptx) in wishes.all.iter().zip(&generated).zip(texts) {
+    for ((wanted, generated), ptx) in all.iter().zip(&generated).zip(texts) {
+        assert_eq!(tf32, ptx.contains(".tf32"), "{:?}", wanted.op);
         let outs = results(&wanted.op, &types(wanted));
-        let ins: Vec<&OwnedTensor> = wanted.ins.iter().map(|(_, tensor)| tensor).collect();
+        let factors = tf32.then(|| wanted.op.name() == "addmm").map(usize::from);
+        let ins: Vec<OwnedTensor> = (0..wanted.ins.len())
+            .map(|i| match factors {
+                Some(first) if [first, first + 1].contains(&i) => nearest_tf32(&wanted.ins[i]),
+                _ => wanted.ins[i].1.clone(),
+            })
+            .collect();
+        let ins: Vec<&OwnedTensor> = ins.iter().collect();
         let expected = crate::code::plain(&wanted.op, &ins, &outs)
             .unwrap_or_else(|e| panic!("{e}: {:?}", types(wanted)));
         cases.push(case(wanted, generated, ptx, &outs, &expected));
     }
     cases
+}
+
+/// Numbers of f32 rounded to 11 bits, ties away from zero.
+fn nearest_tf32((ty, x): &(TensorType, OwnedTensor)) -> OwnedTensor {
+    let round = |x: &f64| f64::from(f32::from_bits(((*x as f32).to_bits() + 0x1000) & !0x1fff));
+    let rounded: Vec<f64> = x.to_f64s().iter().map(round).collect();
+    OwnedTensor::from_f64s(codegen::dtype(ty.dtype()), &shape_of(ty), &rounded)
+}
+
+/// Products whose factors are rounded to TF32: any sizes, several tiles and rounds, all addends.
+fn rounded(w: &mut Wishes) {
+    // The interpreter rounds the sum of 8 products once.
+    let close = Close::OfLargest(32.0);
+    for [m, k, n] in [[136, 72, 200], [70, 19, 67], [3, 5, 2]] {
+        for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
+            let flags = [("ta", Attr::Bool(ta)), ("tb", Attr::Bool(tb))];
+            let x = ty(F32, &if ta { [k, m] } else { [m, k] });
+            let y = ty(F32, &if tb { [n, k] } else { [k, n] });
+            w.on("matmul", &flags, &[x.clone(), y.clone()], close);
+            let bias = ty(F32, &if ta { vec![m, 1] } else { vec![n] });
+            w.on("addmm", &flags, &[bias, x, y], close);
+        }
+    }
+    let flags = [("ta", Attr::Bool(true)), ("tb", Attr::Bool(false))];
+    let batch = [ty(F32, &[3, 33, 5]), ty(F32, &[3, 33, 12])];
+    w.on("matmul", &flags, &batch, close);
+    let added = [&[ty(F32, &[3, 5, 12])], &batch[..]].concat();
+    w.on("addmm", &flags, &added, close);
 }
 
 /// The scratch in a plan for it.

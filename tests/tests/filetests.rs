@@ -127,6 +127,7 @@ impl Header<'_> {
             },
             extent: Extent::Curve,
             parts: None,
+            tf32: false,
             without_simplify: false,
         };
         let variant = given

@@ -229,19 +229,19 @@ fn rows_of_heads(target: &Target, places: usize) -> Vec<Generated> {
     kernels
 }
 
-/// Convolutions of ResNet-50 in bf16: the first, which has 3 channels; windows of 3 × 3 and of 1 ×
-/// 1, with strides, and planes whose lines are not multiples of 16 bytes. The assembler is slow, so
-/// only one GPU has all of them.
+/// Products of f32 by TF32, and convolutions of ResNet-50 in bf16: the first, which has 3
+/// channels; windows of 3 × 3 and of 1 × 1, with strides, and planes whose lines are not multiples
+/// of 16 bytes. The assembler is slow, so only one GPU has all of them.
 #[test]
-fn convolutions_by_tensor_cores_assemble() {
+fn tensor_cores_assemble() {
     let Some(ptxas) = ptxas() else { return };
     std::thread::scope(|scope| {
         for target in GPUS {
             let ptxas = &ptxas;
             scope.spawn(move || {
-                let kernels = convolutions(&target);
+                let kernels = by_tensor_cores(&target);
                 let text = ptx(&kernels, &target);
-                let registers = assemble(ptxas, "convolutions", &text, &target);
+                let registers = assemble(ptxas, "tensor", &text, &target);
                 let phases: usize = kernels.iter().map(|kernel| kernel.phases.len()).sum();
                 assert_eq!(registers.len(), phases);
                 eprintln!("{}: {registers:?} registers", target.cpu());
@@ -250,7 +250,7 @@ fn convolutions_by_tensor_cores_assemble() {
     });
 }
 
-fn convolutions(target: &Target) -> Vec<Generated> {
+fn by_tensor_cores(target: &Target) -> Vec<Generated> {
     // Images, the windows' shape, padding, and stride.
     let all: [([u64; 4], [u64; 4], i64, i64); 5] = [
         ([8, 3, 224, 224], [64, 3, 7, 7], 3, 2),
@@ -287,6 +287,13 @@ fn convolutions(target: &Target) -> Vec<Generated> {
             assert!(kernel.mlir.contains("nvvm.mma.sync"), "{}", kernel.name);
             kernels.push(kernel);
         }
+    }
+    for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
+        let product = Op::new("matmul", [("ta", Attr::Bool(ta)), ("tb", Attr::Bool(tb))]).unwrap();
+        let x = TensorType::new(DType::F32, [1000, 1000]).unwrap();
+        let kernel = codegen::kernel_as(&product, &[x.clone(), x], target, 0, true).unwrap();
+        assert!(kernel.mlir.contains("nvvm.mma_type<tf32>"));
+        kernels.push(kernel);
     }
     kernels
 }

@@ -33,8 +33,13 @@ use grid::{Grid, THREADS};
 use ir::{Op, TensorType};
 use reduce::Fold;
 
-/// The kernel of an op over operands of the given types.
-pub(crate) fn kernel(op: &Op, operands: &[TensorType]) -> Result<Generated, Unsupported> {
+/// The kernel of an op over operands of the given types. With `tf32`, products of f32 may round
+/// their factors to TF32.
+pub(crate) fn kernel(
+    op: &Op,
+    operands: &[TensorType],
+    tf32: bool,
+) -> Result<Generated, Unsupported> {
     let types: Vec<&TensorType> = operands.iter().collect();
     let results = op
         .infer(&types)
@@ -42,7 +47,10 @@ pub(crate) fn kernel(op: &Op, operands: &[TensorType]) -> Result<Generated, Unsu
     if results.iter().all(|ty| ty.numel() == 0) {
         return Ok(nothing());
     }
-    let mut kernel = Kernel::new(op, operands, results);
+    let mut kernel = Kernel {
+        tf32,
+        ..Kernel::new(op, operands, results)
+    };
     write(&mut kernel, op).map_err(|why| Unsupported::op(op.name(), why))?;
     kernel.finish()
 }
@@ -126,6 +134,8 @@ struct Kernel<'a> {
     operands: &'a [TensorType],
     results: Vec<TensorType>,
     op: &'a Op,
+    /// Whether products of f32 may round their factors to TF32.
+    tf32: bool,
     scratch_bytes: u64,
     module: Module,
     functions: Vec<Function>,
@@ -138,6 +148,7 @@ impl<'a> Kernel<'a> {
             operands,
             results,
             op,
+            tf32: false,
             scratch_bytes: 0,
             module: Module::default(),
             functions: vec![],

@@ -1,6 +1,7 @@
-//! Products of matrices. Those of bf16 are computed by tensor cores where sizes permit it:
-//! [`super::tensor`]. Otherwise a block of threads computes a tile of 64 × 64, each thread 4 × 4 of
-//! it. Tiles of the factors pass through shared memory, 16 deep.
+//! Products of matrices. Those of bf16 are computed by tensor cores where sizes permit it, and
+//! those of f32 if they may be rounded to TF32: [`super::tensor`]. Otherwise a block of threads
+//! computes a tile of 64 × 64, each thread 4 × 4 of it. Tiles of the factors pass through shared
+//! memory, 16 deep.
 //!
 //! A sum is a chain of fused multiply-adds that is cut every [`artifact::PRODUCT_DEPTH`] terms, as
 //! in the plain kernel. The parts are added one after the other to the addend, or to nothing. So on
@@ -98,8 +99,8 @@ pub(super) fn matmul_sum(k: &mut Kernel<'_>, a: &Product) {
 }
 
 fn product(k: &mut Kernel<'_>, s: &Sizes) {
-    if tensor::fits(k, s) {
-        return tensor::product(k, s);
+    if let Some(numbers) = tensor::fits(k, s) {
+        return tensor::product(k, s, numbers);
     }
     let parts = s.batch * s.m.div_ceil(TILE) * s.n.div_ceil(TILE);
     k.phase(THREADS as u32, parts, |g| {

@@ -1,14 +1,19 @@
-//! Products of bf16 by tensor cores. A block of eight warps computes a tile of 128 × 128, each warp
-//! 64 × 32 of it. Tiles of the factors, 64 deep, pass through shared memory: `cp.async` fetches the
-//! next ones while `ldmatrix` and `mma.sync` use the present ones.
+//! Products by tensor cores, of bf16, and of f32 that may be rounded to TF32. A block of eight
+//! warps computes a tile of 128 × 128, each warp 64 × 32 of it. Tiles of the factors, 64 deep (32
+//! of f32), pass through shared memory: `cp.async` fetches the next ones while `ldmatrix` and
+//! `mma.sync` use the present ones.
 //!
-//! Before: lines of the factors and of the result are multiples of 16 bytes. Nothing else decides
-//! whether this kernel is used. In particular, the number of terms does not, unless a factor's
-//! lines go over them: chunks of a loss use the same kernel as the whole.
+//! Before: lines of the factors and of the result are multiples of 16 bytes, if they are bf16.
+//! Nothing else decides whether this kernel is used. In particular, the number of terms does not,
+//! unless a factor's lines go over them: chunks of a loss use the same kernel as the whole.
 //!
 //! After: sums in f32, rounded once. A sum starts from the addend and goes over its terms in order.
 //! So it has the same bits if other products compute its first terms. How a tensor core adds up 16
 //! products is not specified, so bits differ from the plain kernel's.
+//!
+//! f32 are rounded to TF32 when they leave shared memory, to the nearest, ties away from zero.
+//! `ldmatrix` cannot transpose them, so a row of their tiles always goes over terms; lines that do
+//! not are copied number by number.
 //!
 //! A tile of a factor has its lines as rows. Chunk `c` of 16 bytes of row `r` lies at chunk `c ^ (r
 //! % 8)`, so that the rows that `ldmatrix` reads together are in different banks (CUTLASS's
@@ -17,7 +22,7 @@
 use super::Kernel;
 use super::grid::{Grid, kind_of};
 use super::product::{Factor, Sizes};
-use crate::mlir::{Cache, Emit, Kind, Layout, Type, Value};
+use crate::mlir::{Cache, Convert, Emit, Factors, Kind, Layout, Type, Value};
 use ir::DType;
 
 /// Rows and columns of a block's tile, and the depth of the factors' tiles.
@@ -29,10 +34,12 @@ const PART: [u64; 2] = [64, 32];
 pub(super) const THREADS: u32 = 256;
 /// Bytes of a factor's tile. Shared memory has two tiles of each factor.
 pub(super) const BYTES: u64 = 2 * TILE * DEPTH;
-/// Numbers in 16 bytes, which are copied at once.
+/// Numbers of bf16 in 16 bytes, which are copied at once.
 pub(super) const CHUNK: u64 = 8;
-/// Rows and columns of a product of `mma.sync`, and its depth.
+/// Rows and columns of a product of `mma.sync`, and its depth in bf16.
 const STEP: u64 = 16;
+/// Columns of its second factor.
+const COLUMNS: u64 = 8;
 /// Tiles of rows that are computed together, so that the right factor's tiles stay in a cache.
 const GROUPED: u64 = 8;
 
@@ -46,15 +53,35 @@ struct Side {
     depth: u64,
     /// Its lines go over rows of the left factor, or columns of the right one, and not over terms.
     across: bool,
+    numbers: Factors,
+}
+
+/// Bytes of a number.
+fn size(numbers: Factors) -> u64 {
+    match numbers {
+        Factors::Bf16 => 2,
+        Factors::Tf32 => 4,
+    }
+}
+
+/// Numbers in 16 bytes.
+fn chunk(numbers: Factors) -> u64 {
+    16 / size(numbers)
+}
+
+/// The depth of the factors' tiles.
+fn depth(numbers: Factors) -> u64 {
+    2 * DEPTH / size(numbers)
 }
 
 impl Side {
-    fn new(s: &Sizes, is_left: bool) -> Side {
+    fn new(s: &Sizes, is_left: bool, numbers: Factors) -> Side {
         let factor = if is_left { s.left } else { s.right };
         Side {
             factor,
             depth: s.k,
             across: factor.steps[0] == 1 && factor.steps[1] != 1,
+            numbers,
         }
     }
     /// Lines, and numbers in a line.
@@ -63,6 +90,10 @@ impl Side {
             true => [self.depth, self.factor.outer],
             false => [self.factor.outer, self.depth],
         }
+    }
+    /// Whether the rows of its tiles are its lines, and do not go over terms.
+    fn is_turned(&self) -> bool {
+        self.across && self.numbers == Factors::Bf16
     }
 }
 
@@ -79,26 +110,34 @@ pub(super) fn pitch(across: bool) -> u64 {
     2 * shape(across)[1]
 }
 
-/// True if the product can be computed by this kernel.
-pub(super) fn fits(k: &Kernel<'_>, s: &Sizes) -> bool {
-    let sides = [true, false].map(|is_left| Side::new(s, is_left));
-    let fits = |side: &Side| {
-        k.operands[side.factor.operand].dtype() == DType::BF16
-            && side.lines()[1].is_multiple_of(CHUNK)
+/// The numbers that tensor cores multiply, if the product can be computed by this kernel.
+pub(super) fn fits(k: &Kernel<'_>, s: &Sizes) -> Option<Factors> {
+    let sides = [true, false].map(|is_left| Side::new(s, is_left, Factors::Bf16));
+    let are = |dtype| {
+        let is = |side: &Side| k.operands[side.factor.operand].dtype() == dtype;
+        sides.iter().all(is)
     };
-    sides.iter().all(fits)
+    let aligned = |side: &Side| side.lines()[1].is_multiple_of(CHUNK);
+    let of_bf16 = are(DType::BF16)
+        && sides.iter().all(aligned)
         && matches!(k.y().dtype(), DType::BF16 | DType::F32)
-        && s.n.is_multiple_of(CHUNK)
-        && s.k > 0
+        && s.n.is_multiple_of(CHUNK);
+    let of_f32 = k.tf32 && are(DType::F32) && k.y().dtype() == DType::F32;
+    match (of_bf16, of_f32) {
+        _ if s.k == 0 => None,
+        (true, _) => Some(Factors::Bf16),
+        (_, true) => Some(Factors::Tf32),
+        _ => None,
+    }
 }
 
 /// Writes the kernel.
-pub(super) fn product(k: &mut Kernel<'_>, s: &Sizes) {
+pub(super) fn product(k: &mut Kernel<'_>, s: &Sizes, numbers: Factors) {
     let tiles = [s.m, s.n].map(|size| size.div_ceil(TILE));
     let parts = s.batch * tiles[0] * tiles[1];
     let grouped = GROUPED.min(1 << tiles[0].trailing_zeros());
     k.phase(THREADS, parts, |g| {
-        let tensor = Tensors::new(g, s);
+        let tensor = Tensors::new(g, s, numbers);
         g.parts(parts, |g, part| {
             let [batch, rest] = g.divided(part, tiles[0] * tiles[1]);
             let [group, rest] = g.divided(rest, grouped * tiles[1]);
@@ -119,18 +158,18 @@ struct Tensors<'a> {
 }
 
 impl Tensors<'_> {
-    fn new<'a>(g: &mut Grid, s: &'a Sizes) -> Tensors<'a> {
-        let sides = [true, false].map(|is_left| Side::new(s, is_left));
+    fn new<'a>(g: &mut Grid, s: &'a Sizes, numbers: Factors) -> Tensors<'a> {
+        let sides = [true, false].map(|is_left| Side::new(s, is_left, numbers));
         Tensors {
             s,
             sides,
-            tiles: Tiles::new(g, sides.map(|side| side.across), 0),
+            tiles: Tiles::new(g, sides.map(|side| side.is_turned()), numbers, 0),
         }
     }
 
     /// Computes a tile of the result of a matrix of the batch.
     fn tile(&self, g: &mut Grid, batch: Value, corner: [Value; 2]) {
-        let n = self.s.k.div_ceil(DEPTH);
+        let n = self.s.k.div_ceil(depth(self.sides[0].numbers));
         let zero = g.b.long(0);
         self.fill(g, batch, corner, zero);
         g.b.commit();
@@ -150,14 +189,19 @@ impl Tensors<'_> {
 
     /// Begins to fill the tiles of a round.
     fn fill(&self, g: &mut Grid, batch: Value, corner: [Value; 2], round: Value) {
-        let depth = g.times(round, DEPTH);
+        let depth = g.times(round, depth(self.sides[0].numbers));
         for (i, side) in self.sides.iter().enumerate() {
             let tile = self.tiles.of(g, i, round);
             let first = match side.across {
                 true => [depth, corner[i]],
                 false => [corner[i], depth],
             };
-            fill(g, side, tile, batch, first);
+            match side.is_turned() == side.across
+                && side.lines()[1].is_multiple_of(chunk(side.numbers))
+            {
+                true => fill(g, side, tile, batch, first),
+                false => fill_by_numbers(g, side, tile, batch, first),
+            }
         }
     }
 
@@ -173,7 +217,13 @@ impl Tensors<'_> {
                 let from = g.offset(&at[3 - steps.len()..], steps, 0);
                 let c = g.operand(*operand);
                 let next = g.plus(from, steps[steps.len() - 1]);
-                vec![g.get(c, from), g.get(c, next)]
+                let first = g.get(c, from);
+                if self.s.n.is_multiple_of(2) {
+                    return vec![first, g.get(c, next)];
+                }
+                let second = self.second(g, at);
+                let others = g.choose(second, &[zero], |g| vec![g.get(c, next)]);
+                vec![first, others[0]]
             });
             starts.extend(pair);
         }
@@ -193,6 +243,14 @@ impl Tensors<'_> {
                     g.b.store(pair, pointer, 4);
                     return;
                 }
+                if !self.s.n.is_multiple_of(2) {
+                    g.put(y, to, pair[0]);
+                    let second = self.second(g, at);
+                    return g.when(second, |g| {
+                        let next = g.plus(to, 1);
+                        g.put(y, next, pair[1]);
+                    });
+                }
                 let mut both = g.b.undef(Type::Vector(2, Kind::F32));
                 for (i, &sum) in pair.iter().enumerate() {
                     both = g.b.insert(sum, both, i as u64);
@@ -200,6 +258,12 @@ impl Tensors<'_> {
                 g.b.store(both, pointer, 8);
             });
         }
+    }
+
+    /// Whether the second element of a pair exists.
+    fn second(&self, g: &mut Grid, [.., column]: [Value; 3]) -> Value {
+        let next = g.plus(column, 1);
+        g.below(next, self.s.n)
     }
 
     /// The first elements of the pairs of a thread's sums: batch, row and column of each, and
@@ -222,6 +286,7 @@ pub(super) struct Tiles {
     /// For each factor, whether the rows of its tile go over rows of the left factor, or columns of
     /// the right one, and not over terms.
     across: [bool; 2],
+    numbers: Factors,
     /// The first row and column of the thread's sums in a tile.
     place: [Value; 2],
     /// Shared memory. The factors' tiles for even rounds, those for odd rounds, and the rest.
@@ -232,7 +297,7 @@ pub(super) struct Tiles {
 
 impl Tiles {
     /// Tiles, with `more` bytes of shared memory behind them.
-    pub(super) fn new(g: &mut Grid, across: [bool; 2], more: u64) -> Tiles {
+    pub(super) fn new(g: &mut Grid, across: [bool; 2], numbers: Factors, more: u64) -> Tiles {
         let memory = g.tiles(4 * BYTES + more);
         let [warp, lane] = g.divided(g.thread, 32);
         let parts = g.divided(warp, TILE / PART[1]);
@@ -248,6 +313,7 @@ impl Tiles {
         });
         Tiles {
             across,
+            numbers,
             place,
             memory,
             fragments,
@@ -270,7 +336,8 @@ impl Tiles {
     pub(super) fn round(&self, g: &mut Grid, round: Value, sums: &[Value]) -> Vec<Value> {
         let stage = stage(g, round);
         let mut sums: Vec<Quad> = sums.as_chunks::<4>().0.to_vec();
-        let per_row = (PART[1] / CHUNK) as usize;
+        let per_row = (PART[1] / COLUMNS) as usize;
+        // A row of a tile has as many bytes of each kind of numbers, and so has a step.
         for step in 0..DEPTH / STEP {
             let [left, right] = [0, 1].map(|i| {
                 let load = |at| self.load(g, i, stage, at, step);
@@ -279,16 +346,17 @@ impl Tiles {
             for (row, a) in left.iter().enumerate() {
                 for (column, b) in right.iter().enumerate() {
                     let at = row * per_row + 2 * column;
-                    sums[at] = g.b.multiply(*a, [b[0], b[1]], sums[at]);
-                    sums[at + 1] = g.b.multiply(*a, [b[2], b[3]], sums[at + 1]);
+                    for (sum, b) in sums[at..at + 2].iter_mut().zip(b.as_chunks::<2>().0) {
+                        *sum = g.b.multiply_as(self.numbers, *a, *b, *sum);
+                    }
                 }
             }
         }
         sums.concat()
     }
 
-    /// 16 × 16 numbers of factor `i`: the 16 rows or columns `at` of the warp's part, and the 16
-    /// terms `step` of the tile.
+    /// 16 × 16 numbers of factor `i`, or 16 × 8 of f32: the 16 rows or columns `at` of the warp's
+    /// part, and the terms `step` of the tile.
     fn load(&self, g: &mut Grid, i: usize, stage: Value, at: u64, step: u64) -> Quad {
         let (known, row, layout) = match self.across[i] {
             true => (at, step, Layout::Columns),
@@ -298,7 +366,14 @@ impl Tiles {
             g.b.offset(self.fragments[i][known as usize], stage, Kind::I8);
         let pointer =
             g.b.offset(pointer, row * STEP * pitch(self.across[i]), Kind::I8);
-        g.b.load_matrices(pointer, layout)
+        let quad = g.b.load_matrices(pointer, layout);
+        match self.numbers {
+            Factors::Bf16 => quad,
+            Factors::Tf32 => quad.map(|x| {
+                let x = g.b.convert(Convert::Bitcast, x, Kind::F32);
+                g.b.tf32(x)
+            }),
+        }
     }
 
     /// Row and column of the first of each pair of a thread's sums.
@@ -376,22 +451,18 @@ fn fragments(
 }
 
 /// Begins to fill a tile with a factor's lines from `first`, a line and a number in it. Zeros lie
-/// beyond the factor.
+/// beyond the factor. Lines are multiples of 16 bytes.
 fn fill(g: &mut Grid, side: &Side, tile: Value, batch: Value, first: [Value; 2]) {
-    let [rows, numbers] = shape(side.across);
+    let row_bytes = pitch(side.is_turned());
+    let [rows, _] = shape(side.is_turned());
     let [lines, length] = side.lines();
-    let chunks = numbers / CHUNK;
-    let [row, chunk] = g.divided(g.thread, chunks);
-    let to = swizzled(g, pitch(side.across), row, chunk);
+    let chunks = row_bytes / 16;
+    let [row, number] = g.divided(g.thread, chunks);
+    let to = swizzled(g, row_bytes, row, number);
     let to = g.b.offset(tile, to, Kind::I8);
-    let past = g.times(chunk, CHUNK);
+    let past = g.times(number, chunk(side.numbers));
     let (line, at) = (g.b.addi(first[0], row), g.b.addi(first[1], past));
-    let matrix = g.times(batch, lines * length);
-    let start = g.times(line, length);
-    let start = g.b.addi(start, at);
-    let start = g.b.addi(matrix, start);
-    let x = g.operand(side.factor.operand);
-    let from = g.b.offset(x.pointer, start, Kind::BF16);
+    let from = begin(g, side, batch, [line, at]);
     let (all, none) = (g.b.int(16), g.b.int(0));
     let within = g.below(at, length);
     // Rows that all threads fill at once: a multiple of 8, so that a thread's chunk has the same
@@ -403,9 +474,64 @@ fn fill(g: &mut Grid, side: &Side, tile: Value, batch: Value, first: [Value; 2])
         let inside = g.b.andi(inside, within);
         let bytes = g.b.select(inside, all, none);
         let (to, from) = (
-            g.b.offset(to, i * pitch(side.across), Kind::I8),
-            g.b.offset(from, i * length, Kind::BF16),
+            g.b.offset(to, i * row_bytes, Kind::I8),
+            g.b.offset(from, i * length * size(side.numbers), Kind::I8),
         );
         g.b.copy_async(to, from, 16, bytes, Cache::Second);
+    }
+}
+
+/// The address of a number of a line.
+fn begin(g: &mut Grid, side: &Side, batch: Value, [line, at]: [Value; 2]) -> Value {
+    let [lines, length] = side.lines();
+    let matrix = g.times(batch, lines * length);
+    let start = g.times(line, length);
+    let start = g.b.addi(start, at);
+    let start = g.b.addi(matrix, start);
+    let bytes = g.times(start, size(side.numbers));
+    let x = g.operand(side.factor.operand);
+    g.b.offset(x.pointer, bytes, Kind::I8)
+}
+
+/// The same for f32, number by number, of any lines. A tile's row goes over terms.
+fn fill_by_numbers(g: &mut Grid, side: &Side, tile: Value, batch: Value, first: [Value; 2]) {
+    let [lines, length] = side.lines();
+    let (deep, threads) = (depth(side.numbers), u64::from(THREADS));
+    // Neighbouring threads copy neighbouring numbers of a line.
+    let [far, near] = match side.across {
+        true => g.divided(g.thread, TILE),
+        false => g.divided(g.thread, deep),
+    };
+    let (line, at) = (g.b.addi(first[0], far), g.b.addi(first[1], near));
+    let from = begin(g, side, batch, [line, at]);
+    let within = g.below(at, length);
+    let (all, none) = (g.b.int(4), g.b.int(0));
+    // Lines that all threads copy at once.
+    let each = if side.across {
+        threads / TILE
+    } else {
+        threads / deep
+    };
+    let of_tile = if side.across { deep } else { TILE };
+    for i in (0..of_tile).step_by(each as usize) {
+        let line = g.plus(line, i as i64);
+        let inside = g.below(line, lines);
+        let inside = g.b.andi(inside, within);
+        let bytes = g.b.select(inside, all, none);
+        let past = g.plus(far, i as i64);
+        let [row, term] = if side.across {
+            [near, past]
+        } else {
+            [past, near]
+        };
+        let [number, word] = g.divided(term, chunk(side.numbers));
+        let to = swizzled(g, pitch(false), row, number);
+        let word = g.times(word, 4);
+        let to = g.b.addi(to, word);
+        let (to, from) = (
+            g.b.offset(tile, to, Kind::I8),
+            g.b.offset(from, i * length * size(side.numbers), Kind::I8),
+        );
+        g.b.copy_async(to, from, 4, bytes, Cache::All);
     }
 }

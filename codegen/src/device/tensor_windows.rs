@@ -23,7 +23,7 @@
 use super::Kernel;
 use super::grid::Grid;
 use super::tensor::{CHUNK, DEPTH, SUMS, THREADS, TILE, Tiles, arrive, pitch, swizzled};
-use crate::mlir::{Arith, Cache, Convert, Emit, Kind, Predicate, Type, Value};
+use crate::mlir::{Arith, Cache, Convert, Emit, Factors, Kind, Predicate, Type, Value};
 use ir::DType;
 use ir::op::windows::{Axis, Windows};
 
@@ -458,7 +458,7 @@ const HALVES: u64 = THREADS as u64 / TILE;
 impl Gather<'_> {
     fn new<'a>(g: &mut Grid, call: &'a Call) -> Gather<'a> {
         const TABLE: u64 = ENTRY * TILE;
-        let tiles = Tiles::new(g, [false; 2], 2 * TABLE);
+        let tiles = Tiles::new(g, [false; 2], Factors::Bf16, 2 * TABLE);
         let tables = [0, 1].map(|i| tiles.behind(g, i * TABLE));
         let [warp, lane] = g.divided(g.thread, 32);
         let own = call.factors.each_ref().map(|factor| match factor.filling {

@@ -51,6 +51,15 @@ pub(crate) enum Cache {
     Second,
 }
 
+/// The numbers that tensor cores multiply.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Factors {
+    /// 16 × 16 times 16 × 8 numbers, in pairs.
+    Bf16,
+    /// 16 × 8 times 8 × 8 numbers: f32 whose lower 13 bits do not count.
+    Tf32,
+}
+
 /// How four 8 × 8 matrices are loaded from shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Layout {
@@ -66,6 +75,7 @@ pub(super) enum Intrinsic {
     Ex2,
     Lg2,
     PairBf16,
+    Tf32,
 }
 
 impl Intrinsic {
@@ -74,6 +84,7 @@ impl Intrinsic {
             Intrinsic::Ex2 => "llvm.nvvm.ex2.approx.ftz.f32",
             Intrinsic::Lg2 => "llvm.nvvm.lg2.approx.ftz.f",
             Intrinsic::PairBf16 => "llvm.nvvm.ff2bf16x2.rn",
+            Intrinsic::Tf32 => "llvm.nvvm.f2tf32.rna",
         }
     }
 }
@@ -141,6 +152,7 @@ pub(super) enum Inst {
     WaitAll,
     LoadMatrices(Value, Layout),
     Multiply {
+        factors: Factors,
         a: [Value; 4],
         b: [Value; 2],
         c: [Value; 4],
@@ -240,7 +252,7 @@ impl Inst {
             Inst::CopyAsync {
                 to, from, valid, ..
             } => vec![*to, *from, *valid],
-            Inst::Multiply { a, b, c } => [&a[..], b, c].concat(),
+            Inst::Multiply { a, b, c, .. } => [&a[..], b, c].concat(),
             Inst::For(inner) => [&inner.bounds[..], &inner.starts].concat(),
             Inst::While(inner) => [&[inner.limit], &inner.starts[..]].concat(),
         }
@@ -1116,15 +1128,28 @@ impl Builder {
     /// `c + a·b` on tensor cores: 16 × 16 times 16 × 8 numbers of bf16, in pairs, with f32 results.
     #[track_caller]
     pub(crate) fn multiply(&mut self, a: [Value; 4], b: [Value; 2], c: [Value; 4]) -> [Value; 4] {
+        self.multiply_as(Factors::Bf16, a, b, c)
+    }
+
+    /// `c + a·b` on tensor cores, with f32 results.
+    #[track_caller]
+    pub(crate) fn multiply_as(
+        &mut self,
+        factors: Factors,
+        a: [Value; 4],
+        b: [Value; 2],
+        c: [Value; 4],
+    ) -> [Value; 4] {
         let op = "nvvm.mma.sync";
         for x in a.iter().chain(&b) {
-            self.wants(op, "pairs in 32-bit integers", x.ty, x.ty == WORD);
+            self.wants(op, "factors in 32-bit integers", x.ty, x.ty == WORD);
         }
         for x in c {
             self.wants(op, "f32", x.ty, x.ty == FLOAT);
         }
         let ty = Type::Struct(4, Kind::F32);
-        let all = self.define(op, Inst::Multiply { a, b, c }, ty);
+        let inst = Inst::Multiply { factors, a, b, c };
+        let all = self.define(op, inst, ty);
         self.fields(all, Kind::F32)
     }
 
@@ -1151,6 +1176,12 @@ impl Builder {
     #[track_caller]
     pub(crate) fn lg2(&mut self, x: Value) -> Value {
         self.intrinsic(Intrinsic::Lg2, &[x], FLOAT)
+    }
+
+    /// The bits of an f32 rounded to the 11 bits of a TF32 number.
+    #[track_caller]
+    pub(crate) fn tf32(&mut self, x: Value) -> Value {
+        self.intrinsic(Intrinsic::Tf32, &[x], WORD)
     }
 
     /// Two floats as a pair of bf16 in a 32-bit integer, the first in the lower half.

@@ -18,7 +18,7 @@ mod tests;
 mod types;
 
 pub(crate) use builder::{
-    Body, Builder, Cache, Emit, Function, Layout, Module, Parameter, Shared, Step, Value,
+    Body, Builder, Cache, Emit, Factors, Function, Layout, Module, Parameter, Shared, Step, Value,
 };
 pub use error::{Error, Mismatch};
 pub(crate) use ops::{Arith, Convert, Predicate, Special, select};

@@ -1,8 +1,8 @@
 //! Modules as MLIR text.
 
 use super::builder::{
-    Block, Body, Cache, For, Function, Inst, Layout, Module, Op, Parameter, Shared, Step, Value,
-    While,
+    Block, Body, Cache, Factors, For, Function, Inst, Layout, Module, Op, Parameter, Shared, Step,
+    Value, While,
 };
 use super::{Kind, Space, Type};
 use std::fmt::{self, Display, Formatter, Write};
@@ -350,15 +350,22 @@ impl Printer<'_, '_> {
                     self.name(*row)
                 )
             }
-            Inst::Multiply { a, b, c } => format!(
-                "nvvm.mma.sync A[{}] B[{}] C[{}] {{layoutA = #nvvm.mma_layout<row>, \
-                 layoutB = #nvvm.mma_layout<col>, multiplicandAPtxType = #nvvm.mma_type<bf16>, \
-                 multiplicandBPtxType = #nvvm.mma_type<bf16>, \
-                 shape = #nvvm.shape<m = 16, n = 8, k = 16>}} : (i32, i32, f32) -> {ty}",
-                self.list(a),
-                self.list(b),
-                self.list(c)
-            ),
+            Inst::Multiply { factors, a, b, c } => {
+                let (number, k) = match factors {
+                    Factors::Bf16 => ("bf16", 16),
+                    Factors::Tf32 => ("tf32", 8),
+                };
+                format!(
+                    "nvvm.mma.sync A[{}] B[{}] C[{}] {{layoutA = #nvvm.mma_layout<row>, \
+                     layoutB = #nvvm.mma_layout<col>, \
+                     multiplicandAPtxType = #nvvm.mma_type<{number}>, \
+                     multiplicandBPtxType = #nvvm.mma_type<{number}>, \
+                     shape = #nvvm.shape<m = 16, n = 8, k = {k}>}} : (i32, i32, f32) -> {ty}",
+                    self.list(a),
+                    self.list(b),
+                    self.list(c)
+                )
+            }
             Inst::Field(x, at) => format!("llvm.extractvalue {}[{at}] : {}", self.name(*x), x.ty),
             Inst::Intrinsic(which, args) => {
                 let (list, types) = (self.list(args), types(args));

@@ -179,6 +179,11 @@ pub(crate) struct Compiling {
     /// generated]
     #[arg(long, value_parser = named(&Kernels::ALL, Kernels::name))]
     pub(crate) kernels: Option<Kernels>,
+    /// Let a GPU round the factors of f32 products to TF32 (11 bits of precision), so that tensor
+    /// cores multiply them. A processor ignores it. PyTorch's name of it is
+    /// torch.backends.cuda.matmul.allow_tf32
+    #[arg(long)]
+    pub(crate) tf32: bool,
     /// Bandwidth of the link between device and host in each direction, such as 2GB/s, instead of
     /// the one in the device's file. `train` also slows copies down to it
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]

@@ -121,6 +121,7 @@ impl Inspected<'_> {
             "name": artifact.name,
             "device": artifact.device,
             "machine_code": trust::has_code(artifact),
+            "tf32": artifact.tf32,
             "processors": self.kernels.processors,
             "signed": match self.signed {
                 Signed::Yes => "here",
@@ -163,6 +164,9 @@ impl Inspected<'_> {
             format!("{}, planned for {}", artifact.name, artifact.device),
         );
         row("machine code", self.code());
+        if artifact.tf32 {
+            row("f32 products", "factors may be rounded to TF32".into());
+        }
         row(
             "runs here",
             match &self.checked {

@@ -214,13 +214,18 @@ pub(crate) fn machine_on(compiling: &Compiling, known: Option<Device>) -> Result
         device.link_bandwidth = link;
     }
     let Some(path) = &compiling.profile else {
-        let cost = Box::new(Roofline::new(&device));
+        let cost = Box::new(Roofline::new(&device).with_tf32(compiling.tf32));
         return Ok(Machine {
             device,
             cost,
             profiled: None,
         });
     };
+    if compiling.tf32 {
+        let why =
+            "--tf32: the products that --profile measured were of f32; leave out one of the two";
+        return Err(Failure::Input(why.into()));
+    }
     let text = read_text(path)?;
     let refused =
         |e: String| Failure::Input(format!("--profile {}: {}", path.display(), e.trim_end()));
@@ -292,6 +297,7 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         planner: compiling.planner.unwrap_or_default(),
         kernels: compiling.kernels.unwrap_or_default(),
         parts: None,
+        tf32: compiling.tf32,
         without_simplify: compiling.without.is_some(),
         extent: Extent::default(),
     }

@@ -227,7 +227,7 @@ impl Step {
                 bytes: schedule.buffers[loc.buffer].bytes - loc.offset,
             });
             let bytes = scratch.map_or(0, |scratch| scratch.bytes);
-            let kernel = codegen::generated(graph, *node, bytes, target)?;
+            let kernel = codegen::generated(graph, *node, bytes, target, false)?;
             let code = kernel.map(|kernel| {
                 let object = *objects
                     .entry(kernel.name.clone())

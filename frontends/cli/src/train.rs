@@ -311,6 +311,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         host,
         planner,
         kernels,
+        tf32,
         // The running machine simulates the link.
         link: _,
         profile,
@@ -344,6 +345,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         ("--host", host.is_some()),
         ("--planner", planner.is_some()),
         ("--kernels", other_kernels),
+        ("--tf32", *tf32 && !artifact.tf32),
         ("--without", without.is_some()),
         ("--profile", profile.is_some()),
         ("--dim", !args.dim.is_empty()),

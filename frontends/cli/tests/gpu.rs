@@ -128,6 +128,76 @@ fn products_by_the_library_train_the_same() {
 
 /// `train --device cuda` plans for the GPU that is there, and runs there: a text graph with the
 /// losses of the processor, at any budget, and says what the plan does not count.
+/// With `--tf32` the file says so, and the library is asked for it; a profile has no such times.
+#[test]
+fn tf32_is_an_option_of_the_step() {
+    let files = Files::new("gpu-tf32");
+    let [exact, rounded] =
+        [("e.lit", ""), ("r.lit", "--tf32")].map(|(name, rest)| files.compile(name, rest));
+    let about = |step: &str| run(&format!("inspect {step} --json")).expect(0).json()[0].clone();
+    assert_eq!(
+        (&about(&exact)["tf32"], &about(&rounded)["tf32"]),
+        (&false.into(), &true.into())
+    );
+    let text = run(&format!("inspect {rounded}")).expect(0).out;
+    assert!(text.contains("may be rounded to TF32"), "{text}");
+
+    let standin = Standin::new(&Options::default()).unwrap();
+    let path = standin.path().to_str().unwrap();
+    let (driver, library) = (("LIGHTERAGE_CUDA", path), ("LIGHTERAGE_CUBLASLT", path));
+    let theirs = losses(&run_with(&files.train(&rounded, "--json"), &[driver, library]).expect(0));
+    let choices = std::fs::read_to_string(format!("{rounded}.algorithms")).unwrap();
+    assert!(
+        choices.lines().skip(1).all(|line| line.contains("-tf32 ")),
+        "{choices}"
+    );
+    let ours = losses(&run_with(&files.train(&rounded, "--json"), &[driver]).expect(0));
+    let exact = losses(&run_with(&files.train(&exact, "--json"), &[driver]).expect(0));
+    let apart = |a: &[f64], b: &[f64]| (a[0] - b[0]).abs() / b[0].abs();
+    assert!(apart(&ours, &theirs) < 1e-6, "{ours:?}, {theirs:?}");
+    assert!(
+        (1e-9..1e-2).contains(&apart(&ours, &exact)),
+        "{ours:?}, {exact:?}"
+    );
+
+    // A processor has no TF32, so its step is that of f32.
+    let step = files.compile("c.lit", "--tf32 --target cpu");
+    assert_eq!(about(&step)["tf32"], false);
+    let profile = files.folder.write("p.prof", "");
+    let graph = &files.graph;
+    let refused = run(&format!(
+        "plan {graph} --device h100 --tf32 --profile {profile}"
+    ));
+    assert!(
+        refused
+            .expect(2)
+            .err
+            .contains("--tf32: the products that --profile measured")
+    );
+}
+
+/// Without cuBLASLt, `train` says what computes products, and why.
+#[test]
+fn without_the_library_train_says_why() {
+    let files = Files::new("gpu-no-library");
+    let step = files.compile("n.lit", "");
+    let standin = Standin::new(&Options::default()).unwrap();
+    // The driver is found by its name. What is found as the library is none.
+    let folder = files.folder.file("found");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::copy(standin.path(), format!("{folder}/libcuda.so.1")).unwrap();
+    for name in ["libcublasLt.so.13", "libcublasLt.so.12"] {
+        std::fs::write(format!("{folder}/{name}"), "").unwrap();
+    }
+    let found = [("LD_LIBRARY_PATH", folder.as_str())];
+    let said = run_with(&files.train(&step, ""), &found).expect(0).err;
+    let note = "note: products run on kernels of Lighterage, which are slower than cuBLASLt's: ";
+    assert!(
+        said.contains(note) && said.contains("libcublasLt.so.13"),
+        "{said}"
+    );
+}
+
 #[test]
 fn a_model_trains_on_the_gpu_that_is_there() {
     let files = Files::new("gpu-here");

@@ -97,7 +97,7 @@ fn kind_of_kernels(given: &str) -> PyResult<Kernels> {
 /// come at the pause of a step in two parts, and of the outputs that leave there.
 #[pyfunction]
 #[pyo3(signature = (pt2, *, optimizer, budget=None, device="cpu", host=None, kernels="auto",
-    planner="auto", clip_norm=None, groups=None, parts=None, here=true, command=""))]
+    planner="auto", clip_norm=None, groups=None, parts=None, here=true, tf32=false, command=""))]
 #[expect(
     clippy::too_many_arguments,
     reason = "Python's keyword arguments; its callers name each"
@@ -115,6 +115,7 @@ pub(crate) fn compile(
     groups: Option<BTreeMap<String, usize>>,
     parts: Option<(BTreeSet<String>, BTreeSet<String>)>,
     here: bool,
+    tf32: bool,
     command: &str,
 ) -> PyResult<Plan> {
     let host = host.map(|text| parse_bytes(text).map_err(|e| error(format!("host: {e}"))));
@@ -128,6 +129,7 @@ pub(crate) fn compile(
         groups: groups.unwrap_or_default(),
         parts: parts.map(|(late, early)| Parts { late, early }),
         extent: Extent::Plan,
+        tf32,
         ..Options::default()
     };
     let mut device = self::device(device)?;
@@ -155,7 +157,7 @@ fn planned(
         model.graph.clone(),
         &options,
         &device,
-        &Roofline::new(&device),
+        &Roofline::new(&device).with_tf32(options.tf32),
         &mut |report| times.push((report.name, report.time, report.changed)),
     );
     let tensors = model.tensors.into_iter();
@@ -336,6 +338,11 @@ impl Plan {
 }
 
 impl Plan {
+    /// The times that it was planned with.
+    fn cost(&self) -> Roofline {
+        Roofline::new(&self.device).with_tf32(self.compiled.options.tf32)
+    }
+
     /// The step with the plans for all budgets, which take several times as long as one.
     fn all(&self) -> &Compiled {
         self.all.get_or_init(|| {
@@ -343,7 +350,7 @@ impl Plan {
                 extent: Extent::Curve,
                 ..self.compiled.options.clone()
             };
-            let cost = Roofline::new(&self.device);
+            let cost = self.cost();
             let graph = self.traced.clone();
             pipeline::compile(graph, &options, &self.device, &cost, &mut |_| ())
                 .expect("a step that was compiled should compile again")
@@ -373,7 +380,7 @@ impl Plan {
     }
 
     fn page(&self) -> String {
-        let cost = Roofline::new(&self.device);
+        let cost = self.cost();
         let all = self.all();
         let problem = Problem::new(&all.program.graph, &self.device, &cost);
         page::page(&Source {
@@ -391,7 +398,7 @@ impl Plan {
 
     fn explained(&self, asked: &str) -> PyResult<String> {
         let graph = &self.compiled.program.graph;
-        let cost = Roofline::new(&self.device);
+        let cost = self.cost();
         let problem = Problem::new(graph, &self.device, &cost);
         let name = explained::known_path(&self.tied, graph, asked).unwrap_or(asked);
         let rows = |values: &[Value]| explained::rows(&self.compiled, &problem, values);

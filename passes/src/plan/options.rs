@@ -62,6 +62,9 @@ pub struct Options {
     pub extent: Extent,
     /// Runs the step in two parts, on memory of the caller.
     pub parts: Option<Parts>,
+    /// Lets a GPU round the factors of f32 products (`matmul`, `addmm`) to TF32, which has 11 bits
+    /// of precision, so that tensor cores multiply them. Times are predicted for it too.
+    pub tf32: bool,
     /// Skips `simplify`: formulas stay as they were traced.
     pub without_simplify: bool,
 }

@@ -37,6 +37,8 @@ pub struct Artifact {
     pub name: String,
     /// The device it was planned for.
     pub device: String,
+    /// Whether a GPU's library may round the factors of f32 products to TF32, as the kernels do.
+    pub tf32: bool,
     /// Pools, each one allocation of exactly `bytes`.
     pub pools: Vec<Pool>,
     /// Stream names.

@@ -77,6 +77,7 @@ fn example() -> Artifact {
     Artifact {
         name: "mlp".into(),
         device: "h200".into(),
+        tf32: true,
         pools: vec![Pool {
             name: "device".into(),
             space: MemorySpace::Device(0),

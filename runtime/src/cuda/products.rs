@@ -23,6 +23,8 @@ use std::sync::Arc;
 
 // Numbers of cublasLt.h, cublas_api.h and library_types.h.
 const COMPUTE_F32: c_int = 68;
+/// Factors of f32 are rounded to TF32.
+const COMPUTE_TF32: c_int = 77;
 const BATCH_COUNT: c_int = 5;
 const BATCH_OFFSET: c_int = 6;
 const TRANSPOSE_A: c_int = 3;
@@ -82,6 +84,8 @@ pub struct Shape {
     pub ta: bool,
     /// The right factor lies as `[n,k]`.
     pub tb: bool,
+    /// Factors of f32 may be rounded to TF32.
+    pub tf32: bool,
     /// The factors' type.
     pub factors: Number,
     /// The result's and the addend's type.
@@ -427,7 +431,8 @@ impl Product {
         // SAFETY: the out is valid for the call.
         let made = unsafe {
             let scale = Number::F32 as c_int;
-            (functions.operation_create)(&raw mut operation, COMPUTE_F32, scale)
+            let compute = if s.tf32 { COMPUTE_TF32 } else { COMPUTE_F32 };
+            (functions.operation_create)(&raw mut operation, compute, scale)
         };
         done("cublasLtMatmulDescCreate", made)?;
         self.operation = Described(operation);

@@ -62,6 +62,9 @@ pub struct CudaOptions {
     /// Bytes of the host go to the device's pool, and come from there, by two pieces of pinned
     /// memory of so many bytes.
     pub staging_bytes: usize,
+    /// Whether the library may round the factors of f32 products to TF32:
+    /// [`artifact::Artifact::tf32`].
+    pub tf32: bool,
     /// What computes products. The default is what the variable `LIGHTERAGE_CUBLASLT` says.
     pub products: ProductLibrary,
     /// The file that keeps the algorithms of cuBLASLt from one run to the next, if there is one.
@@ -81,6 +84,7 @@ impl Default for CudaOptions {
             // Single calls for 512 GiB fail on some systems.
             register_bytes: 64 << 30,
             staging_bytes: 1 << 20,
+            tf32: false,
             products: ProductLibrary::of_environment(),
             algorithms: None,
         }
@@ -223,7 +227,7 @@ impl Cuda {
         };
         let other_driver = cuda.library.is_some() || Driver::is_named();
         let file = cuda.algorithms.as_deref();
-        let products = Products::new(&device, &cuda.products, other_driver, file)?;
+        let products = Products::new(&device, &cuda.products, other_driver, (file, cuda.tf32))?;
         Ok(Cuda {
             products,
             queues: Vec::new(),

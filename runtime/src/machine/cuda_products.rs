@@ -57,6 +57,8 @@ pub(super) struct Products {
     is_new: bool,
     /// Launches that the library computes, and other products.
     counts: [usize; 2],
+    /// Whether factors of f32 may be rounded to TF32.
+    tf32: bool,
 }
 
 /// Loads what is asked for; without it, why.
@@ -95,7 +97,7 @@ impl Products {
         device: &Device,
         which: &ProductLibrary,
         other_driver: bool,
-        file: Option<&Path>,
+        (file, tf32): (Option<&Path>, bool),
     ) -> Result<Products, Error> {
         let (library, missing) = match open(device, which, other_driver)? {
             Ok(library) => (Some(library), None),
@@ -106,6 +108,7 @@ impl Products {
             missing,
             device: device.name().into(),
             file: file.map(Path::to_path_buf),
+            tf32,
             ..Products::default()
         };
         products.read();
@@ -165,6 +168,7 @@ impl Products {
             self.counts[1] += 1;
             return Ok(None);
         };
+        shape.tf32 = self.tf32 && shape.factors == Number::F32;
         shape.workspace = workspace.map_or(0, |range| range.bytes());
         let places = Places {
             left: address(left),
@@ -268,6 +272,7 @@ fn found(op: &str, attrs: &[(String, Attr)], launch: &Launch<'_>) -> Option<Foun
             k,
             ta,
             tb,
+            tf32: false,
             factors,
             result,
             addend: added,
@@ -287,14 +292,16 @@ fn key(s: &Shape) -> String {
         k,
         ta,
         tb,
+        tf32,
         factors,
         result,
         addend,
         workspace,
     } = s;
+    let rounded = if *tf32 { "-tf32" } else { "" };
     let sides = [ta, tb].map(|&t| if t { 't' } else { 'n' });
     format!(
-        "{factors:?}-{result:?}-{addend:?}-{}{}-{batch}x{m}x{n}x{k}-{workspace}",
+        "{factors:?}-{result:?}-{addend:?}-{}{}-{batch}x{m}x{n}x{k}-{workspace}{rounded}",
         sides[0], sides[1]
     )
 }

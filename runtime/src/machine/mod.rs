@@ -138,7 +138,7 @@ impl Machine {
         validate::validate(&artifact)?;
         let backend: Box<dyn Backend> = match artifact.gpu() {
             None => Box::new(Cpu::new(&options)?),
-            Some(sm) => gpu(sm, &options, choices)?,
+            Some(sm) => gpu((sm, artifact.tf32), &options, choices)?,
         };
         Machine::validated(backend, artifact, options, &BTreeMap::new())
     }
@@ -558,9 +558,14 @@ impl std::fmt::Debug for Machine {
 
 /// The backend for code that is for a GPU.
 #[cfg(feature = "cuda")]
-fn gpu(sm: Sm, options: &Options, choices: Option<&Path>) -> Result<Box<dyn Backend>, Error> {
+fn gpu(
+    (sm, tf32): (Sm, bool),
+    options: &Options,
+    choices: Option<&Path>,
+) -> Result<Box<dyn Backend>, Error> {
     let cuda = CudaOptions {
         device: options.gpu,
+        tf32,
         algorithms: choices.map(Path::to_path_buf),
         ..CudaOptions::default()
     };
@@ -574,7 +579,7 @@ fn gpu(sm: Sm, options: &Options, choices: Option<&Path>) -> Result<Box<dyn Back
     }
 }
 #[cfg(not(feature = "cuda"))]
-fn gpu(sm: Sm, _: &Options, _: Option<&Path>) -> Result<Box<dyn Backend>, Error> {
+fn gpu((sm, _): (Sm, bool), _: &Options, _: Option<&Path>) -> Result<Box<dyn Backend>, Error> {
     Err(Error::Unsupported(format!(
         "the artifact's kernels are for {sm}, a GPU; this program was built without `cuda`"
     )))

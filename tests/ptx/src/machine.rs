@@ -884,7 +884,10 @@ impl Block<'_> {
             Op::Mma(ty) => {
                 whole()?;
                 self.stats.mmas += 1;
-                self.mma(ty, lanes.start, args)?;
+                match ty {
+                    Ty::Tf32 => self.mma_tf32(lanes.start, args)?,
+                    _ => self.mma(ty, lanes.start, args)?,
+                }
             }
             Op::LdMatrix { n, transposed } => {
                 whole()?;
@@ -926,6 +929,40 @@ impl Block<'_> {
                 let (row, column) = (g + 8 * (r / 2), 2 * p + r % 2);
                 let sum: f64 =
                     (0..16).map(|k| a[row][k] * b[k][column]).sum::<f64>() + c[row][column];
+                self.set(t, arg, narrow(Ty::F32, sum))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same of 16 × 8 and 8 × 8 numbers, each in a register of its own: a's hold rows g, g+8,
+    /// g, g+8 of columns p, p, p+4, p+4; b's hold column g of rows p and p+4. Lower bits of the
+    /// factors do not count.
+    fn mma_tf32(&mut self, start: usize, args: &[Arg]) -> Done<()> {
+        let (mut a, mut b, mut c) = ([[0f64; 8]; 16], [[0f64; 8]; 8], [[0f64; 8]; 16]);
+        let [to, of_a, of_b, of_c] = [0, 1, 2, 3].map(|i| parts(&args[i]));
+        if [to.len(), of_a.len(), of_b.len(), of_c.len()] != [4, 4, 2, 4] {
+            return Err("mma has 4, 4, 2 and 4 registers".into());
+        }
+        let cut = |v: u64| wide(Ty::F32, v & !0x1fff);
+        for lane in 0..32 {
+            let (t, g, p) = (start + lane, lane / 4, lane % 4);
+            for (r, arg) in of_a.iter().enumerate() {
+                a[g + 8 * (r % 2)][p + 4 * (r / 2)] = cut(self.get(t, arg));
+            }
+            for (r, arg) in of_b.iter().enumerate() {
+                b[p + 4 * r][g] = cut(self.get(t, arg));
+            }
+            for (r, arg) in of_c.iter().enumerate() {
+                c[g + 8 * (r / 2)][2 * p + r % 2] = wide(Ty::F32, self.get(t, arg));
+            }
+        }
+        for lane in 0..32 {
+            let (t, g, p) = (start + lane, lane / 4, lane % 4);
+            for (r, arg) in to.iter().enumerate() {
+                let (row, column) = (g + 8 * (r / 2), 2 * p + r % 2);
+                let sum: f64 =
+                    (0..8).map(|k| a[row][k] * b[k][column]).sum::<f64>() + c[row][column];
                 self.set(t, arg, narrow(Ty::F32, sum))?;
             }
         }
@@ -1164,6 +1201,9 @@ fn convert(
         _ => Err("no way of rounding to a number without fraction".to_string()),
     };
     match (to, from) {
+        // To the nearest, away from zero if two are equally near. NaN stays.
+        (Ty::Tf32, _) if f32_of(v).is_nan() => Ok(v),
+        (Ty::Tf32, _) => Ok((v + 0x1000) & !0x1fff),
         (Ty::U(_) | Ty::S(_), from) if from.is_float() => {
             let x = if from == Ty::F32 {
                 flushed(f32_of(v), flags.ftz).into()

@@ -16,6 +16,8 @@ pub(super) enum Ty {
     F16x2,
     Bf16x2,
     F32x2,
+    /// An f32 whose lower 13 bits do not count.
+    Tf32,
     F32,
     F64,
 }
@@ -36,6 +38,7 @@ impl Ty {
             "bf16" => Ty::Bf16,
             "f16x2" => Ty::F16x2,
             "bf16x2" => Ty::Bf16x2,
+            "tf32" => Ty::Tf32,
             "f32" => Ty::F32,
             "f32x2" => Ty::F32x2,
             "f64" => Ty::F64,
@@ -47,7 +50,7 @@ impl Ty {
             Ty::Pred => 1,
             Ty::U(bits) | Ty::S(bits) => bits,
             Ty::F16 | Ty::Bf16 => 16,
-            Ty::F16x2 | Ty::Bf16x2 | Ty::F32 => 32,
+            Ty::F16x2 | Ty::Bf16x2 | Ty::Tf32 | Ty::F32 => 32,
             Ty::F64 | Ty::F32x2 => 64,
         }
     }
@@ -139,6 +142,8 @@ pub(super) enum Round {
     Zero,
     Down,
     Up,
+    /// To the nearest; ties away from zero.
+    Away,
     /// To an integer; ties to even.
     IntEven,
     IntZero,
@@ -899,6 +904,7 @@ fn decode(head: &str, mods: &mut Mods<'_>) -> Option<Op> {
                 ("rzi", Round::IntZero),
                 ("rmi", Round::IntDown),
                 ("rpi", Round::IntUp),
+                ("rna", Round::Away),
             ];
             let round = mods.choose(&of);
             if to.half().is_some() {
@@ -906,6 +912,10 @@ fn decode(head: &str, mods: &mut Mods<'_>) -> Option<Op> {
                     to,
                     relu: mods.take("relu"),
                 });
+            }
+            let is_tf32 = to == Ty::Tf32 && from == Ty::F32;
+            if is_tf32 != (round == Some(Round::Away)) {
+                return None;
             }
             if to.is_float() && matches!(round, Some(Round::Zero | Round::Down | Round::Up)) {
                 return None;
@@ -990,6 +1000,17 @@ fn decode(head: &str, mods: &mut Mods<'_>) -> Option<Op> {
                     "f16",
                     "f32",
                 ] => Ty::F16,
+                [
+                    "sync",
+                    "aligned",
+                    "m16n8k8",
+                    "row",
+                    "col",
+                    "f32",
+                    "tf32",
+                    "tf32",
+                    "f32",
+                ] => Ty::Tf32,
                 _ => return None,
             };
             mods.words.clear();

@@ -17,6 +17,7 @@ const NOT_SUPPORTED: c_int = 15;
 
 // Numbers of cublasLt.h, cublas_api.h and library_types.h.
 const COMPUTE_F32: c_int = 68;
+const COMPUTE_TF32: c_int = 77;
 const R_32F: c_int = 0;
 const R_16BF: c_int = 14;
 const EPILOGUE_DEFAULT: u32 = 1;
@@ -41,6 +42,7 @@ struct Choice {
 
 struct Operation {
     transposed: [bool; 2],
+    is_tf32: bool,
     epilogue: u32,
     bias: u64,
 }
@@ -139,11 +141,12 @@ library! {
         SUCCESS
     }
     fn cublasLtMatmulDescCreate(to: *mut *mut Operation, compute: c_int, scale: c_int) {
-        if compute != COMPUTE_F32 || scale != R_32F {
+        if ![COMPUTE_F32, COMPUTE_TF32].contains(&compute) || scale != R_32F {
             return NOT_SUPPORTED;
         }
         let operation = Operation {
             transposed: [false; 2],
+            is_tf32: compute == COMPUTE_TF32,
             epilogue: EPILOGUE_DEFAULT,
             bias: 0,
         };
@@ -273,6 +276,7 @@ library! {
 fn problem(operation: &Operation, layouts: [&Layout; 4]) -> Problem {
     Problem {
         transposed: operation.transposed,
+        is_tf32: operation.is_tf32,
         has_bias: operation.epilogue == EPILOGUE_BIAS,
         layouts: layouts.map(|layout| *layout),
     }

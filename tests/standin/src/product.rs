@@ -54,6 +54,8 @@ impl Layout {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Problem {
     pub(crate) transposed: [bool; 2],
+    /// Factors are rounded to TF32.
+    pub(crate) is_tf32: bool,
     pub(crate) has_bias: bool,
     /// Of the factors, the addend and the result.
     pub(crate) layouts: [Layout; 4],
@@ -131,13 +133,21 @@ impl Call {
         let Problem {
             layouts: [a, b, c, d],
             transposed,
+            is_tf32,
             has_bias,
         } = &self.problem;
         let of = |layout: &Layout, at: u64| -> Vec<f64> {
             let bytes = memory.slice(at, layout.bytes() as usize);
             numbers(layout.number, bytes.expect("it is allocated"))
         };
-        let (left, right) = (of(a, self.at[0]), of(b, self.at[1]));
+        let factors = [(a, self.at[0]), (b, self.at[1])].map(|(layout, at)| {
+            let mut numbers = of(layout, at);
+            if *is_tf32 {
+                numbers.iter_mut().for_each(|x| *x = tf32(*x));
+            }
+            numbers
+        });
+        let [left, right] = factors;
         let added = (self.beta != 0.0).then(|| of(c, self.at[2]));
         let bias = has_bias.then(|| {
             let bytes = (d.rows * d.number.bytes()) as usize;
@@ -186,6 +196,15 @@ impl Call {
             }
         }
     }
+}
+
+/// The nearest TF32 of an f32, ties away from zero.
+fn tf32(x: f64) -> f64 {
+    if x.is_nan() {
+        return x;
+    }
+    let bits = (x as f32).to_bits().wrapping_add(0x1000) & !0x1fff;
+    f64::from(f32::from_bits(bits))
 }
 
 fn numbers(number: Number, bytes: &[u8]) -> Vec<f64> {
@@ -253,6 +272,7 @@ mod tests {
         };
         let problem = Problem {
             transposed: [true, false],
+            is_tf32: false,
             has_bias: false,
             layouts: [layout(2, 1), layout(2, 2), layout(1, 2), layout(1, 2)],
         };

@@ -19,9 +19,18 @@ use std::sync::Arc;
 
 /// A step of a graph's nodes, for an H100.
 fn compiled(text: &str) -> Artifact {
+    compiled_as(text, false)
+}
+
+/// The same; with `tf32`, factors of f32 are rounded.
+fn compiled_as(text: &str, tf32: bool) -> Artifact {
     let graph = parse_graph(text).unwrap_or_else(|e| panic!("{e}\n{text}"));
     let device = devices::named("h100").unwrap();
-    let (options, cost) = (Options::default(), Roofline::new(&device));
+    let cost = Roofline::new(&device);
+    let options = Options {
+        tf32,
+        ..Options::default()
+    };
     let compiled = pipeline::compile(graph, &options, &device, &cost, &mut |_| ()).unwrap();
     codegen::emit(&compiled, &Data::new(), Some(Target::SM_90)).unwrap()
 }
@@ -126,6 +135,38 @@ fn every_form_of_a_product_is_the_librarys() {
     let watch = Watch::new(&standin(2));
     let ours = run(&watch, &artifact, CudaOptions::default()).unwrap();
     assert_eq!(watch.standin.calls_of("cublasLtMatmul"), 0);
+    assert_eq!(far(&artifact, &theirs, &ours), None);
+}
+
+/// Products by TF32: the library and the step's own kernels round the same factors, and results
+/// differ from those of f32.
+#[test]
+fn tf32_is_for_the_library_too() {
+    let (text, n) = forms();
+    let exact = compiled(&text);
+    let rounded = compiled_as(&text, true);
+    assert!(rounded.tf32 && !exact.tf32);
+    let watch = Watch::new(&standin(1));
+    let cuda = CudaOptions {
+        tf32: true,
+        ..library(&watch)
+    };
+    let theirs = run(&watch, &rounded, cuda).unwrap();
+    assert_eq!(watch.standin.findings(), none());
+    assert_eq!(watch.standin.calls_of("cublasLtMatmul"), n as u64);
+    let run_own = |seed, artifact| {
+        let watch = Watch::new(&standin(seed));
+        let ours = run(&watch, artifact, CudaOptions::default()).unwrap();
+        assert_eq!(watch.standin.findings(), none());
+        ours
+    };
+    let ours = run_own(2, &rounded);
+    assert_eq!(far(&rounded, &theirs, &ours), None);
+    assert!(far(&exact, &run_own(3, &exact), &ours).is_some());
+}
+
+/// A number of two runs' outputs that differs by more than rounding.
+fn far(artifact: &Artifact, theirs: &Tensors, ours: &Tensors) -> Option<String> {
     for output in &artifact.outputs {
         let (is_half, name) = (output.operand.dtype == artifact::DType::BF16, &output.name);
         let numbers = |bytes: &[u8]| -> Vec<f32> {
@@ -146,12 +187,12 @@ fn every_form_of_a_product_is_the_librarys() {
         for (theirs, ours) in theirs.iter().zip(&ours) {
             // One step of the type, and rounding errors of terms that cancel.
             let near = ours.abs() * if is_half { 1.0 / 128.0 } else { 1e-6 } + 3e-6;
-            assert!(
-                (theirs - ours).abs() <= near,
-                "{name}: {theirs}, not {ours}"
-            );
+            if (theirs - ours).abs() > near {
+                return Some(format!("{name}: {theirs}, not {ours}"));
+            }
         }
     }
+    None
 }
 
 fn temporary(name: &str) -> PathBuf {
@@ -324,6 +365,7 @@ fn a_product_keeps_to_its_workspace() {
         k: 16,
         ta: false,
         tb: true,
+        tf32: false,
         factors: Number::F32,
         result: Number::F32,
         addend: Addend::Nothing,

@@ -199,12 +199,14 @@ def compile(
     groups: dict[str, int] | None = None,
     parts: tuple[set[str], set[str]] | None = None,
     here: bool = True,
+    tf32: bool = False,
     command: str = "",
 ) -> Plan:
     """Compile a traced step, the bytes of a joint `.pt2` file.
 
     groups: the group of options of a parameter, by its path; group 0 if it has none.
     parts: of a step in two parts, the inputs that come at the pause and the outputs that leave there.
+    tf32: a GPU may round the factors of f32 products to TF32.
     here: for this machine's processor, and with a kernel for each call; else for the device.
 
     Raises Infeasible, Unsupported, Error.

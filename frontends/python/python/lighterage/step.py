@@ -66,11 +66,13 @@ def plan(
     host: str | None = None,
     planner: str = "auto",
     clip_grad_norm: float | None = None,
+    tf32: bool = False,
 ) -> Plan:
     """Plan a training step for a machine, without running it. A weightless model (`export.weightless`) is enough.
 
     optimizer: of torch, or the compiler's name of one: `adamw`, `sgd`, `sgd-momentum`, `none`.
     device: a name of `lighterage.devices()`, or the path of a `.toml` file.
+    tf32: predict the step of a GPU that may round the factors of f32 products to TF32.
     The others are those of `compile`. Calls that have no kernel are planned, and listed in `plan.unsupported`.
 
     Raises CaptureError, Infeasible, Error.
@@ -93,6 +95,7 @@ def plan(
         planner=planner,
         clip_norm=clip_grad_norm,
         here=False,
+        tf32=tf32,
         command=command,
     )
 
