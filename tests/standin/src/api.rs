@@ -10,6 +10,7 @@ use crate::status::Status;
 use crate::world::{Command, Done, World};
 use ptx::{Launch, Param};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ptr;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
@@ -409,7 +410,11 @@ fn load(world: &mut World, text: &CStr) -> Result<u64, (Status, String)> {
         Some(_) => {}
     }
     match ptx::parse(&text) {
-        Ok(kernels) => Ok(world.add_module(kernels)),
+        Ok(kernels) => {
+            let mut hasher = DefaultHasher::new();
+            text.hash(&mut hasher);
+            Ok(world.add_module(kernels, hasher.finish()))
+        }
         Err(error) => invalid(error.to_string()),
     }
 }
@@ -463,7 +468,11 @@ unsafe extern "C" fn cuGetErrorString(status: u32, text: *mut *const c_char) -> 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn standin_reset(options: *const Options) {
     // SAFETY: `Standin` passes a reference.
-    *world() = World::new(unsafe { *options });
+    let options = unsafe { *options };
+    let mut world = world();
+    let memo = std::mem::take(&mut world.memo);
+    *world = World::new(options);
+    world.memo = memo;
 }
 #[unsafe(no_mangle)]
 unsafe extern "C" fn standin_facts(to: *mut Facts) {

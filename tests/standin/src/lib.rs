@@ -31,6 +31,7 @@ mod blas;
 mod facts;
 mod host;
 mod loaded;
+mod memo;
 mod options;
 mod order;
 mod product;

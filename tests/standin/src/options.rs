@@ -23,6 +23,9 @@ pub struct Options {
     /// The number of the command that never ends, from 1, and with it its stream; 0: none.
     /// `STANDIN_HANG_AT`.
     pub hang_at: u64,
+    /// 1: launches that find the same bytes as an earlier one are not interpreted again, also those
+    /// before a reset. `STANDIN_REMEMBERS`.
+    pub remembers: u32,
     /// The version of cuBLASLt: 130100 is 13.1. `STANDIN_CUBLASLT`.
     pub cublaslt: u64,
 }
@@ -38,6 +41,7 @@ impl Default for Options {
             fail_with: 719,
             sticky: 1,
             hang_at: 0,
+            remembers: 0,
             cublaslt: 130_100,
         }
     }
@@ -69,6 +73,7 @@ impl Options {
             fail_with: small("STANDIN_FAIL_WITH", or.fail_with),
             sticky: small("STANDIN_STICKY", or.sticky),
             hang_at: number("STANDIN_HANG_AT", or.hang_at),
+            remembers: small("STANDIN_REMEMBERS", or.remembers),
             cublaslt: number("STANDIN_CUBLASLT", or.cublaslt),
         }
     }

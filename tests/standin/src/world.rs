@@ -5,12 +5,14 @@
 
 use crate::facts::Facts;
 use crate::host::Pinned;
+use crate::memo::Memo;
 use crate::options::Options;
 use crate::order::{Actor, Clock, Conflict, Ledger};
 use crate::product::Call;
 use crate::status::Status;
 use ptx::{Kernel, Launch, Memory, Param};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, ThreadId};
@@ -67,6 +69,8 @@ pub(crate) enum Command {
     },
     Launch {
         kernel: Arc<Kernel>,
+        /// A number of its text.
+        id: u64,
         launch: Launch,
         params: Vec<Param>,
     },
@@ -112,6 +116,8 @@ struct Graph {
 
 struct Function {
     kernel: Arc<Kernel>,
+    /// A number of its text.
+    id: u64,
     /// The largest dynamic shared memory of a launch.
     shared_bytes: u32,
 }
@@ -145,9 +151,11 @@ pub(crate) struct World {
     next_handle: u64,
     streams: BTreeMap<u64, Stream>,
     events: BTreeMap<u64, Event>,
-    modules: BTreeMap<u64, Vec<Arc<Kernel>>>,
+    /// Each with a number of its text.
+    modules: BTreeMap<u64, (u64, Vec<Arc<Kernel>>)>,
     functions: BTreeMap<u64, Function>,
     graphs: BTreeMap<u64, Graph>,
+    pub(crate) memo: Memo,
     /// The number of commands that ran: the clock of timed events.
     commands: u64,
     /// The stream whose next command never ends.
@@ -182,6 +190,7 @@ impl World {
             modules: BTreeMap::new(),
             functions: BTreeMap::new(),
             graphs: BTreeMap::new(),
+            memo: Memo::default(),
             commands: 0,
             hung: None,
         }
@@ -533,10 +542,10 @@ impl World {
 // --- kernels ---
 
 impl World {
-    pub(crate) fn add_module(&mut self, kernels: Vec<Kernel>) -> u64 {
+    pub(crate) fn add_module(&mut self, kernels: Vec<Kernel>, id: u64) -> u64 {
         let handle = self.handle();
-        self.modules
-            .insert(handle, kernels.into_iter().map(Arc::new).collect());
+        let kernels = kernels.into_iter().map(Arc::new).collect();
+        self.modules.insert(handle, (id, kernels));
         self.make();
         handle
     }
@@ -545,18 +554,22 @@ impl World {
         removed.map(|_| ()).ok_or(Status::ERROR_INVALID_HANDLE)
     }
     pub(crate) fn get_function(&mut self, module: u64, name: &str) -> Done<u64> {
-        let kernels = self
+        let (id, kernels) = self
             .modules
             .get(&module)
             .ok_or(Status::ERROR_INVALID_HANDLE)?;
         let kernel = kernels.iter().find(|kernel| kernel.name() == name);
         let kernel = Arc::clone(kernel.ok_or(Status::ERROR_NOT_FOUND)?);
+        let mut hasher = DefaultHasher::new();
+        (id, name).hash(&mut hasher);
+        let id = hasher.finish();
         let shared_bytes = DEFAULT_SHARED_BYTES.saturating_sub(kernel.shared_bytes() as u32);
         let handle = self.handle();
         self.functions.insert(
             handle,
             Function {
                 kernel,
+                id,
                 shared_bytes,
             },
         );
@@ -604,11 +617,12 @@ impl World {
         if !fits {
             return Err(Status::ERROR_INVALID_VALUE);
         }
-        let kernel = Arc::clone(&function.kernel);
+        let (kernel, id) = (Arc::clone(&function.kernel), function.id);
         self.submit(
             stream,
             Command::Launch {
                 kernel,
+                id,
                 launch,
                 params,
             },
@@ -749,7 +763,7 @@ impl World {
     /// point, like a kernel on a GPU with unified addressing.
     fn run_kernel(
         &mut self,
-        kernel: &Kernel,
+        (id, kernel): (u64, &Kernel),
         launch: &Launch,
         params: &[Param],
     ) -> Result<Vec<ptx::Access>, ptx::Error> {
@@ -763,12 +777,19 @@ impl World {
                 seen.push(start);
             }
         }
-        let ran = kernel.run(launch, params, &mut self.memory);
+        let ran = match self.options.remembers {
+            0 => kernel
+                .run(launch, params, &mut self.memory)
+                .map(|(_, accesses)| accesses),
+            _ => self
+                .memo
+                .run((id, kernel), launch, params, &mut self.memory),
+        };
         for start in seen {
             let bytes = self.memory.remove(start).expect("it was placed");
             self.pinned.write(start, &bytes);
         }
-        ran.map(|(_, accesses)| accesses)
+        ran
     }
 
     /// Runs a command, with its accesses. All bytes are in bounds: `submit` and `free` ensure this
@@ -809,9 +830,10 @@ impl World {
             }
             Command::Launch {
                 ref kernel,
+                id,
                 launch,
                 ref params,
-            } => match self.run_kernel(kernel, &launch, params) {
+            } => match self.run_kernel((id, kernel), &launch, params) {
                 Ok(accesses) => {
                     for access in accesses {
                         let bytes = access.address..access.address + access.bytes;
