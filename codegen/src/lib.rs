@@ -40,6 +40,25 @@ pub type Data = BTreeMap<String, Vec<u8>>;
 /// there are none. An error names the ops that have no kernel, `Unsupported: aten.foo (node bar)`,
 /// or data that does not fit its state.
 pub fn emit(compiled: &Compiled, data: &Data, target: Option<Target>) -> Result<Artifact, Error> {
+    emit_step(compiled, data, target, false)
+}
+
+/// The same for a program that computes ops without a kernel itself, on a processor: their launches
+/// are in the artifact, and only such a program can run it.
+pub fn emit_calling(
+    compiled: &Compiled,
+    data: &Data,
+    target: Option<Target>,
+) -> Result<Artifact, Error> {
+    emit_step(compiled, data, target, true)
+}
+
+fn emit_step(
+    compiled: &Compiled,
+    data: &Data,
+    target: Option<Target>,
+    may_call: bool,
+) -> Result<Artifact, Error> {
     let program = &compiled.program;
     let (graph, schedule) = (&program.graph, &program.schedule);
     planned_for(schedule.sm, target)?;
@@ -48,6 +67,7 @@ pub fn emit(compiled: &Compiled, data: &Data, target: Option<Target>) -> Result<
         program,
         targets,
         tf32: compiled.options.tf32,
+        may_call: may_call && !target.is_some_and(|target| target.is_gpu()),
         kernels: BTreeMap::new(),
         like: HashMap::new(),
         generated: vec![],
@@ -208,6 +228,8 @@ struct Emitter<'a> {
     targets: Targets,
     /// See [`passes::pipeline::Options::tf32`].
     tf32: bool,
+    /// Whether ops without a kernel may be launched.
+    may_call: bool,
     /// Kernels by their text: equal ones are one.
     kernels: BTreeMap<(Option<Target>, String), u32>,
     like: HashMap<Likeness, u32>,
@@ -266,7 +288,7 @@ impl Emitter<'_> {
                 scratch,
             } => {
                 let data = &graph.nodes[*node];
-                if let Op::Extern(op) = &data.op {
+                if let (Op::Extern(op), false) = (&data.op, self.may_call) {
                     return Err(Error::Unsupported {
                         op: op.name.clone(),
                         node: graph.node_name(*node).to_string(),

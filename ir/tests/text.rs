@@ -497,6 +497,8 @@ fn graph(choices: &mut Choices<'_>) -> Graph {
             _ => {
                 let attrs = [
                     ("name", Attr::Str(choices.word())),
+                    ("node", Attr::Str(choices.word())),
+                    ("pure", Attr::Bool(choices.below(2) == 0)),
                     ("types", Attr::Str("f32[2,3] i64[]".into())),
                 ];
                 let n = if n_values == 0 { 0 } else { choices.below(4) };

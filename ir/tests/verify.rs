@@ -234,6 +234,8 @@ fn values_have_one_definition() {
             "extern",
             [
                 ("name", lighterage_ir::Attr::Str("f".into())),
+                ("node", lighterage_ir::Attr::Str("n".into())),
+                ("pure", lighterage_ir::Attr::Bool(false)),
                 ("types", lighterage_ir::Attr::Str("".into())),
             ],
         )

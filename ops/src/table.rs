@@ -241,8 +241,9 @@ macro_rules! ops {
                 => sgd_momentum;
             // Several ops as one kernel, which a backend generates: see body.rs.
             Fused(Fused) "fused": takes(0, 4096).no_kernel() => fused, fused_work;
-            // Any other op: its cost is estimated from its bytes, and it never runs. `types` are
-            // the types of the results: "f32[4,4] i64[4]".
+            // Any other op: `name` as it was traced, `node` the call there. The program that runs
+            // the step computes it, so its cost is estimated from its bytes. `types` are the types
+            // of the results: "f32[4,4] i64[4]". A call with pure=true may run again.
             Extern(Extern) "extern": takes(0, 4096).no_kernel().opaque() => external;
         }
     };

@@ -109,6 +109,10 @@ impl Default for Shares {
     }
 }
 
+/// The time from the runtime to a function of PyTorch's and back, µs: the interpreter's lock,
+/// tensors over the plan's memory, PyTorch's own way to its kernel.
+const CALL_MICROS: f64 = 30.0;
+
 /// The roofline of a device.
 #[derive(Clone, Debug)]
 pub struct Roofline {
@@ -163,7 +167,11 @@ impl Cost for Roofline {
         let memory = operand_bytes(graph, node) as f64 / self.device.memory_bandwidth;
         let arithmetic =
             product(graph, node).map_or(0.0, |product| product.flops / self.rate(product));
-        self.device.launch_micros + 1e6 * arithmetic.max(memory)
+        let call = match data.op.is_extern() {
+            true => CALL_MICROS,
+            false => 0.0,
+        };
+        self.device.launch_micros + call + 1e6 * arithmetic.max(memory)
     }
     fn host(&self, graph: &Graph, node: Node) -> f64 {
         self.device.launch_micros

@@ -24,6 +24,7 @@ mod code;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod error;
+mod foreign;
 mod init;
 pub mod kernel;
 pub mod kernels;
@@ -39,6 +40,7 @@ mod validate;
 
 pub use code::{Function, Loaded, ObjectError};
 pub use error::Error;
+pub use foreign::{Foreign, ForeignCall};
 pub use init::StateInit;
 pub use machine::{
     Backend, CommandError, CommandId, Copy, EventId, Launch, Lent, LentPlace, Machine, Options,

@@ -17,6 +17,7 @@ use crate::kernel::Tensor;
 use artifact::DType;
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// Pools of a page or more start at a page, so that they can be pinned.
 const PAGE: usize = 4096;
@@ -38,17 +39,22 @@ fn large_pages(_: *mut u8, _: usize) {}
 /// The alignment that every place relies on.
 const CACHE_LINE: usize = crate::validate::ALIGN as usize;
 
-/// A pool's memory.
+/// A pool's memory. It stays until the last loan of it has ended.
 pub(crate) struct Arena {
+    block: Arc<Block>,
+}
+
+/// One allocation.
+struct Block {
     start: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: an Arena is an address and a size; code that touches its bytes is responsible for the
+// SAFETY: a Block is an address and a size; code that touches its bytes is responsible for the
 // order, see the module's text.
-unsafe impl Send for Arena {}
+unsafe impl Send for Block {}
 // SAFETY: as above.
-unsafe impl Sync for Arena {}
+unsafe impl Sync for Block {}
 
 impl Arena {
     /// A zeroed pool of exactly `bytes` bytes; `None` if the memory is not available. The pages are
@@ -63,19 +69,30 @@ impl Arena {
         let layout = Layout::from_size_align(bytes, align).ok()?;
         if bytes == 0 {
             let start = NonNull::new(std::ptr::without_provenance_mut(layout.align()))?;
-            return Some(Arena { start, layout });
+            return Some(Arena::of(start, layout));
         }
         // SAFETY: the layout's size is not zero.
         let start = NonNull::new(unsafe { alloc(layout) })?;
         large_pages(start.as_ptr(), bytes);
         // SAFETY: the allocation has `bytes` bytes.
         unsafe { start.as_ptr().write_bytes(0, bytes) };
-        Some(Arena { start, layout })
+        Some(Arena::of(start, layout))
+    }
+
+    fn of(start: NonNull<u8>, layout: Layout) -> Arena {
+        Arena {
+            block: Arc::new(Block { start, layout }),
+        }
+    }
+
+    /// Keeps the memory.
+    pub(crate) fn keeper(&self) -> Arc<dyn Send + Sync> {
+        self.block.clone()
     }
 
     /// The pool's size.
     pub(crate) fn bytes(&self) -> u64 {
-        self.layout.size() as u64
+        self.block.layout.size() as u64
     }
 
     /// The address of `bytes` bytes at an offset. Panics if they are not in the pool.
@@ -86,7 +103,7 @@ impl Arena {
             "a validated tensor should lie in its pool"
         );
         // SAFETY: offset is at most the size of the allocation, by the assertion.
-        unsafe { self.start.as_ptr().add(offset as usize) }
+        unsafe { self.block.start.as_ptr().add(offset as usize) }
     }
 
     /// Writes bytes from the host. Panics if they are not in the pool. The caller is responsible
@@ -141,10 +158,10 @@ impl Arena {
     }
 }
 
-impl Drop for Arena {
+impl Drop for Block {
     fn drop(&mut self) {
         if self.layout.size() > 0 {
-            // SAFETY: allocated in `new` with this layout, and freed nowhere else.
+            // SAFETY: allocated in `Arena::new` with this layout, and freed nowhere else.
             unsafe { dealloc(self.start.as_ptr(), self.layout) }
         }
     }

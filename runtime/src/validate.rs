@@ -34,6 +34,7 @@ mod written;
 
 use crate::Error;
 use crate::access::Access;
+use crate::foreign;
 use crate::kernels::{self, Signature};
 use artifact::{
     Artifact, Attr, Binding, Code, Command, CommandKind, DType, Initial, Kernel, MemorySpace,
@@ -52,6 +53,21 @@ const MAX_RESULTS: usize = 62;
 
 /// Proves that machines may run this artifact; an error says why not.
 pub fn validate(artifact: &Artifact) -> Result<(), Error> {
+    let calls = foreign::needed(artifact);
+    if !calls.is_empty() {
+        let call = |(name, line): &(&str, &str)| format!("{name} (line {line})");
+        let calls: Vec<String> = calls.iter().map(call).collect();
+        return Err(Error::Unsupported(format!(
+            "{}: there is no kernel, so only the program that compiled the step can run it",
+            calls.join(", ")
+        )));
+    }
+    validate_calls(artifact)
+}
+
+/// The same for machines of a caller with functions for what has no kernel: see
+/// [`Foreign`](crate::Foreign).
+pub(crate) fn validate_calls(artifact: &Artifact) -> Result<(), Error> {
     whole(artifact)?;
     summary(&artifact.summary)?;
     bindings(artifact)?;
@@ -244,6 +260,9 @@ fn command(artifact: &Artifact, command: &Command) -> Result<(), Error> {
             let Some(kernel) = artifact.kernels.get(*kernel as usize) else {
                 return Err(at(format!("kernel {kernel} of {}", artifact.kernels.len())));
             };
+            if foreign::is_foreign(kernel) {
+                return call(artifact, kernel, ins, outs, *scratch).map_err(at);
+            }
             launch(artifact, &line.name, kernel, ins, outs, *scratch)
         }
         &CommandKind::Copy { src, dst, bytes } => {
@@ -266,6 +285,20 @@ fn command(artifact: &Artifact, command: &Command) -> Result<(), Error> {
             }
         }
     }
+}
+
+/// Whether the caller's functions may be called for a launch on these places. What they do with
+/// the operands is not known, so nothing is in place.
+fn call(
+    artifact: &Artifact,
+    kernel: &Kernel,
+    ins: &[Operand],
+    outs: &[Operand],
+    scratch: Option<Range>,
+) -> Result<(), String> {
+    places(artifact, ins, outs, scratch)?;
+    foreign::check(kernel, outs)?;
+    disjoint(ins, outs, scratch, |_| false)
 }
 
 /// Whether a kernel may be launched on these places.

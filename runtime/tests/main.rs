@@ -2,6 +2,7 @@
 
 mod backend;
 mod common;
+mod foreign;
 mod kernels;
 mod machine;
 mod races;

@@ -226,7 +226,11 @@ fn ops_without_a_kernel_are_unsupported() {
     });
     assert_eq!(
         validate(&named).unwrap_err(),
-        Error::Unsupported("extern aten.foo (line y): there is no kernel for it".into())
+        Error::Unsupported(
+            "aten.foo (line y): there is no kernel, so only the program that compiled the step can \
+             run it"
+                .into()
+        )
     );
     let types = with(|a| first_launch(a).0[0].dtype = DType::I32);
     assert!(refused(&types).starts_with("invalid artifact: line y: add: "));

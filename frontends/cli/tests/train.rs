@@ -382,7 +382,7 @@ fn targets_that_cannot_be_written_are_told_at_once() {
 fn ops_without_a_kernel_can_be_planned_and_not_run() {
     let folder = Folder::new("extern");
     let text = "graph g {\n  input  %x : f32[4]\n  fwd - %y = extern %x name=\"aten.foo\" \
-        types=\"f32[4]\" : f32[4]\n  output loss = %y\n}\n";
+        node=\"y\" pure=false types=\"f32[4]\" : f32[4]\n  output loss = %y\n}\n";
     let graph = folder.write("g.ir", text);
     assert_eq!(
         run(&format!("plan {graph} --json")).expect(0).json()[0]["unsupported"][0]["op"],
@@ -391,6 +391,33 @@ fn ops_without_a_kernel_can_be_planned_and_not_run() {
     run(&format!("compile {graph} -o {}", folder.file("g.lit")))
         .expect(2)
         .says(&["Unsupported: aten.foo", "node y"]);
+}
+
+#[test]
+fn a_step_with_calls_of_python_is_described_and_not_run() {
+    let folder = Folder::new("calls");
+    let text = "graph g {\n  state param %x : f32[4] \"x\"\n  fwd - %y = neg %x : f32[4]\n  \
+        output loss = %y\n}\n";
+    let (graph, lit) = (folder.write("g.ir", text), folder.file("g.lit"));
+    run(&format!("compile {graph} --kernels plain -o {lit}")).expect(0);
+    // As the Python package has it in memory; nothing writes such files.
+    let mut artifact = artifact::read_file(&lit).unwrap();
+    let text = |text: &str| artifact::Attr::Str(text.into());
+    artifact.kernels[0].op = "extern".into();
+    artifact.kernels[0].attrs = vec![
+        ("name".into(), text("torch.ops.aten.sinh.default")),
+        ("node".into(), text("sinh_3")),
+        ("pure".into(), artifact::Attr::Bool(true)),
+        ("types".into(), text("f32[4]")),
+    ];
+    artifact::write_file(&lit, &artifact).unwrap();
+    let batches = folder.write("none", "\u{2}\0\0\0\0\0\0\0{}");
+    run(&format!("train {lit} --batches {batches} --steps 1"))
+        .expect(2)
+        .says(&["torch.ops.aten.sinh.default (line y)", "no kernel"]);
+    run(&format!("inspect {lit}"))
+        .expect(0)
+        .says(&["extern torch.ops.aten.sinh.default", "no kernel"]);
 }
 
 #[cfg(unix)]

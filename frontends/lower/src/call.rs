@@ -3,7 +3,8 @@
 //! Nothing here touches the graph: a plan is data.
 
 use crate::{
-    Arguments, Generator, Operand, Plan, Ref, Result, Results, Scalar, Step, attr_ints, promote,
+    Arguments, Error, Generator, Operand, Plan, Ref, Result, Results, Scalar, Step, attr_ints,
+    promote,
 };
 use ir::op::OpKind;
 use ir::{Attr, DType, Graph, Op, TensorType};
@@ -47,9 +48,23 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The plan. An error if an argument was not read.
+    /// The plan. An error if an argument was not read, or if a result has other elements than in
+    /// the file.
     pub fn finish(self, results: Results) -> Result<Plan> {
         self.arguments.finish()?;
+        for (i, (result, wanted)) in results.iter().zip(self.types).enumerate() {
+            let (Some(result), Some(wanted)) = (result, wanted) else {
+                continue;
+            };
+            let made = self.ty(*result);
+            if made.dtype() != wanted.dtype() {
+                return Err(Error::Type {
+                    name: format!("result {i}"),
+                    declared: wanted.to_string(),
+                    inferred: made.to_string(),
+                });
+            }
+        }
         Ok(Plan {
             steps: self.steps,
             results,

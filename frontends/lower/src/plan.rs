@@ -36,6 +36,17 @@ pub struct Plan {
     pub n_random: i64,
 }
 
+/// A call that no op expresses, as its own program knows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outside<'a> {
+    /// The operator.
+    pub target: &'a str,
+    /// The name of the call.
+    pub node: &'a str,
+    /// True if a repeated run is known to give the same bits.
+    pub is_pure: bool,
+}
+
 /// The state of the random-number generator of a graph. It is added to the graph when the first
 /// random node needs it.
 #[derive(Clone, PartialEq, Debug)]
@@ -97,13 +108,15 @@ impl Generator {
 impl Plan {
     /// One `extern` node: a call that cannot be expressed. `types` are its results' types.
     pub fn external(
-        target: &str,
+        call: Outside<'_>,
         operands: &[Value],
         types: &[Option<TensorType>],
     ) -> Result<Plan> {
         let texts: Vec<String> = types.iter().flatten().map(|ty| ty.to_string()).collect();
         let external = Extern {
-            name: target.into(),
+            name: call.target.into(),
+            node: call.node.into(),
+            pure: call.is_pure,
             types: texts.join(" "),
         };
         let step = Step {

@@ -179,7 +179,7 @@ impl Capsule {
 }
 
 impl View {
-    fn capsule(&self) -> Capsule {
+    pub(crate) fn capsule(&self) -> Capsule {
         let tensor = self.lent.tensor();
         let shape = tensor.shape.iter().map(|&d| d as i64).collect();
         let dtype = DataType { ..self.dtype };

@@ -7,7 +7,6 @@ use report::size::bytes;
 
 pyo3::import_exception!(lighterage.errors, Error);
 pyo3::import_exception!(lighterage.errors, Infeasible);
-pyo3::import_exception!(lighterage.errors, Unsupported);
 
 /// The base of all exceptions, with a message.
 pub(crate) fn error(message: impl ToString) -> PyErr {
@@ -47,28 +46,3 @@ fn infeasible(no_fit: &NoFit, help: &str) -> PyErr {
 
 /// A call without a kernel: the operator, the node, the path of its module, the reason.
 pub(crate) type Call = (String, String, String, String);
-
-/// The largest number of calls that a message lists.
-const LISTED: usize = 10;
-
-/// A step with calls that have no kernel.
-pub(crate) fn unsupported(calls: &[Call]) -> PyErr {
-    let line = |(op, node, module, why): &Call| {
-        let place = if module.is_empty() {
-            String::new()
-        } else {
-            format!(" in {module}")
-        };
-        format!("\n  {op}{place} (node {node}): {why}")
-    };
-    let lines: String = calls.iter().take(LISTED).map(line).collect();
-    let rest = match calls.len().saturating_sub(LISTED) {
-        0 => String::new(),
-        n => format!("\n  and {n} more"),
-    };
-    let message = format!(
-        "the step calls what has no kernel: it can be planned (lighterage.plan), not \
-         run{lines}{rest}"
-    );
-    Unsupported::new_err((message, calls.to_vec()))
-}

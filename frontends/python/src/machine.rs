@@ -2,10 +2,11 @@
 
 use crate::dlpack::View;
 use crate::errors::error;
+use crate::foreign::Calls;
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use runtime::{Port, StateInit};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A step in memory. Its pools are allocated once, and live as long as the machine or any view.
 #[pyclass(frozen, module = "lighterage._lighterage")]
@@ -13,10 +14,12 @@ pub(crate) struct Machine {
     machine: Mutex<runtime::Machine>,
     inputs: Vec<String>,
     loss: String,
+    /// What PyTorch computes of it.
+    calls: Option<Arc<Calls>>,
 }
 
 impl Machine {
-    pub(crate) fn new(machine: runtime::Machine) -> PyResult<Machine> {
+    pub(crate) fn new(machine: runtime::Machine, calls: Option<Arc<Calls>>) -> PyResult<Machine> {
         let inputs = machine.inputs().map(|input| input.name.clone()).collect();
         let numbers: Vec<_> = machine
             .outputs()
@@ -28,6 +31,7 @@ impl Machine {
         Ok(Machine {
             inputs,
             loss: loss.name.clone(),
+            calls,
             machine: Mutex::new(machine),
         })
     }
@@ -109,7 +113,10 @@ impl Machine {
             }
             machine.step()
         });
-        let report = report.map_err(failed)?;
+        let report = report.map_err(|failure| match &self.calls {
+            Some(calls) => calls.raised(&failure),
+            None => failed(failure),
+        })?;
         py.check_signals()?;
         Ok(report.ms)
     }

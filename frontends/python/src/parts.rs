@@ -4,10 +4,11 @@
 
 use crate::dlpack::{self, Capsule};
 use crate::errors::error;
+use crate::foreign::Calls;
 use artifact::{Artifact, CommandKind, Operand, Place, StateKind};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use runtime::{Machine, Part, Port};
+use runtime::{Foreign, Machine, Part, Port};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -95,6 +96,8 @@ fn names(tensors: &[Tensor]) -> Vec<&str> {
 pub(crate) struct Arenas {
     artifact: Artifact,
     options: runtime::Options,
+    /// What PyTorch computes of it.
+    calls: Option<Arc<Calls>>,
     /// The caller's states, without those of random generators, which are the machine's.
     states: Vec<Tensor>,
     generators: Vec<String>,
@@ -112,7 +115,11 @@ pub(crate) struct Arenas {
 }
 
 impl Arenas {
-    pub(crate) fn new(artifact: Artifact, options: runtime::Options) -> PyResult<Arenas> {
+    pub(crate) fn new(
+        artifact: Artifact,
+        options: runtime::Options,
+        calls: Option<Arc<Calls>>,
+    ) -> PyResult<Arenas> {
         let pause = artifact
             .pause
             .ok_or_else(|| error("the step has no parts"))? as usize;
@@ -147,6 +154,7 @@ impl Arenas {
             inputs,
             outputs,
             options,
+            calls,
             free: Arc::default(),
             turns: Mutex::default(),
             next: AtomicI64::new(1),
@@ -177,7 +185,8 @@ impl Arenas {
             let memory = dlpack::borrowed(address, size_of::<[i64; 2]>());
             borrowed.insert(path.clone(), memory.ok_or_else(|| error("no memory"))?);
         }
-        let machine = Machine::borrowing(self.artifact.clone(), self.options, &borrowed);
+        let foreign = self.calls.clone().map(|calls| calls as Arc<dyn Foreign>);
+        let machine = Machine::borrowing(self.artifact.clone(), self.options, &borrowed, foreign);
         self.made.fetch_add(1, Ordering::Relaxed);
         Ok(Loaded {
             states: states.to_vec(),
@@ -208,7 +217,11 @@ impl Arenas {
                 }
             }
         }
-        machine.run_part(part).map_err(error)?;
+        let ran = machine.run_part(part);
+        ran.map_err(|failure| match &self.calls {
+            Some(calls) => calls.raised(&failure),
+            None => error(failure),
+        })?;
         Ok(())
     }
 }

@@ -1,11 +1,14 @@
 //! A compiled step: its figures, its reports, and the way from it to a machine.
 
-use crate::errors::{Call, error, refused, unsupported};
+use crate::errors::{Call, error, refused};
+use crate::foreign::Calls;
 use crate::machine::Machine;
 use crate::parts::Arenas;
+use artifact::Artifact;
 use codegen::Target;
 use codegen::kernels;
-use ir::{Device, Graph, Value};
+use ir::schedule::InstrKind;
+use ir::{Device, Graph, Op, TensorType, Value};
 use passes::cost::Roofline;
 use passes::decide::{Extent, Problem};
 use passes::explain::{self, Named};
@@ -17,7 +20,7 @@ use report::page::{self, PassTime, Source};
 use report::size::{bytes, micros, parse_budget, parse_bytes, short};
 use report::{curve, explained};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// The budget as Python gives it.
 #[derive(FromPyObject)]
@@ -91,13 +94,16 @@ fn kind_of_kernels(given: &str) -> PyResult<Kernels> {
     chosen("kernels", given, &all, Kernels::name)
 }
 
-/// Compiles a traced step, the bytes of a joint `.pt2` file. `here`: for this machine's processor,
-/// and with a kernel for each call; else for the device, and calls without a kernel are planned.
+/// Compiles a traced step, the bytes of a joint `.pt2` file.
 /// `groups`: the group of options of a parameter, by its path. `parts`: names of the inputs that
-/// come at the pause of a step in two parts, and of the outputs that leave there.
+/// come at the pause of a step in two parts, and of the outputs that leave there. `calls`: for a
+/// step that is to run, on this machine's processor. It gets the calls without a kernel (operator,
+/// node, module, reason), and raises an exception or returns the function that computes them,
+/// `compute(node, operands, results)`. Without it the step is planned for the device.
 #[pyfunction]
 #[pyo3(signature = (pt2, *, optimizer, budget=None, device="cpu", host=None, kernels="auto",
-    planner="auto", clip_norm=None, groups=None, parts=None, here=true, tf32=false, command=""))]
+    planner="auto", clip_norm=None, groups=None, parts=None, calls=None, tf32=false,
+    command=""))]
 #[expect(
     clippy::too_many_arguments,
     reason = "Python's keyword arguments; its callers name each"
@@ -114,7 +120,7 @@ pub(crate) fn compile(
     clip_norm: Option<f64>,
     groups: Option<BTreeMap<String, usize>>,
     parts: Option<(BTreeSet<String>, BTreeSet<String>)>,
-    here: bool,
+    calls: Option<Bound<'_, PyAny>>,
     tf32: bool,
     command: &str,
 ) -> PyResult<Plan> {
@@ -133,25 +139,30 @@ pub(crate) fn compile(
         ..Options::default()
     };
     let mut device = self::device(device)?;
-    if here {
+    if calls.is_some() {
         // Scratch differs by what runs the kernels.
         device.sm = None;
     }
     let command = command.to_string();
-    py.detach(move || planned(&pt2, options, device, here, command))
+    let model = py.detach(|| torch::read_bytes(&pt2, "step", &BTreeMap::new()));
+    let model = model.map_err(error)?;
+    let compute = match calls {
+        Some(calls) if !model.unsupported.is_empty() => {
+            let lacking = self::calls(&model.graph, &model.unsupported);
+            Some(calls.call1((lacking,))?.unbind())
+        }
+        Some(_) | None => None,
+    };
+    py.detach(move || planned(model, options, device, compute, command))
 }
 
 fn planned(
-    pt2: &[u8],
+    model: torch::Model,
     options: Options,
     device: Device,
-    here: bool,
+    compute: Option<Py<PyAny>>,
     command: String,
 ) -> PyResult<Plan> {
-    let model = torch::read_bytes(pt2, "step", &BTreeMap::new()).map_err(error)?;
-    if here && !model.unsupported.is_empty() {
-        return Err(unsupported(&calls(&model.graph, &model.unsupported)));
-    }
     let mut times: Vec<PassTime> = vec![];
     let compiled = pipeline::compile(
         model.graph.clone(),
@@ -167,6 +178,7 @@ fn planned(
         traced: model.graph,
         tied: model.tied,
         unsupported: model.unsupported,
+        compute,
         data: tensors.map(|(path, tensor)| (path, tensor.data)).collect(),
         device,
         times,
@@ -177,9 +189,12 @@ fn planned(
 /// Calls without a kernel, with the modules of their nodes.
 fn calls(graph: &Graph, unsupported: &[torch::Unsupported]) -> Vec<Call> {
     let module = |name: &str| {
-        let mut nodes = graph.order.iter();
-        let node = nodes.find(|&&node| graph.node_name(node) == name);
-        node.map_or(String::new(), |&node| graph.nodes[node].module.clone())
+        let mut nodes = graph.order.iter().map(|&node| &graph.nodes[node]);
+        let found = nodes.find(|data| match &data.op {
+            Op::Extern(call) => call.node == name,
+            _ => false,
+        });
+        found.map_or(String::new(), |data| data.module.clone())
     };
     let call = |u: &torch::Unsupported| {
         let operator = u.target.trim_start_matches("torch.ops.").to_string();
@@ -198,6 +213,8 @@ pub(crate) struct Plan {
     traced: Graph,
     tied: Vec<Vec<String>>,
     unsupported: Vec<torch::Unsupported>,
+    /// Computes the calls that have no kernel, if the step is to run.
+    compute: Option<Py<PyAny>>,
     data: codegen::Data,
     device: Device,
     times: Vec<PassTime>,
@@ -275,10 +292,27 @@ impl Plan {
         self.tied.clone()
     }
 
-    /// Calls that can be planned but not run: operator, node, module, reason.
+    /// Calls that have no kernel: operator, node, module, reason. PyTorch computes them if the step
+    /// runs.
     #[getter]
     fn unsupported(&self) -> Vec<Call> {
         calls(&self.traced, &self.unsupported)
+    }
+
+    /// What PyTorch computes in a step: operator, node, module, how often, bytes of the results.
+    #[getter]
+    fn externs(&self) -> Vec<(String, String, String, usize, u64)> {
+        let found = self.extern_calls().into_iter().map(|call| {
+            let name = call.op.trim_start_matches("torch.ops.").to_string();
+            (
+                name,
+                call.node.into(),
+                call.module.into(),
+                call.runs,
+                call.bytes,
+            )
+        });
+        found.collect()
     }
 
     /// Why a tensor is where it is, and what the alternatives would cost; for a module, what was
@@ -297,13 +331,16 @@ impl Plan {
     #[pyo3(signature = (threads=None))]
     fn load(&self, py: Python<'_>, threads: Option<usize>) -> PyResult<Machine> {
         py.detach(|| {
-            let artifact =
-                codegen::emit(&self.compiled, &self.data, Target::host()).map_err(error)?;
+            let (artifact, calls) = self.emitted()?;
             let options = runtime::Options {
                 threads,
                 ..runtime::Options::default()
             };
-            Machine::new(runtime::Machine::new(artifact, options).map_err(error)?)
+            let machine = match calls.clone() {
+                Some(calls) => runtime::Machine::calling(artifact, options, calls),
+                None => runtime::Machine::new(artifact, options),
+            };
+            Machine::new(machine.map_err(error)?, calls)
         })
     }
 
@@ -311,12 +348,12 @@ impl Plan {
     #[pyo3(signature = (threads=None))]
     fn arenas(&self, py: Python<'_>, threads: Option<usize>) -> PyResult<Arenas> {
         py.detach(|| {
-            let artifact = codegen::emit(&self.compiled, &self.data, Target::host());
+            let (artifact, calls) = self.emitted()?;
             let options = runtime::Options {
                 threads,
                 ..runtime::Options::default()
             };
-            Arenas::new(artifact.map_err(error)?, options)
+            Arenas::new(artifact, options, calls)
         })
     }
 
@@ -337,10 +374,66 @@ impl Plan {
     }
 }
 
+/// A node that PyTorch computes.
+struct ExternCall<'a> {
+    op: &'a str,
+    node: &'a str,
+    module: &'a str,
+    /// How often a step runs it.
+    runs: usize,
+    /// Bytes of its results.
+    bytes: u64,
+}
+
 impl Plan {
     /// The times that it was planned with.
     fn cost(&self) -> Roofline {
         Roofline::new(&self.device).with_tf32(self.compiled.options.tf32)
+    }
+
+    /// The artifact, and what computes the calls in it that have no kernel.
+    fn emitted(&self) -> PyResult<(Artifact, Option<Arc<Calls>>)> {
+        let (compiled, data) = (&self.compiled, &self.data);
+        let Some(compute) = &self.compute else {
+            let artifact = codegen::emit(compiled, data, Target::host());
+            return Ok((artifact.map_err(error)?, None));
+        };
+        let artifact = codegen::emit_calling(compiled, data, Target::host()).map_err(error)?;
+        let calls = Python::attach(|py| Calls::new(compute.clone_ref(py)));
+        Ok((artifact, Some(Arc::new(calls))))
+    }
+
+    /// The nodes that PyTorch computes, in the order of the step.
+    fn extern_calls(&self) -> Vec<ExternCall<'_>> {
+        let (graph, schedule) = (
+            &self.compiled.program.graph,
+            &self.compiled.program.schedule,
+        );
+        let mut found: Vec<ExternCall<'_>> = vec![];
+        for line in schedule.instrs.values() {
+            let InstrKind::Run { node, .. } = line.kind else {
+                continue;
+            };
+            let data = &graph.nodes[node];
+            let Op::Extern(op) = &data.op else {
+                continue;
+            };
+            match found.iter_mut().find(|call| call.node == op.node) {
+                Some(call) => call.runs += 1,
+                None => found.push(ExternCall {
+                    op: &op.name,
+                    node: &op.node,
+                    module: &data.module,
+                    runs: 1,
+                    bytes: graph
+                        .types(&data.outputs)
+                        .iter()
+                        .map(TensorType::bytes)
+                        .sum(),
+                }),
+            }
+        }
+        found
     }
 
     /// The step with the plans for all budgets, which take several times as long as one.
@@ -365,7 +458,15 @@ impl Plan {
         let of_keep = |n: u64| format!("{}, {:.1}% of keep", bytes(n), share(n as f64, keep));
         let timeline = &self.compiled.timeline;
         let recomputed = share(timeline.recomputed, timeline.micros);
-        vec![
+        let calls = self.extern_calls();
+        let n_calls: usize = calls.iter().map(|call| call.runs).sum();
+        let largest = calls.iter().map(|call| call.bytes).max();
+        let by_torch = largest.map(|largest| {
+            let largest = short(largest);
+            let text = format!("{n_calls} calls a step, results of {largest} at most");
+            ("by PyTorch", text)
+        });
+        let mut figures = vec![
             ("peak", of_keep(self.compiled.planned_peak)),
             ("budget", decided.budget.map_or("none".into(), bytes)),
             ("keep everything", bytes(decided.keep_peak)),
@@ -376,7 +477,9 @@ impl Plan {
             ),
             ("moved a step", short(timeline.swapped_bytes)),
             ("kernels", self.compiled.options.kernels.name().to_string()),
-        ]
+        ];
+        figures.extend(by_torch);
+        figures
     }
 
     fn page(&self) -> String {

@@ -730,8 +730,8 @@ fn unsupported(out: &mut String, calls: &[torch::Unsupported]) -> std::fmt::Resu
     writeln!(
         out,
         "<section id=\"unsupported\">\n<h2>No kernel</h2>\n<p class=\"lead\">{n} calls have no \
-         kernel: this step can be planned, \
-         not run.</p>\n<ul>"
+         kernel. In Python, PyTorch computes them, and what it allocates for them is not in this \
+         plan; the command line can only plan such a step.</p>\n<ul>"
     )?;
     for call in calls.iter().take(CALLS) {
         let (target, node, why) = (

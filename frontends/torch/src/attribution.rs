@@ -36,6 +36,9 @@ pub(crate) struct Traced {
 pub(crate) struct Tag {
     phase: Option<String>,
     path: Option<String>,
+    /// Whether a repeated call gives the same bits.
+    #[serde(default)]
+    pub(crate) pure: bool,
 }
 
 impl Tag {
@@ -61,6 +64,8 @@ pub(crate) struct Roots {
 pub(crate) struct Place {
     pub(crate) phase: Phase,
     pub(crate) module: String,
+    /// Whether the file says that a repeated call gives the same bits.
+    pub(crate) is_pure: bool,
 }
 
 /// The place of each node. `modules` has the module of each input spec that is a state.
@@ -70,9 +75,11 @@ pub(crate) fn attribute(nodes: &[Traced], roots: &Roots, modules: &[&str]) -> Ve
     phases
         .into_iter()
         .zip(names)
-        .map(|(phase, module)| Place {
+        .zip(nodes)
+        .map(|((phase, module), node)| Place {
             phase,
             module: module.to_string(),
+            is_pure: node.tag.pure,
         })
         .collect()
 }

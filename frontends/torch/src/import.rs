@@ -15,7 +15,7 @@ use crate::{Error, Model, Tensor, Unsupported};
 use ir::graph::Output;
 use ir::op::attrs::Cast;
 use ir::{DType, Graph, Id, Op, Phase, State, StateKind, TensorType, Value};
-use lower::{Call, Generator, Plan};
+use lower::{Call, Generator, Outside, Plan};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Seek};
 
@@ -319,7 +319,12 @@ impl<'a> Import<'a> {
             Ok(plan) => plan,
             Err(why) => {
                 self.unsupported(node, label, why.to_string());
-                Plan::external(&node.target, &operands, &types).map_err(whole_call)?
+                let outside = Outside {
+                    target: &node.target,
+                    node: label,
+                    is_pure: place.is_pure,
+                };
+                Plan::external(outside, &operands, &types).map_err(whole_call)?
             }
         };
         let values = plan

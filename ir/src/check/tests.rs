@@ -742,6 +742,8 @@ fn opaque_nodes_run_once() {
         let mut draft = Draft::new();
         let attrs = [
             ("name", Attr::Str("log".into())),
+            ("node", Attr::Str("log_1".into())),
+            ("pure", Attr::Bool(false)),
             ("types", Attr::Str("f32[16]".into())),
         ];
         let y = draft.node(Op::new("extern", attrs).unwrap(), &[], "y");

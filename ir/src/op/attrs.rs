@@ -478,8 +478,12 @@ attributes! {
     }
     /// Of `extern`.
     Extern {
-        /// The op's name outside.
+        /// The operator's name where it was traced.
         name: String,
+        /// The call's name there, by which the program that runs it finds its arguments.
+        node: String,
+        /// True if a repeated run gives the same bits.
+        pure: bool,
         /// Types of the results, separated by spaces: `f32[4,4] i64[4]`.
         types: String,
     }

@@ -220,9 +220,12 @@ impl Op {
     }
     /// True if a repeated run gives the same bits.
     pub fn is_pure(&self) -> bool {
-        self.facts().purity == Purity::Pure
+        match self {
+            Op::Extern(call) => call.pure,
+            _ => self.facts().purity == Purity::Pure,
+        }
     }
-    /// True if no kernel exists for the op: it is planned, not run.
+    /// True if no kernel exists for the op: it is planned, and a program outside computes it.
     pub fn is_extern(&self) -> bool {
         matches!(self, Op::Extern(_))
     }

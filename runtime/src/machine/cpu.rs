@@ -5,14 +5,15 @@ use super::backend::{Backend, CommandError, CommandId, Copy, Launch, LentPlace, 
 use super::host::{HostWork, put};
 use super::options::Options;
 use crate::Error;
+use crate::foreign::Foreign;
 use crate::kernel::Tensor;
 use crate::link::{Link, Pace, Way};
 use crate::memory::{self, Borrowed};
 use crate::sync::unpoisoned;
 use artifact::{Kernel, MemorySpace, Object, Operand, Place, Pool, Range};
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Host memory and threads.
@@ -44,10 +45,10 @@ struct LentEnd {
 }
 
 impl Cpu {
-    /// A backend without pools. An error if the options ask for a link that cannot be played.
-    pub(crate) fn new(options: &Options) -> Result<Cpu, Error> {
+    /// A backend without pools. `foreign` computes what has no kernel. An error if the options ask for a link that cannot be played.
+    pub(crate) fn new(options: &Options, foreign: Option<Arc<dyn Foreign>>) -> Result<Cpu, Error> {
         Ok(Cpu {
-            host: HostWork::new(options.team()),
+            host: HostWork::new(options.team()).calling(foreign),
             spaces: Vec::new(),
             copies: Vec::new(),
             lent: BTreeMap::new(),

@@ -8,8 +8,10 @@
 //! outlives the launch.
 
 use super::backend::{CommandError, CommandId, Launch as Prepared, LentPlace};
+use super::lent::Lent;
 use crate::Error;
 use crate::code::{self, CodeLaunch, Loaded};
+use crate::foreign::{self, Foreign, ForeignCall};
 use crate::kernel::Tensor;
 use crate::kernels;
 use crate::launch::Launch;
@@ -30,6 +32,8 @@ pub(crate) struct HostWork {
     kernels: Vec<Option<HostKernel>>,
     /// By the command's number; `None` for commands that are no launches here.
     launches: Vec<Option<Work>>,
+    /// Computes what has no kernel.
+    foreign: Option<Arc<dyn Foreign>>,
     /// The most threads that share a launch.
     threads: usize,
     /// All streams share one team, which has one launch at a time: teams of their own would only
@@ -46,18 +50,43 @@ enum HostKernel {
     },
     /// Generated.
     Generated(Code),
+    /// Of the caller.
+    Foreign { name: String, node: String },
 }
 
 /// A launch, resolved.
 enum Work {
     Own(Arc<Launch>),
     Generated(CodeLaunch),
+    Foreign(ForeignLaunch),
+}
+
+/// A launch that the caller computes.
+struct ForeignLaunch {
+    name: String,
+    node: String,
+    ins: Box<[Lent]>,
+    outs: Box<[Lent]>,
+    compute: Arc<dyn Foreign>,
+}
+
+impl ForeignLaunch {
+    fn run(&self) -> Result<(), CommandError> {
+        let call = ForeignCall {
+            name: &self.name,
+            node: &self.node,
+            ins: &self.ins,
+            outs: &self.outs,
+        };
+        self.compute.compute(&call).map_err(CommandError::from)
+    }
 }
 
 impl HostWork {
     /// No pools and no kernels yet. At most `threads` threads will share a launch.
     pub(crate) fn new(threads: usize) -> HostWork {
         HostWork {
+            foreign: None,
             arenas: Vec::new(),
             lent: BTreeMap::new(),
             objects: Vec::new(),
@@ -66,6 +95,11 @@ impl HostWork {
             threads,
             team: None,
         }
+    }
+
+    /// The same with the caller's functions for what has no kernel.
+    pub(crate) fn calling(self, foreign: Option<Arc<dyn Foreign>>) -> HostWork {
+        HostWork { foreign, ..self }
     }
 
     /// Allocates the next pool in the host's memory.
@@ -114,6 +148,13 @@ impl HostWork {
                 code::check(kernel, code, object.and_then(Option::as_deref))?;
                 HostKernel::Generated(code.clone())
             }
+            None if self.foreign.is_some() && foreign::is_foreign(kernel) => {
+                let text = |key| foreign::text(kernel, key).unwrap_or_default().to_string();
+                HostKernel::Foreign {
+                    name: text("name"),
+                    node: text("node"),
+                }
+            }
             None => HostKernel::Own {
                 kernel: kernels::find(&kernel.op).ok_or_else(|| {
                     Error::Unsupported(format!("{}: there is no kernel for it", kernel.op))
@@ -148,8 +189,29 @@ impl HostWork {
                 let object = object.expect("a checked kernel should have its object");
                 Work::Generated(CodeLaunch::new(code, object, &tensors))
             }
+            HostKernel::Foreign { name, node } => {
+                let foreign = self.foreign.clone();
+                let lend = |operands: &[Operand], tensors: Box<[Tensor]>| {
+                    let pairs = operands.iter().zip(tensors);
+                    pairs.map(|(x, tensor)| self.lend(x, tensor)).collect()
+                };
+                Work::Foreign(ForeignLaunch {
+                    name: name.clone(),
+                    node: node.clone(),
+                    ins: lend(launch.ins, ins),
+                    outs: lend(launch.outs, outs),
+                    compute: foreign.expect("such a kernel should have been refused"),
+                })
+            }
         };
         put(&mut self.launches, command, work);
+    }
+
+    /// A tensor with what keeps its memory. The caller keeps its own.
+    fn lend(&self, operand: &Operand, tensor: Tensor) -> Lent {
+        let arena = self.own(operand.place);
+        let keeper = arena.map_or_else(|| Arc::new(()) as Arc<dyn Send + Sync>, Arena::keeper);
+        Lent::new(tensor, keeper)
     }
 
     /// Starts the team, if a launch can be shared.
@@ -174,7 +236,7 @@ impl HostWork {
             .flatten()
             .filter_map(|work| match work {
                 Work::Own(launch) => Some(launch),
-                Work::Generated(_) => None,
+                Work::Generated(_) | Work::Foreign(_) => None,
             })
     }
 
@@ -185,6 +247,7 @@ impl HostWork {
         match work.expect("a launch should be prepared before it runs") {
             Work::Own(launch) => launch.run(team)?,
             Work::Generated(launch) => launch.run(team)?,
+            Work::Foreign(launch) => launch.run()?,
         }
         Ok(())
     }
@@ -238,6 +301,7 @@ impl Work {
         match self {
             Work::Own(launch) => launch.is_split(),
             Work::Generated(launch) => launch.is_split(),
+            Work::Foreign(_) => false,
         }
     }
 }

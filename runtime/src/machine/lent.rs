@@ -1,6 +1,5 @@
 //! Tensors of a machine that the host reads and writes where they lie, without a copy.
 
-use super::shared::Core;
 use crate::kernel::Tensor;
 use std::sync::Arc;
 
@@ -20,16 +19,17 @@ pub enum Port<'a> {
 ///
 /// Its bytes may be touched only when [`Machine`](super::Machine) would let the host read or write
 /// the tensor: for a state while no step runs; for an input or an output also after
-/// [`Machine::wait_io`](super::Machine::wait_io). Whoever turns its address into a reference is
+/// [`Machine::wait_io`](super::Machine::wait_io); for an operand or a result of a
+/// [`Foreign`](crate::Foreign), during its call. Whoever turns its address into a reference is
 /// responsible for that.
 #[derive(Clone)]
 pub struct Lent {
     tensor: Tensor,
-    _memory: Arc<Core>,
+    _memory: Arc<dyn Send + Sync>,
 }
 
 impl Lent {
-    pub(super) fn new(tensor: Tensor, memory: Arc<Core>) -> Lent {
+    pub(crate) fn new(tensor: Tensor, memory: Arc<dyn Send + Sync>) -> Lent {
         Lent {
             tensor,
             _memory: memory,

@@ -36,6 +36,7 @@ mod shared;
 mod shuffle;
 mod threads;
 
+use crate::foreign::Foreign;
 use crate::init::StateInit;
 use crate::memory::Borrowed;
 use crate::trace::{self, Span, Trace};
@@ -137,25 +138,54 @@ impl Machine {
     ) -> Result<Machine, Error> {
         validate::validate(&artifact)?;
         let backend: Box<dyn Backend> = match artifact.gpu() {
-            None => Box::new(Cpu::new(&options)?),
+            None => Box::new(Cpu::new(&options, None)?),
             Some(sm) => gpu((sm, artifact.tf32), &options, choices)?,
         };
         Machine::validated(backend, artifact, options, &BTreeMap::new())
     }
 
+    /// The same for a step with ops that have no kernel: `foreign` computes them. Such a step runs
+    /// on the processor.
+    pub fn calling(
+        artifact: Artifact,
+        options: Options,
+        foreign: Arc<dyn Foreign>,
+    ) -> Result<Machine, Error> {
+        Machine::on_processor(artifact, options, &BTreeMap::new(), Some(foreign))
+    }
+
     /// Loads a step in two parts, whose states lie in memory of the caller, by path. Its inputs and
-    /// outputs get theirs by [`Machine::point`].
+    /// outputs get theirs by [`Machine::point`]. `foreign` computes ops that have no kernel.
     pub fn borrowing(
         artifact: Artifact,
         options: Options,
         states: &BTreeMap<String, Borrowed>,
+        foreign: Option<Arc<dyn Foreign>>,
     ) -> Result<Machine, Error> {
-        validate::validate(&artifact)?;
-        if artifact.gpu().is_some() || options.shuffle.is_some() {
-            let what = "a step in two parts runs on the processor, and not shuffled";
+        if options.shuffle.is_some() {
+            let what = "a step in two parts does not run shuffled";
             return Err(Error::Unsupported(what.into()));
         }
-        Machine::validated(Box::new(Cpu::new(&options)?), artifact, options, states)
+        Machine::on_processor(artifact, options, states, foreign)
+    }
+
+    fn on_processor(
+        artifact: Artifact,
+        options: Options,
+        states: &BTreeMap<String, Borrowed>,
+        foreign: Option<Arc<dyn Foreign>>,
+    ) -> Result<Machine, Error> {
+        match foreign {
+            Some(_) => validate::validate_calls(&artifact)?,
+            None => validate::validate(&artifact)?,
+        }
+        if artifact.gpu().is_some() {
+            let what = "a step in two parts, or with calls of its caller's functions, runs on the \
+                        processor";
+            return Err(Error::Unsupported(what.into()));
+        }
+        let cpu = Cpu::new(&options, foreign)?;
+        Machine::validated(Box::new(cpu), artifact, options, states)
     }
 
     /// The same on any backend. Of the options, `trace` and `shuffle` count; the others are the

@@ -32,7 +32,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 from torch.nn.utils import stateless
 from torch.utils import _pytree as pytree
 
-from .errors import CaptureError
+from .errors import CaptureError, unsupported
 
 Tag = dict[str, Any]
 # The loss of a model for a batch: loss(model, *args, **kwargs).
@@ -98,6 +98,7 @@ def capture(
     step = _Step(model, loss or call_model, batch, list(owned), candidates)
     with _unchanged(model, step.stand_ins), _without_checkpointing(model):
         graph = _record(step, [*owned.values(), *values], mode)
+    _refuse_calls(graph.graph)
     inputs = [Input(spec, value) for spec, value in zip(specs, [*owned.values(), *values], strict=True)]
     state = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     inputs, constants = _constants_to_inputs(graph, inputs, model, mode)
@@ -408,6 +409,29 @@ def _record(step: _Step, values: Sequence[torch.Tensor], mode: FakeTensorMode) -
             node.meta["custom"] = dict(node.meta.get("custom") or {"phase": "fwd", "path": ""})
             node.meta.setdefault("seq_nr", -1)
     return graph
+
+
+def _refuse_calls(graph: fx.Graph) -> None:
+    """Refuse calls that cannot be made functional, or that no plan can have.
+
+    Raises Unsupported.
+    """
+    found = []
+    for node in graph.nodes:
+        why, target = None, node.target
+        # PyTorch knows what its own operators do without changing an operand.
+        is_foreign = isinstance(target, torch._ops.OpOverload) and target.namespace != "aten"
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            why = "it is an operation over functions, not over tensors"
+        elif is_foreign and target._schema.is_mutable:
+            why = "it changes an operand: a step is made of calls that change nothing"
+        tensors = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
+        if any(tensor.layout != torch.strided for tensor in tensors) and node.op == "call_function":
+            why = "a result of it is sparse, and only dense tensors have a place"
+        if why is not None:
+            found.append((str(node.target), node.name, node.meta["custom"].get("path", ""), why))
+    if found:
+        raise unsupported(found)
 
 
 def _constants_to_inputs(

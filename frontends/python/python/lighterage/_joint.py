@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ._capture import is_fake, quiet
 from .errors import Unsupported
-from .export import ALIASES, CHECKS
+from .export import ALIASES, CHECKS, is_pure
 
 aten = torch.ops.aten
 
@@ -60,6 +60,7 @@ class Joint:
     """A joint graph as a file, and what its names mean."""
 
     file: bytes
+    graph: fx.Graph  # what is in the file
     states: dict[str, Source]
     inputs: dict[str, Source]
     late: set[str]  # inputs that come with the backward
@@ -71,8 +72,8 @@ class Joint:
     nodes: int
 
 
-def joint(gm: fx.GraphModule, n_forward: int, static: set[int], paths: dict[int, str]) -> Joint:
-    """Describe a graph whose first results are the forward's.
+def joint(gm: fx.GraphModule, n_forward: int, static: set[int], paths: dict[int, str]) -> Joint | None:
+    """Describe a graph whose first results are the forward's. None if it computes nothing: its results are its inputs.
 
     static: numbers of the primals that stay at one address from step to step: parameters and buffers.
     paths: names of primals.
@@ -95,7 +96,7 @@ class _Reader:
         self.made: dict[fx.Node, fx.Node] = {}
         self.mutated: list[tuple[int, fx.Node]] = []
 
-    def read(self) -> Joint:
+    def read(self) -> Joint | None:
         nodes = list(self.gm.graph.nodes)
         (end,) = [node for node in nodes if node.op == "output"]
         self._holders(nodes)
@@ -108,9 +109,12 @@ class _Reader:
         early = [r for r in [*forward, *(value for _, value in mutations)] if isinstance(r, fx.Node)]
         self._tag(early)
         outputs = self._outputs([*early, *(r for r in backward if isinstance(r, fx.Node))])
+        if not outputs:
+            return None
         late = {name for name, source in self.inputs.items() if source.kind == "tangent"}
         return Joint(
             file=self._file(outputs),
+            graph=self.graph,
             states=self.states,
             inputs=self.inputs,
             late=late,
@@ -194,7 +198,10 @@ class _Reader:
         if schema is not None and schema.is_mutable:
             raise _refused(str(node.target), node, "changes its operand, and the graph should be functional")
         if isinstance(node.target, torch._ops.HigherOrderOperator):
-            raise _refused(str(node.target), node, "is an operation over functions")
+            # What changes its operands comes wrapped, with its name as the first argument.
+            name = next((str(a) for a in node.args if isinstance(a, torch._ops.OpOverload)), str(node.target))
+            changes = "changes its operand, and the graph should be functional"
+            raise _refused(name, node, changes if name != str(node.target) else "is an operation over functions")
         if node.target in ALIASES or (node.target == aten.clone.default and not node.kwargs):
             self.made[node] = self.made[_operand(node)]
         elif node.target not in CHECKS:
@@ -224,7 +231,8 @@ class _Reader:
                 is_early = node in needed
                 path = node.meta["custom"]["path"] if is_early else paths.get(number, "")
                 seq = -1 if number is None else number
-                node.meta["custom"] = {"phase": "fwd" if is_early else "bwd", "path": path, "seq": seq}
+                phase, pure = "fwd" if is_early else "bwd", is_pure(node.target)
+                node.meta["custom"] = {"phase": phase, "path": path, "seq": seq, "pure": pure}
 
     # Outputs ---------------------------------------------------------------------------------------------------------
 
@@ -269,8 +277,11 @@ class _Reader:
             constants={},
         )
         file = io.BytesIO()
-        with quiet():
-            torch.export.save(program, file)
+        try:
+            with quiet():
+                torch.export.save(program, file)
+        except Exception as error:  # of many kinds: an argument that files cannot hold
+            raise Unsupported(f"torch.export cannot write the graph: {type(error).__name__}: {error}") from error
         return file.getvalue()
 
 

@@ -1,5 +1,6 @@
 """The native module. Its classes are written in Rust, in `frontends/python/src`."""
 
+from collections.abc import Callable
 from typing import Any, final
 
 __all__ = ["Arenas", "Machine", "Plan", "Ticket", "View", "compile", "devices"]
@@ -54,7 +55,11 @@ class Plan:
 
     @property
     def unsupported(self) -> list[tuple[str, str, str, str]]:
-        """Calls that can be planned but not run: operator, node, module, reason."""
+        """Calls that have no kernel: operator, node, module, reason. PyTorch computes them if the step runs."""
+
+    @property
+    def externs(self) -> list[tuple[str, str, str, int, int]]:
+        """What PyTorch computes in a step: operator, node, module, how often, bytes of its results."""
 
     def explain(self, name: str) -> str:
         """Why a tensor is where it is, and what the alternatives would cost.
@@ -198,7 +203,7 @@ def compile(
     clip_norm: float | None = None,
     groups: dict[str, int] | None = None,
     parts: tuple[set[str], set[str]] | None = None,
-    here: bool = True,
+    calls: Callable[[list[tuple[str, str, str, str]]], Callable[[str, list[Any], list[Any]], None]] | None = None,
     tf32: bool = False,
     command: str = "",
 ) -> Plan:
@@ -207,9 +212,11 @@ def compile(
     groups: the group of options of a parameter, by its path; group 0 if it has none.
     parts: of a step in two parts, the inputs that come at the pause and the outputs that leave there.
     tf32: a GPU may round the factors of f32 products to TF32.
-    here: for this machine's processor, and with a kernel for each call; else for the device.
+    calls: for a step that is to run, on this machine's processor. It gets the calls without a kernel (operator, node,
+        module, reason), and raises an exception or returns what computes them: `compute(node, operands, results)`,
+        with capsules of DLPack. Without it, the step is planned for the device.
 
-    Raises Infeasible, Unsupported, Error.
+    Raises Infeasible, Error, and what `calls` raises.
     """
 
 def devices() -> list[str]:

@@ -26,7 +26,7 @@ from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 from torch.utils.dlpack import from_dlpack
 
-from . import _lighterage
+from . import _foreign, _lighterage
 from ._joint import ALIGN, Joint, Result, Source, aligned, joint, module_path
 from ._lighterage import Arenas, Plan
 from .errors import Error, Unsupported
@@ -45,11 +45,14 @@ class Options:
 
     budget: as in `lighterage.compile`; it covers activations and workspaces, not parameters, gradients and moments.
     strict: raise Unsupported for a graph that cannot be planned, instead of one warning and eager mode.
+    fallback: `torch`, which has PyTorch compute calls without a kernel inside of a plan, or `error`, which raises
+        Unsupported for them, and for a graph that cannot be planned.
     The others are those of `lighterage.compile`.
     """
 
     budget: str | int | float | None = None
     strict: bool = False
+    fallback: str = "torch"
     device: str = "cpu"
     host: str | None = None
     kernels: str = "auto"
@@ -78,7 +81,11 @@ class Stats:
     inference_graphs: int = 0
     """Graphs without a backward that were planned."""
     eager_graphs: int = 0
-    """Graphs that run in eager mode, because something in them has no kernel."""
+    """Graphs that run in eager mode, because they cannot be planned."""
+    externs: int = 0
+    """Calls of the planned graphs that have no kernel, and that PyTorch computes."""
+    extern_runs: int = 0
+    """How many such calls ran, in planned graphs and in steps of `lighterage.compile`."""
     forwards: int = 0
     backwards: int = 0
     """Runs of planned graphs."""
@@ -95,6 +102,7 @@ class _Counts:
 
     def __init__(self) -> None:
         self.stats = Stats()
+        self.extern_runs_before = 0
         self.programs: weakref.WeakSet[Program] = weakref.WeakSet()
 
 
@@ -111,6 +119,7 @@ def stats() -> Stats:
     found = dataclasses.replace(_counts.stats)
     programs = list(_counts.programs)
     found.plans = [program.plan for program in programs]
+    found.extern_runs = _foreign.counts.ran - _counts.extern_runs_before
     counts = [program.arenas.counts for program in programs]
     found.arenas, found.waiting = sum(made for made, _ in counts), sum(waiting for _, waiting in counts)
     return found
@@ -119,6 +128,7 @@ def stats() -> Stats:
 def reset() -> None:
     """Start counting anew, without the plans so far."""
     _counts.stats = Stats()
+    _counts.extern_runs_before = _foreign.counts.ran
     _counts.programs = weakref.WeakSet()
 
 
@@ -130,6 +140,8 @@ class Program:
 
     def __init__(self, described: Joint, options: Options) -> None:
         self._joint = described
+        _foreign.check(described.graph)
+        calls = _foreign.Calls(described.graph, options.fallback)
         self.plan = _lighterage.compile(
             described.file,
             optimizer="none",
@@ -139,6 +151,7 @@ class Program:
             kernels=options.kernels,
             planner=options.planner,
             parts=(described.late, described.early),
+            calls=calls,
             command=f'torch.compile(..., backend="lighterage", options={{"budget": {options.budget!r}}})',
         )
         self.arenas: Arenas = self.plan.arenas(options.threads)
@@ -162,6 +175,8 @@ class Program:
         if changed:
             raise Unsupported(f"the backward reads a tensor that the forward changes (primals_{min(changed) + 1})")
         _counts.programs.add(self)
+        _counts.stats.externs += len(self.plan.externs)
+        calls.warn(self.plan)
         logger.info("planned %d operations; %r", described.nodes, self.plan)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Program:
@@ -326,7 +341,7 @@ class _Compiler:
         return _boxed(inference)
 
     def _plan(self, gm: fx.GraphModule, n_forward: int, static: Any, options: Options) -> Program | None:
-        """The plan of a graph. None, after a warning, if it should run in eager mode.
+        """The plan of a graph. None if it should run in eager mode: after a warning, or because it computes nothing.
 
         Raises Unsupported in strict mode, and Infeasible.
         """
@@ -335,9 +350,9 @@ class _Compiler:
             static = context.fw_metadata.static_input_indices if context and context.fw_metadata else []
         try:
             described = joint(gm, n_forward, set(static), self._paths(gm))
-            return Program(described, options)
+            return None if described is None else Program(described, options)
         except Unsupported as error:
-            if self.options.strict:
+            if self.options.strict or self.options.fallback == "error":
                 raise
             _counts.stats.eager_graphs += 1
             warnings.warn(
@@ -439,7 +454,8 @@ def backend(
 
     options: the fields of `Options`.
 
-    Raises Error: an unknown option. Infeasible: no plan fits. Unsupported: in strict mode, an operation has no kernel.
+    Raises Error: an unknown option. Infeasible: no plan fits. Unsupported: in strict mode, a graph cannot be planned;
+    with fallback="error", an operation has no kernel.
     """
     if mode not in (None, "default"):
         raise Error(f"mode={mode!r}: the backend has no modes; give it options={{'budget': ...}}")

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+# A call: operator, node, path of the module, reason.
+Lacking = tuple[str, str, str, str]
+
+# The largest number of calls that a message lists.
+LISTED = 10
+
 
 class Error(RuntimeError):
     """The class of all errors of Lighterage."""
@@ -17,9 +25,16 @@ class Unsupported(Error):  # noqa: N818
     `ops`: for each call the operator, the node of the traced graph, the path of its module, and the reason.
     """
 
-    def __init__(self, message: str, ops: list[tuple[str, str, str, str]] | None = None) -> None:
+    def __init__(self, message: str, ops: list[Lacking] | None = None) -> None:
         super().__init__(message)
-        self.ops: list[tuple[str, str, str, str]] = ops or []
+        self.ops: list[Lacking] = ops or []
+
+
+def unsupported(calls: Sequence[Lacking]) -> Unsupported:
+    """The error of calls that cannot be run."""
+    lines = [f"\n  {op}{f' in {path}' if path else ''} (node {node}): {why}" for op, node, path, why in calls[:LISTED]]
+    rest = f"\n  and {len(calls) - LISTED} more" if len(calls) > LISTED else ""
+    return Unsupported(f"the step calls what has no kernel:{''.join(lines)}{rest}", list(calls))
 
 
 class Infeasible(Error):  # noqa: N818

@@ -30,6 +30,7 @@ import torch
 from torch import fx, nn
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
@@ -314,6 +315,8 @@ def _program(captured: Captured, lowered: fx.GraphModule) -> ExportedProgram:
         node.meta = {key: value for key, value in node.meta.items() if key in keep}
         if node.target is operator.getitem:
             node.meta["custom"] = node.args[0].meta["custom"]
+        elif "custom" in node.meta:
+            node.meta["custom"] = {**node.meta["custom"], "pure": is_pure(node.target)}
     graph.lint()  # type: ignore[no-untyped-call]
     specs = [input.spec for input in inputs]
     read = {_name(spec) for spec in specs if spec.kind != InputKind.USER_INPUT}
@@ -364,6 +367,21 @@ def _output(kind: OutputKind, node: fx.Node, target: str | None) -> OutputSpec:
 def _name(spec: InputSpec | OutputSpec) -> str:
     assert spec.target is not None, "a parameter, a buffer and a constant have names"
     return spec.target
+
+
+def is_random(target: Any) -> bool:
+    """Whether an operator draws numbers from a generator."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+def is_pure(target: Any) -> bool:
+    """Whether a second call with the same operands is known to give the same bits.
+
+    Of operators outside of PyTorch nothing is known.
+    """
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        return False
+    return not (is_random(target) or target._schema.is_mutable or torch.Tag.nondeterministic_bitwise in target.tags)
 
 
 # Weights -------------------------------------------------------------------------------------------------------------

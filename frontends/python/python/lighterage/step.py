@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from . import _lighterage, _optimizer
+from . import _foreign, _lighterage, _optimizer
 from ._capture import Loss, call_model, names_of, signature
 from ._lighterage import Machine, Plan
 from .errors import Error, MismatchError, ShapeError, StaleError
@@ -75,12 +75,13 @@ def plan(
     tf32: predict the step of a GPU that may round the factors of f32 products to TF32.
     The others are those of `compile`. Calls that have no kernel are planned, and listed in `plan.unsupported`.
 
-    Raises CaptureError, Infeasible, Error.
+    Raises CaptureError, Infeasible, Error. Unsupported: there is no memory for a tensor, such as a complex one.
     """
     name = optimizer if isinstance(optimizer, str) else _optimizer.kind_of(optimizer).name
     args, kwargs = _arguments(example)
     _check_loss(loss_fn)
     traced = export_joint(model, args, kwargs, loss=loss_fn, trainable=_trained_by(optimizer))
+    _foreign.check(traced.program.graph)
     file = io.BytesIO()
     save(traced, file, weights=False)
     command = f"lighterage.plan(..., optimizer={name!r}, budget={budget!r}, device={device!r})"
@@ -94,7 +95,6 @@ def plan(
         kernels="generated",
         planner=planner,
         clip_norm=clip_grad_norm,
-        here=False,
         tf32=tf32,
         command=command,
     )
@@ -112,6 +112,7 @@ def compile(
     kernels: str = "auto",
     planner: str = "auto",
     clip_grad_norm: float | None = None,
+    fallback: str = "torch",
     threads: int | None = None,
     seed: int | None = None,
     check: bool = True,
@@ -131,12 +132,15 @@ def compile(
     kernels: `generated`, `plain`, or `auto`, which generates them if the kernel generator is installed.
     planner: `auto`, `keep`, `greedy`, `offload` or `protrain`.
     clip_grad_norm: the largest norm over all gradients, as in `torch.nn.utils.clip_grad_norm_`.
+    fallback: what computes an operation without a kernel: `torch`, inside of the plan and after one warning, or
+        `error`, which raises Unsupported.
     threads: how many share a kernel, by default all that the process may use.
     seed: of dropout and other random operations, by default drawn from torch's generator.
     check: compare one step with eager PyTorch first. The model and the optimizer are left as they were.
 
-    Raises CaptureError: the model cannot be traced. Unsupported: an operation has no kernel, or the optimizer no
-    counterpart. Infeasible: no plan fits. MismatchError: the check failed. Error: everything else.
+    Raises CaptureError: the model cannot be traced. Unsupported: there is no memory for a tensor, such as a complex
+    one; an operation has no kernel, and PyTorch may not or cannot compute it; or the optimizer has no counterpart.
+    Infeasible: no plan fits. MismatchError: the check failed. Error: everything else.
     """
     kind, groups = _optimizer.kind_of(optimizer), _optimizer.groups_of(optimizer, model)
     args, kwargs = _arguments(example)
@@ -144,6 +148,8 @@ def compile(
     _check_cpu(model)
     start = time.perf_counter()
     traced = export_joint(model, args, kwargs, loss=loss_fn, trainable=_trained_by(optimizer))
+    _foreign.check(traced.program.graph)
+    calls = _foreign.Calls(traced.program.graph, fallback)
     file = io.BytesIO()
     save(traced, file, weights=False)
     captured = time.perf_counter()
@@ -157,8 +163,10 @@ def compile(
         planner=planner,
         clip_norm=clip_grad_norm,
         groups=groups,
+        calls=calls,
         command=f"lighterage.compile(..., budget={budget!r}, device={device!r})",
     )
+    calls.warn(plan)
     planned = time.perf_counter()
     machine = plan.load(threads)
     loaded = time.perf_counter()
@@ -166,7 +174,7 @@ def compile(
     logger.info("captured in %.1f s, planned in %.1f s, loaded in %.1f s; %s kernels", *times, plan.kernels)
     seed = int(torch.randint(2**62, ())) if seed is None else seed
     step = Step(model, optimizer, loss_fn, plan, machine, _Batch(model, loss_fn, args, kwargs), kind, seed)
-    random = any(kind == "rng" for _, kind in machine.states)
+    random = calls.is_random or any(kind == "rng" for _, kind in machine.states)
     if check and random:
         logger.info("not compared with eager: the step draws random numbers, and its generator is not torch's")
     elif check:
