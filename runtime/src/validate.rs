@@ -26,6 +26,7 @@
 //! outputs after all conflicting commands have run and before it launches others
 //! ([`Machine::wait_io`](crate::Machine::wait_io) finds these commands by their accesses).
 
+pub(crate) mod calls;
 mod gpu;
 mod lent;
 mod races;
@@ -34,7 +35,6 @@ mod written;
 
 use crate::Error;
 use crate::access::Access;
-use crate::foreign;
 use crate::kernels::{self, Signature};
 use artifact::{
     Artifact, Attr, Binding, Code, Command, CommandKind, DType, Initial, Kernel, MemorySpace,
@@ -53,10 +53,10 @@ const MAX_RESULTS: usize = 62;
 
 /// Proves that machines may run this artifact; an error says why not.
 pub fn validate(artifact: &Artifact) -> Result<(), Error> {
-    let calls = foreign::needed(artifact);
-    if !calls.is_empty() {
+    let needed = calls::needed(artifact);
+    if !needed.is_empty() {
         let call = |(name, line): &(&str, &str)| format!("{name} (line {line})");
-        let calls: Vec<String> = calls.iter().map(call).collect();
+        let calls: Vec<String> = needed.iter().map(call).collect();
         return Err(Error::Unsupported(format!(
             "{}: there is no kernel, so only the program that compiled the step can run it",
             calls.join(", ")
@@ -260,7 +260,7 @@ fn command(artifact: &Artifact, command: &Command) -> Result<(), Error> {
             let Some(kernel) = artifact.kernels.get(*kernel as usize) else {
                 return Err(at(format!("kernel {kernel} of {}", artifact.kernels.len())));
             };
-            if foreign::is_foreign(kernel) {
+            if calls::is_foreign(kernel) {
                 return call(artifact, kernel, ins, outs, *scratch).map_err(at);
             }
             launch(artifact, &line.name, kernel, ins, outs, *scratch)
@@ -297,7 +297,7 @@ fn call(
     scratch: Option<Range>,
 ) -> Result<(), String> {
     places(artifact, ins, outs, scratch)?;
-    foreign::check(kernel, outs)?;
+    calls::check(kernel, outs)?;
     disjoint(ins, outs, scratch, |_| false)
 }
 

@@ -4,7 +4,8 @@
 //! Python does the tracing and the bookkeeping of modules and optimizers (`python/lighterage`).
 //! This module has no logic of its own: [`plan`] calls the compiler, [`machine`] the runtime,
 //! [`parts`] runs forward and backward of a step one by one, [`foreign`] has PyTorch compute what
-//! has no kernel, [`dlpack`] lends tensors, [`errors`] has Python's exceptions. Every call that takes long leaves the GIL to others.
+//! has no kernel, [`dlpack`] lends tensors, [`errors`] has Python's exceptions. Every call that
+//! takes long leaves the GIL to others.
 
 mod dlpack;
 mod errors;

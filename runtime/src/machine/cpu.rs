@@ -45,7 +45,8 @@ struct LentEnd {
 }
 
 impl Cpu {
-    /// A backend without pools. `foreign` computes what has no kernel. An error if the options ask for a link that cannot be played.
+    /// A backend without pools. `foreign` computes what has no kernel. An error if the options ask
+    /// for a link that cannot be played.
     pub(crate) fn new(options: &Options, foreign: Option<Arc<dyn Foreign>>) -> Result<Cpu, Error> {
         Ok(Cpu {
             host: HostWork::new(options.team()).calling(foreign),

@@ -11,12 +11,13 @@ use super::backend::{CommandError, CommandId, Launch as Prepared, LentPlace};
 use super::lent::Lent;
 use crate::Error;
 use crate::code::{self, CodeLaunch, Loaded};
-use crate::foreign::{self, Foreign, ForeignCall};
+use crate::foreign::{Foreign, ForeignCall};
 use crate::kernel::Tensor;
 use crate::kernels;
 use crate::launch::Launch;
 use crate::memory::{self, Arena};
 use crate::team::Team;
+use crate::validate::calls;
 use artifact::{Attr, Code, Kernel, Object, Operand, Place, Pool, Range};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -148,8 +149,8 @@ impl HostWork {
                 code::check(kernel, code, object.and_then(Option::as_deref))?;
                 HostKernel::Generated(code.clone())
             }
-            None if self.foreign.is_some() && foreign::is_foreign(kernel) => {
-                let text = |key| foreign::text(kernel, key).unwrap_or_default().to_string();
+            None if self.foreign.is_some() && calls::is_foreign(kernel) => {
+                let text = |key| calls::text(kernel, key).unwrap_or_default().to_string();
                 HostKernel::Foreign {
                     name: text("name"),
                     node: text("node"),
