@@ -18,8 +18,8 @@ pub(crate) fn text<'a>(kernel: &'a Kernel, key: &str) -> Option<&'a str> {
     }
 }
 
-/// The launches of an artifact that need a [`Foreign`](crate::Foreign): operator and line, each operator with its
-/// first line.
+/// The launches of an artifact that need a [`Foreign`](crate::Foreign): operator and line, each
+/// operator with its first line.
 pub(crate) fn needed(artifact: &Artifact) -> Vec<(&str, &str)> {
     let mut found: Vec<(&str, &str)> = Vec::new();
     for command in &artifact.commands {
