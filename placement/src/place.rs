@@ -108,6 +108,9 @@ struct Limits {
     looked: u64,
     /// The number of blocks and sections that the exact search may examine.
     searched: u64,
+    /// Repair and search only get a sixteenth of their work for a plan that exceeds the target by
+    /// at most the target divided by this.
+    gap: u64,
 }
 
 impl Effort {
@@ -120,6 +123,7 @@ impl Effort {
                 near: 4096,
                 looked: 0,
                 searched: 0,
+                gap: u64::MAX,
             },
             Effort::Brief => {
                 let normal = Effort::Normal.limits(n);
@@ -135,6 +139,8 @@ impl Effort {
                     climbed: 2_000_000,
                     looked: normal.looked.min(looked),
                     searched: normal.searched.min(searched),
+                    // The rest of such a gap takes most of the time and changes no decision.
+                    gap: 1000,
                     ..normal
                 }
             }
@@ -144,6 +150,7 @@ impl Effort {
                 near: 1 << 20,
                 looked: 8_000_000,
                 searched: 45_000_000,
+                gap: u64::MAX,
             },
             Effort::Max => Limits {
                 sweeps: 4,
@@ -151,6 +158,7 @@ impl Effort {
                 near: 1 << 40,
                 looked: 200_000_000,
                 searched: 2_000_000_000,
+                gap: u64::MAX,
             },
         }
     }
@@ -317,6 +325,10 @@ impl Planner<'_> {
             .as_ref()
             .map(|blocks| Searches::new(blocks, options.threads));
         for part in [16, 8, 4, 2] {
+            let is_near = self.peak.saturating_sub(self.target) <= self.target / limits.gap;
+            if part < 16 && is_near {
+                break;
+            }
             match &mut repair {
                 Some(repair) if self.target < self.peak => {
                     self.repair(repair, limits.looked / part)

@@ -211,7 +211,7 @@ fn names_in_reports_are_names_that_explain_knows() {
     // The page and the object agree on where it is updated.
     let updated = priced["updated_there"].as_bool().unwrap();
     assert_eq!(
-        chunk.contains("on the host in any case"),
+        chunk.contains("with this choice too, the host computes it"),
         updated,
         "{chunk}"
     );
@@ -609,5 +609,18 @@ fn scratch_is_that_of_what_runs_the_kernels() {
     assert!(
         cpu.contains("on cpu {") && cpu.contains(" scratch "),
         "{cpu}"
+    );
+    // It is found at the peak, and explain knows it by its name there.
+    let object = &run(&format!("plan {graph} --device cpu --json"))
+        .expect(0)
+        .json()[0];
+    let tensors = object["peak_tensors"].as_array().unwrap();
+    let scratch = tensors.iter().find(|tensor| tensor["class"] == "scratch");
+    let name = scratch.expect("scratch at the peak")["name"].as_str();
+    let explained = run(&format!("explain {graph} --device cpu {}", name.unwrap())).expect(0);
+    assert!(
+        explained.out.contains("is scratch memory"),
+        "{}",
+        explained.out
     );
 }

@@ -121,10 +121,13 @@ fn choices(instance: &Instance, ops: &[Op], windows: f64) -> Vec<(usize, usize)>
 }
 
 /// Prefix sums: of no number, of one, of two, ….
-fn sums(numbers: impl Iterator<Item = f64>) -> Vec<f64> {
-    let mut sums = vec![0.0];
+fn sums(numbers: impl ExactSizeIterator<Item = f64>) -> Vec<f64> {
+    let mut sums = Vec::with_capacity(numbers.len() + 1);
+    let mut sum = 0.0;
+    sums.push(sum);
     for number in numbers {
-        sums.push(sums[sums.len() - 1] + number);
+        sum += number;
+        sums.push(sum);
     }
     sums
 }

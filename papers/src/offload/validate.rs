@@ -99,6 +99,8 @@ struct Cycle<'a> {
     period: f64,
     /// Times that differ by at most this are equal, µs.
     close: f64,
+    /// The transfers of each layer, in the schedule's order.
+    transfers: Vec<Vec<&'a Transfer>>,
 }
 
 impl<'a> Cycle<'a> {
@@ -115,11 +117,19 @@ impl<'a> Cycle<'a> {
                 operations,
             });
         }
+        // A transfer of a layer that does not exist is a fault of its link.
+        let mut transfers = vec![vec![]; instance.layers.len()];
+        for transfer in &schedule.transfers {
+            if let Some(transfers) = transfers.get_mut(transfer.layer) {
+                transfers.push(transfer);
+            }
+        }
         Ok(Cycle {
             instance,
             schedule,
             period,
             close: 1e-9 * period,
+            transfers,
         })
     }
 
@@ -181,8 +191,8 @@ impl<'a> Cycle<'a> {
 
     /// The transfers of a layer in one direction.
     fn transfers(&self, layer: usize, way: Way) -> impl Iterator<Item = &'a Transfer> {
-        let transfers = self.schedule.transfers.iter();
-        transfers.filter(move |transfer| transfer.layer == layer && transfer.way == way)
+        let transfers = self.transfers[layer].iter().copied();
+        transfers.filter(move |transfer| transfer.way == way)
     }
 
     /// Operations run one at a time, in order.

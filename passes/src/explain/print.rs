@@ -34,7 +34,7 @@ impl ChunkExplanation {
     pub fn print(&self, bytes: &dyn Fn(u64) -> String, micros: &dyn Fn(f64) -> String) -> String {
         let mut page = Page::new(bytes, micros, self.micros);
         page.line(format_args!(
-            "{} : {}, a chunk: {} states that live on the host, and come to the device in one copy",
+            "{} : {}, a chunk: {} states that live on the host and are copied to the device together",
             self.name,
             bytes(self.bytes),
             self.states
@@ -147,10 +147,11 @@ impl<'a> Page<'a> {
                  of {time}, and stays with it; `explain {name}` says what the chunk costs"
             ));
         }
-        self.choice(home, &of.planner, |way| match way {
+        let word = |way| match way {
             Way::Keep => "on the device",
             Way::Swap | Way::Recompute => "on the host",
-        });
+        };
+        self.choice(home, &of.planner, ("copying it", word));
         if of
             .hosted
             .as_ref()
@@ -168,15 +169,21 @@ impl<'a> Page<'a> {
         self.line(format_args!(
             "\nfrom {from} to {to}, for {idle}, it is {done}"
         ));
-        self.choice(&gap.choice, &of.planner, Way::name);
+        self.choice(&gap.choice, &of.planner, ("a swap", Way::name));
     }
 
-    /// Why a choice was made, and what its other ways would cost.
-    fn choice(&mut self, choice: &Choice, planner: &str, word: fn(Way) -> &'static str) {
+    /// Why a choice was made, and what its other ways would cost. `words` names a copy to the host
+    /// and back, and each way.
+    fn choice(
+        &mut self,
+        choice: &Choice,
+        planner: &str,
+        (copy, word): (&str, fn(Way) -> &'static str),
+    ) {
         match &choice.reason {
             Some(reason) => {
                 // A planner prices only the means that it weighs.
-                let prices = [("a swap", reason.swap), ("a recompute", reason.recompute)];
+                let prices = [(copy, reason.swap), ("a recompute", reason.recompute)];
                 let prices: String = prices
                     .iter()
                     .filter_map(|(means, price)| Some((means, (self.micros)((*price)?))))
@@ -224,8 +231,8 @@ impl<'a> Page<'a> {
     /// What keeping on the device means for states that the host updates.
     fn updated(&mut self) {
         self.line(format_args!(
-            "  update    on the host in any case: then its new value is copied to the device in \
-             each step"
+            "  update    with this choice too, the host computes it, and copies the new value to the \
+             device in each step"
         ));
     }
 }
