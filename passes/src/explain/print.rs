@@ -34,7 +34,7 @@ impl ChunkExplanation {
     pub fn print(&self, bytes: &dyn Fn(u64) -> String, micros: &dyn Fn(f64) -> String) -> String {
         let mut page = Page::new(bytes, micros, self.micros);
         page.line(format_args!(
-            "{} : {}, a chunk: {} states that live on the host and are copied to the device together",
+            "{} : {}, a chunk: {} states that live on the host and are copied together",
             self.name,
             bytes(self.bytes),
             self.states
@@ -231,8 +231,8 @@ impl<'a> Page<'a> {
     /// What keeping on the device means for states that the host updates.
     fn updated(&mut self) {
         self.line(format_args!(
-            "  update    with this choice too, the host computes it, and copies the new value to the \
-             device in each step"
+            "  update    with this choice too, the host computes it, and copies the new value to \
+             the device in each step"
         ));
     }
 }

@@ -249,7 +249,8 @@ fn later_versions_are_told_as_such() {
         let error = read(&file).unwrap_err();
         assert_eq!(error, ReadError::Version { found: 7 });
         let expected = format!(
-            "format version 7, this program reads version {FORMAT_VERSION}: it was written by a later"
+            "format version 7, this program reads version {FORMAT_VERSION}: it was written by a \
+             later"
         );
         assert!(error.to_string().contains(&expected), "{error}");
     }
