@@ -241,7 +241,7 @@ class Program:
         tensor = made[fill.output]
         if fill.strides is None:
             return tensor
-        return torch.empty_strided(tensor.shape, fill.strides, dtype=tensor.dtype).copy_(tensor)
+        return _laid_out(tensor, fill.strides)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,6 +274,17 @@ class _Fill:
         names = [output.name for output in outputs]
         strides = None if result.like.is_contiguous() else tuple(result.like.stride())
         return _Fill(output=names.index(result.output), strides=strides)
+
+
+def _laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The same values with these strides. Where a stride is 0, all elements along the dimension are one."""
+    result = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+    place = result
+    for dim, stride in enumerate(strides):
+        if stride == 0 and tensor.shape[dim] > 1:
+            place, tensor = place.narrow(dim, 0, 1), tensor.narrow(dim, 0, 1)
+    place.copy_(tensor)
+    return result
 
 
 # AOTAutograd's callbacks ---------------------------------------------------------------------------------------------

@@ -171,7 +171,12 @@ def compile(
     machine = plan.load(threads)
     loaded = time.perf_counter()
     times = (captured - start, planned - captured, loaded - planned)
-    logger.info("captured in %.1f s, planned in %.1f s, loaded in %.1f s; %s kernels", *times, plan.kernels)
+    logger.info(
+        "captured %d operations in %.1f s, planned in %.1f s, loaded in %.1f s; %s kernels",
+        traced.info["nodes"],
+        *times,
+        plan.kernels,
+    )
     seed = int(torch.randint(2**62, ())) if seed is None else seed
     step = Step(model, optimizer, loss_fn, plan, machine, _Batch(model, loss_fn, args, kwargs), kind, seed)
     random = calls.is_random or any(kind == "rng" for _, kind in machine.states)
@@ -493,7 +498,16 @@ class _Eager:
             path: _distance(self.gradients[path], g, NEGLIGIBLE * largest) for path, g in other.gradients.items()
         }
         worst = max(gradients, key=lambda path: gradients[path], default="")
-        buffers = [_distance(value, other.buffers[path]) for path, value in self.buffers.items()]
+        # A running mean may be zero but for rounding: it is compared with the running variance beside it.
+        modules: dict[str, float] = {}
+        for path, value in other.buffers.items():
+            module = path.rpartition(".")[0]
+            if value.is_floating_point() and value.numel():
+                modules[module] = max(modules.get(module, 0.0), float(value.abs().max()))
+        buffers = [
+            _distance(value, other.buffers[path], NEGLIGIBLE * modules.get(path.rpartition(".")[0], 0.0))
+            for path, value in self.buffers.items()
+        ]
         return Check(
             loss=_distance(self.loss.reshape(()), other.loss.reshape(())),
             gradient=gradients.get(worst, 0.0),
