@@ -3,10 +3,10 @@
 usage: gpu_kernels.py FOLDER [--dry-run] [--rounds 20]
 
 `cargo run -p lighterage-tests --example gpu_kernels -- sm_90 FOLDER` writes FOLDER, on any machine; tests/src/gpu.rs
-describes its files. This script needs only Python and NVIDIA's driver (libcuda.so.1). Every kernel runs normally, with
-other numbers of blocks, and with operands and results at one address. Bytes around each tensor must not change. Then
-kernels that move much memory are timed, alternately with a copy of the same number of bytes, by the GPU's clock; the
-fastest runs count.
+describes its files; they may be compressed by gzip. This script needs only Python and NVIDIA's driver (libcuda.so.1).
+Every kernel runs normally, with other numbers of blocks, and with operands and results at one address. Bytes around
+each tensor must not change. Then kernels that move much memory are timed, alternately with a copy of the same number
+of bytes, by the GPU's clock; the fastest runs count.
 
 Prints a table in Markdown. Exits with 0 if all kernels are right, with 1 if one is wrong, with 2 if they cannot run
 here. With --dry-run it only reads the folder.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gzip
 import json
 import random
 import struct
@@ -125,14 +126,20 @@ def case_of(data: dict[str, Any], modules: list[str]) -> Case:
     )
 
 
+def content(path: Path) -> bytes:
+    """The content of a file, which may be compressed."""
+    zipped = path.with_name(f"{path.name}.gz")
+    return gzip.decompress(zipped.read_bytes()) if zipped.exists() else path.read_bytes()
+
+
 def read(path: Path) -> Folder:
     """Read a folder, and check that it is whole."""
     try:
-        text = json.loads((path / "kernels.json").read_text())
-        data = (path / "kernels.bin").read_bytes()
+        text = json.loads(content(path / "kernels.json"))
+        data = content(path / "kernels.bin")
         cases, timed = ([case_of(case, text["modules"]) for case in text[key]] for key in ("cases", "timed"))
         folder = Folder(text["target"], data, cases, timed)
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (EOFError, OSError, ValueError, LookupError, TypeError) as error:
         raise CannotRunError(f"{path} is not what the example gpu_kernels wrote: {error!r}") from error
     for case in folder.cases + folder.timed:
         for tensor in case.operands + case.results:

@@ -5,9 +5,10 @@
 #   scripts/gpu.sh run [OUT.json]                  there, with Python and NVIDIA's driver; torch is optional
 #   scripts/gpu.sh --dry [OUT.json]                both, on the library that replaces the driver in tests
 #
-# .gpu has the stripped command, kernels with stored results (15 MB), compiled steps of tiny models, and of the
-# models given at three budgets: less than 40 MiB. The profile also needs lighterage-mlir there, if it runs there. git ignores it. DEVICE is the machine that models are planned for
-# (h100). LIGHTERAGE names a command that is built already, STANDIN the library that replaces the driver.
+# .gpu has the stripped command, kernels with stored results, compiled steps of tiny models, and of the models
+# given at three budgets: less than 40 MiB. git ignores it. The section `profile` is skipped unless lighterage-mlir
+# is there too: LIGHTERAGE_MLIR names it. DEVICE is the machine that models are planned for (h100). LIGHTERAGE names
+# a command that is built already, STANDIN the library that replaces the driver.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -29,6 +30,7 @@ pack() {
     strip "$folder/lighterage" 2>/dev/null || true
     if [ -z "${DRY:-}" ]; then
         cargo run -q --locked -p lighterage-tests --example gpu_kernels -- sm_90 "$folder/kernels"
+        gzip "$folder"/kernels/*
     fi
     python3 benches/gpu_train.py pack "$folder" --device "$device" "$@"
     size=$(du -sm "$folder" | cut -f1)
@@ -53,5 +55,5 @@ case "$mode" in
         export LIGHTERAGE_MLIR
         LIGHTERAGE_CUDA=$STANDIN python3 benches/gpu_train.py run "$folder" --out "$out" --dry
         ;;
-    *) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

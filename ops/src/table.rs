@@ -128,9 +128,9 @@ macro_rules! ops {
             ConvolutionBwd(ConvolutionBwd) "convolution_bwd": takes(3, 3).real()
                 => convolution_bwd, convolution_bwd_work;
             // max_pool2d(x[N,C,H,W]) -> y, index into H*W of each window's maximum: i64.
-            // max_pool2d_bwd(dy, index) -> dx[shape].
+            // max_pool2d_bwd(dy, index) -> dx[shape]. Each index lies in its window.
             MaxPool2d(Pool) "max_pool2d": takes(1, 1).on(Numbers) => max_pool2d;
-            MaxPool2dBwd(Sizes) "max_pool2d_bwd": takes(2, 2).real() => max_pool2d_bwd;
+            MaxPool2dBwd(PoolBwd) "max_pool2d_bwd": takes(2, 2).real() => max_pool2d_bwd;
             // Attention: sdpa(q[B,H,S,D], k[B,H,T,D], v[B,H,T,E][, mask: added, or bool true = take
             // part; broadcasts to [B,H,S,T]]) -> out[B,H,S,E], logsumexp: f32[B,H,S].
             // sdpa_bwd(dout, q, k, v, out, logsumexp[, mask]) -> dq, dk, dv. H of k and v may
@@ -171,7 +171,8 @@ macro_rules! ops {
             // broadcast against each other. index_put(x, values, i0, i1, ..): values broadcast to
             // x[i0, i1, ..]'s shape.
             Index "index": takes(2, 9) => index;
-            IndexPut(IndexPut) "index_put": takes(3, 10).inplace(&[(0, 0)]) => index_put;
+            IndexPut(IndexPut) "index_put": takes(3, 10).inplace(&[(0, 0)])
+                => index_put, index_put_work;
             // Shapes. reshape shares its operand's bytes; the others copy.
             Reshape(Sizes) "reshape": takes(1, 1).no_kernel() => reshape, no_work;
             Permute(Dims) "permute": takes(1, 1) => permute, no_work;

@@ -296,6 +296,15 @@ fn tables(w: &mut Wishes) {
         let rows = [("padding", Attr::Int(3)), ("rows", Attr::Int(300))];
         w.of("embedding_bwd", &rows, ins, SAME);
     }
+    // Several tiles, several passes; a row with many indices, and rows with one.
+    for (dtype, rows, most) in [(F32, 40, 3), (F16, 700, 700), (BF16, 70_000, 70_000)] {
+        let ins = vec![
+            w.small(dtype, &[2100, 1]),
+            w.indices(I64, &[2100], [0, most]),
+        ];
+        let rows = [("padding", Attr::Int(2)), ("rows", Attr::Int(rows))];
+        w.of("embedding_bwd", &rows, ins, SAME);
+    }
     let ins = vec![w.small(F32, &[0, 4]), w.indices(I64, &[0], [0, 1])];
     let rows = [("padding", Attr::Int(-1)), ("rows", Attr::Int(5))];
     w.of("embedding_bwd", &rows, ins, SAME);
@@ -316,6 +325,14 @@ fn tables(w: &mut Wishes) {
         let ins = vec![w.wild(dtype, &shape), index(w)];
         w.of("scatter_value", &value, ins, SAME);
     }
+    for (shape, of, dim) in [([3, 50], [3, 90], 1), ([50, 3], [90, 3], 0)] {
+        let along = [("dim", Attr::Int(dim))];
+        let index = w.indices(I64, &of, [0, 50]);
+        let ins = vec![w.small(BF16, &shape), index.clone(), w.small(BF16, &of)];
+        w.of("scatter_add", &along, ins, SAME);
+        let ins = vec![w.wild(F32, &shape), index, w.wild(F32, &of)];
+        w.of("scatter", &along, ins, SAME);
+    }
     let ins = vec![
         w.wild(F32, &[3, 2]),
         w.indices(I64, &[0, 2], [0, 3]),
@@ -327,6 +344,13 @@ fn tables(w: &mut Wishes) {
 
 /// Several indices at once.
 fn several(w: &mut Wishes) {
+    // Three passes.
+    let ins = vec![
+        w.small(U8, &[1 << 18]),
+        w.small(U8, &[1030]),
+        w.indices(I32, &[1030], [0, 1 << 18]),
+    ];
+    w.of("index_put", &[("accumulate", Attr::Bool(true))], ins, SAME);
     for dtype in [F32, BF16, I64] {
         let ins = vec![
             w.wild(dtype, &[5, 4, 6]),
@@ -343,6 +367,12 @@ fn several(w: &mut Wishes) {
                 w.small(dtype, &[7, 1]),
                 w.indices(I64, &[3, 1], [-5, 5]),
                 w.indices(I64, &[7], [-4, 4]),
+            ];
+            w.of("index_put", &accumulate, ins, SAME);
+            let ins = vec![
+                w.small(dtype, &[600, 3]),
+                w.small(dtype, &[1100, 3]),
+                w.indices(I64, &[1100], [-600, 600]),
             ];
             w.of("index_put", &accumulate, ins, SAME);
             let ins = vec![
@@ -497,12 +527,9 @@ fn reductions(w: &mut Wishes) {
             &[ty(dtype, &[301, 35])],
             Close::OfLargest(64.0),
         );
-        w.on(
-            "sum",
-            &over(&[0, 2]),
-            &[ty(dtype, &[3, 5, 7])],
-            Close::OfLargest(1.0),
-        );
+        // f64 is added up in f64, in another order; the others are rounded once.
+        let close = Close::OfLargest(if dtype == F64 { 21.0 } else { 1.0 });
+        w.on("sum", &over(&[0, 2]), &[ty(dtype, &[3, 5, 7])], close);
         w.on("sum", &over(&[1]), &[ty(dtype, &[3, 0, 7])], SAME);
         w.on("amax", &over(&[0]), &[ty(dtype, &[9, 40])], SAME);
         w.on("amin", &over(&[0, 2]), &[ty(dtype, &[3, 5, 7])], SAME);
@@ -546,6 +573,29 @@ fn norms(w: &mut Wishes) {
     }
 }
 
+/// The derivative of maxima: dilation, kernel, padding, stride.
+fn maxima(w: &mut Wishes, dtype: DType, lists: [[i64; 2]; 4], ceil: bool) {
+    let shape = [2, 3, 6, 7];
+    let [dilation, kernel, padding, stride] = lists.map(|list| ints(&list));
+    let mut attrs = vec![
+        ("ceil", Attr::Bool(ceil)),
+        ("dilation", dilation),
+        ("kernel", kernel),
+        ("padding", padding),
+        ("stride", stride),
+    ];
+    // Few different numbers, so that windows share their maxima.
+    let x = w.indices(I32, &shape, [0, 5]).1.to_f64s();
+    let x = w.of_numbers(dtype, &shape, &x);
+    let forward = op("max_pool2d", &attrs);
+    let mut outs = results(&forward, std::slice::from_ref(&x.0));
+    let made = crate::code::plain(&forward, &[&x.1], &outs).expect("there should be maxima");
+    let (index, dy) = (outs.remove(1), w.small(dtype, outs[0].shape()));
+    let indices = made.into_iter().nth(1).expect("it has indices");
+    attrs.push(("shape", ints(&shape.map(|size| size as i64))));
+    w.of("max_pool2d_bwd", &attrs, vec![dy, (index, indices)], SAME);
+}
+
 fn windows(w: &mut Wishes) {
     for (dtype, ceil) in [(F32, true), (BF16, false), (I32, false)] {
         let attrs = [
@@ -558,16 +608,10 @@ fn windows(w: &mut Wishes) {
         w.on("max_pool2d", &attrs, &[ty(dtype, &[2, 3, 6, 7])], SAME);
     }
     for dtype in [F32, BF16] {
-        let ins = vec![
-            w.small(dtype, &[2, 3, 4, 5]),
-            w.indices(I64, &[2, 3, 4, 5], [0, 12]),
-        ];
-        w.of(
-            "max_pool2d_bwd",
-            &[("shape", ints(&[2, 3, 3, 4]))],
-            ins,
-            SAME,
-        );
+        // Windows apart, windows that overlap, windows that reach beyond the border.
+        maxima(w, dtype, [[1, 1], [2, 2], [0, 0], [2, 2]], false);
+        maxima(w, dtype, [[1, 1], [3, 3], [1, 1], [1, 1]], false);
+        maxima(w, dtype, [[1, 2], [3, 2], [1, 0], [2, 1]], true);
     }
     let of = |groups, lists: [&[i64]; 3]| {
         [

@@ -4,6 +4,7 @@
 
 mod answers;
 mod hostile;
+mod joined;
 mod machine;
 mod models;
 mod products;

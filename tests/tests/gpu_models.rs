@@ -30,6 +30,8 @@ fn step(name: &str, share: f64) -> Artifact {
 #[test]
 fn every_launch_on_a_gpu_has_code_for_it() {
     let models = [
+        ("bert-tiny", 0.9),
+        ("dropout-tiny", 0.6),
         ("gpt2-tiny", 0.6),
         ("llama-tiny", 1.0),
         ("moe-tiny", 0.8),

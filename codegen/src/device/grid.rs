@@ -421,6 +421,12 @@ impl Grid {
         }
     }
 
+    /// A number as it is read after it was written as an element of a type.
+    pub(super) fn stored(&mut self, x: Value, dtype: DType) -> Value {
+        let x = self.narrowed(x, dtype);
+        self.widened(x, dtype)
+    }
+
     /// A number as an element of memory.
     fn narrowed(&mut self, x: Value, dtype: DType) -> Value {
         let b = &mut self.b;

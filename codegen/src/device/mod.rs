@@ -22,6 +22,7 @@ mod product;
 mod random;
 mod reduce;
 mod softmax;
+mod sorted;
 mod tables;
 mod tensor;
 mod tensor_windows;
@@ -106,7 +107,7 @@ fn write(k: &mut Kernel<'_>, op: &Op) -> Result<(), &'static str> {
         Op::Convolution(a) => windows::convolution(k, a),
         Op::ConvolutionBwd(a) => windows::convolution_bwd(k, a),
         Op::MaxPool2d(a) => windows::max_pool2d(k, a),
-        Op::MaxPool2dBwd(_) => windows::max_pool2d_bwd(k),
+        Op::MaxPool2dBwd(a) => windows::max_pool2d_bwd(k, a),
         Op::Sdpa(a) => attention::sdpa(k, a),
         Op::SdpaBwd(a) => attention::sdpa_bwd(k, a),
         Op::SdpaRows(a) => attention::sdpa_rows(k, a),

@@ -1,17 +1,16 @@
 //! Reading and writing at indices that are data.
 //!
-//! Writes to one place keep their order: one thread does all writes that may have the same place,
-//! one after the other.
+//! Writes to one place keep their order: one thread does all of them, one after the other.
 
 use super::Kernel;
 use super::grid::{Grid, Tensor, Unit};
 use super::moves::{broadcast, copy, strides};
+use super::sorted::Sorted;
+use crate::kernels::wide;
 use crate::mlir::{Emit, Kind, Predicate, Value};
+use ir::TensorType;
 use ir::op::attrs::{Along, EmbeddingBwd, IndexPut, ScatterValue};
-use ir::{DType, TensorType};
-
-/// The end of a chain of indices.
-const END: i64 = -1;
+use ir::op::sorting::Sorting;
 
 /// The unit in which an operand's elements are moved.
 fn element(ty: &TensorType) -> Unit {
@@ -62,56 +61,46 @@ pub(super) fn embedding(k: &mut Kernel<'_>) {
     });
 }
 
-/// The indices of each row form a chain, as in the plain kernel: a thread has a row and examines
-/// all indices. Then each row is summed in f64, in the order of its indices.
+/// The indices are sorted by row. Then each row is summed in f64, in the order of its indices.
 pub(super) fn embedding_bwd(k: &mut Kernel<'_>, a: &EmbeddingBwd) {
     let (rows, width, dtype) = (k.y().shape()[0], k.y().shape()[1], k.y().dtype());
-    let n = k.operands[1].numel();
-    k.scratch_bytes = 4 * (rows + n);
-    k.elements(rows, |g, row| chain(g, row, a.padding, [rows, n]));
+    let sorting = Sorting {
+        items: k.operands[1].numel(),
+        keys: rows,
+    };
+    k.scratch_bytes = sorting.scratch_bytes();
     k.elements(rows * width, |g, i| {
-        let [row, column] = g.divided(i, width);
-        let (dy, dw) = (g.operand(0), g.result(0));
-        let [heads, nexts] = chains(g, rows);
-        let first = g.get(heads, row);
-        let nothing = g.float(0.0, Kind::F64);
-        let end = g.b.long(END as u64);
-        let last = g.repeat_while(Predicate::Ne, end, &[first, nothing], |g, values| {
-            let from = g.times(values[0], width);
-            let from = g.b.addi(from, column);
-            let x = g.get(dy, from);
-            let x = g.double(x);
-            let sum = g.add(values[1], x);
-            vec![g.get(nexts, values[0]), sum]
+        let dw = g.result(0);
+        let zero = g.float(0.0, wide(dtype));
+        g.put(dw, i, zero);
+    });
+    let sorted = Sorted::new(k, sorting, |g, i| {
+        let index = g.operand(1);
+        let (row, none) = (g.get(index, i), g.b.long(rows));
+        let padding = g.b.long(a.padding as u64);
+        let [exists, counts] = [g.below(row, rows), g.b.compare(Predicate::Ne, row, padding)];
+        let counts = g.b.andi(exists, counts);
+        g.b.select(counts, row, none)
+    });
+    k.elements(sorting.items * width, |g, i| {
+        let [at, column] = g.divided(i, width);
+        let row = sorted.key(g, at);
+        let is_first = sorted.is_first(g, at, row);
+        g.when(is_first, |g| {
+            let (dy, dw) = (g.operand(0), g.result(0));
+            let nothing = g.float(0.0, Kind::F64);
+            let load = |g: &mut Grid, item| {
+                let from = g.times(item, width);
+                let from = g.b.addi(from, column);
+                let x = g.get(dy, from);
+                g.double(x)
+            };
+            let sum = sorted.fold(g, [at, row], nothing, load, |g, sum, x| g.add(sum, x));
+            let (to, sum) = (g.times(row, width), g.rounded(sum, dtype));
+            let to = g.b.addi(to, column);
+            g.put(dw, to, sum);
         });
-        let sum = g.rounded(last[1], dtype);
-        g.put(dw, i, sum);
     });
-}
-
-/// The first index of each row, and the next of each index.
-fn chains(g: &mut Grid, rows: u64) -> [Tensor; 2] {
-    [0, 4 * rows].map(|at| g.scratch(at, DType::I32))
-}
-
-/// Writes the chain of a row: from the last index to the first, which is its head.
-fn chain(g: &mut Grid, row: Value, padding: i64, [rows, n]: [u64; 2]) {
-    let index = g.operand(1);
-    let [heads, nexts] = chains(g, rows);
-    let end = g.b.long(END as u64);
-    let head = g.count(n, &[end], |g, round, head| {
-        let left = g.b.long(n);
-        let left = g.b.subi(left, round);
-        let i = g.plus(left, -1);
-        let to = g.get(index, i);
-        let is_its = g.equal(to, row);
-        let padding = g.b.long(padding as u64);
-        let counts = g.b.compare(Predicate::Ne, to, padding);
-        let chained = g.b.andi(is_its, counts);
-        g.when(chained, |g| g.put(nexts, i, head[0]));
-        vec![g.b.select(chained, i, head[0])]
-    });
-    g.put(heads, row, head[0]);
 }
 
 // --- gather and scatter ---
@@ -133,8 +122,9 @@ pub(super) fn gather(k: &mut Kernel<'_>, a: &Along) {
     });
 }
 
-/// Copies operand 0, then writes at the indices. A thread has all indices that differ only along
-/// `dim`. `write` gets the place in the result and the coordinates of the index.
+/// Copies operand 0, then writes at the indices. Indices that differ only along `dim` are a line.
+/// Several threads read it, if there are few lines; each writes only to its own places in the
+/// result's line. `write` gets the place in the result and the coordinates of the index.
 fn scattered(k: &mut Kernel<'_>, dim: i64, write: impl FnOnce(&mut Grid, Value, &[Value])) {
     copy(k, 0);
     let dim = dim as usize;
@@ -145,15 +135,20 @@ fn scattered(k: &mut Kernel<'_>, dim: i64, write: impl FnOnce(&mut Grid, Value, 
     if k.operands[1].numel() == 0 {
         return;
     }
-    k.elements(lines.iter().product(), |g, line| {
+    let n_lines = lines.iter().product();
+    let readers = readers(n_lines, shape[dim]);
+    k.elements(readers * n_lines, |g, i| {
+        let [reader, line] = g.divided(i, n_lines);
         let mut at = g.coordinates(line, &lines);
         let index = g.operand(1);
         g.count(shape[dim], &[], |g, i, _| {
             at[dim] = i;
             let which = g.offset(&at, &own, 0);
             let to = g.get(index, which);
-            let inside = g.below(to, size);
-            g.when(inside, |g| {
+            let (inside, [_, owner]) = (g.below(to, size), g.divided(to, readers));
+            let is_own = g.equal(owner, reader);
+            let writes = g.b.andi(inside, is_own);
+            g.when(writes, |g| {
                 let mut places = at.clone();
                 places[dim] = to;
                 let to = g.offset(&places, &steps, 0);
@@ -162,6 +157,16 @@ fn scattered(k: &mut Kernel<'_>, dim: i64, write: impl FnOnce(&mut Grid, Value, 
             vec![]
         });
     });
+}
+
+/// The number of threads that read a line of so many indices.
+fn readers(lines: u64, indices: u64) -> u64 {
+    /// Threads that keep a GPU busy.
+    const THREADS: u64 = 1 << 16;
+    /// Writes that are worth another thread, which reads all indices.
+    const WRITES: u64 = 8;
+    let most = (THREADS / lines.max(1)).min(indices / WRITES);
+    1 << most.max(1).ilog2()
 }
 
 pub(super) fn scatter(k: &mut Kernel<'_>, a: &Along) {
@@ -269,41 +274,63 @@ pub(super) fn index(k: &mut Kernel<'_>) {
     });
 }
 
-/// A thread has a column of the indexed rows, and loops over all points.
+/// The points are sorted by row. Then each row gets its values in the order of its points, or the
+/// last one.
 pub(super) fn index_put(k: &mut Kernel<'_>, a: &IndexPut) {
-    copy(k, 0);
     let points = Points::new(k, 2);
     let rest = &k.x().shape()[points.sizes.len()..];
     let shape = [&points.shape, rest].concat();
-    let (steps, unit, width) = (
+    let (steps, dtype, width) = (
         broadcast(k.operands[1].shape(), &shape),
-        element(k.x()),
+        k.x().dtype(),
         points.width,
     );
-    if points.n() == 0 {
-        return;
-    }
-    k.elements(width, |g, column| {
-        let (values, y) = (g.operand(1), g.result(0));
-        g.count(points.n(), &[], |g, point, _| {
-            let (row, inside) = points.row(g, point);
-            g.when(inside, |g| {
-                let to = g.times(row, width);
-                let to = g.b.addi(to, column);
-                let i = g.times(point, width);
-                let i = g.b.addi(i, column);
-                let at = g.coordinates(i, &shape);
-                let from = g.offset(&at, &steps, 0);
-                if a.accumulate {
-                    let (sum, x) = (g.get(y, to), g.get(values, from));
+    let sorting = Sorting {
+        items: points.n(),
+        keys: points.sizes.iter().product(),
+    };
+    k.scratch_bytes = sorting.scratch_bytes();
+    copy(k, 0);
+    let sorted = Sorted::new(k, sorting, |g, point| {
+        let (row, inside) = points.row(g, point);
+        let none = g.b.long(sorting.keys);
+        g.b.select(inside, row, none)
+    });
+    k.elements(sorting.items * width, |g, i| {
+        let [at, column] = g.divided(i, width);
+        let (row, values, y) = (sorted.key(g, at), g.operand(1), g.result(0));
+        let from = |g: &mut Grid, point| {
+            let i = g.times(point, width);
+            let i = g.b.addi(i, column);
+            let at = g.coordinates(i, &shape);
+            g.offset(&at, &steps, 0)
+        };
+        let to = |g: &mut Grid| {
+            let to = g.times(row, width);
+            g.b.addi(to, column)
+        };
+        if a.accumulate {
+            let is_first = sorted.is_first(g, at, row);
+            return g.when(is_first, |g| {
+                let to = to(g);
+                let start = g.get(y, to);
+                let load = |g: &mut Grid, point| {
+                    let from = from(g, point);
+                    g.get(values, from)
+                };
+                let sum = sorted.fold(g, [at, row], start, load, |g, sum, x| {
                     let sum = g.add(sum, x);
-                    g.put(y, to, sum);
-                } else {
-                    let bits = g.bits(values, from, unit);
-                    g.put_bits(y, to, bits, unit);
-                }
+                    g.stored(sum, dtype)
+                });
+                g.put(y, to, sum);
             });
-            vec![]
+        }
+        let is_last = sorted.is_last(g, at, row);
+        g.when(is_last, |g| {
+            let (to, point, unit) = (to(g), sorted.item(g, at), Unit(dtype.bytes()));
+            let from = from(g, point);
+            let bits = g.bits(values, from, unit);
+            g.put_bits(y, to, bits, unit);
         });
     });
 }

@@ -8,7 +8,7 @@ use super::tensor_windows;
 use crate::kernels::wide;
 use crate::mlir::{Emit, Kind, Predicate, Type, Value};
 use ir::DType;
-use ir::op::attrs::{Convolution, ConvolutionBwd, Pool};
+use ir::op::attrs::{Convolution, ConvolutionBwd, Pool, PoolBwd};
 use ir::op::windows::{Axis, Windows};
 
 /// The input that an output reads at a tap, and whether there is one.
@@ -62,17 +62,23 @@ fn taps(
 
 // --- maxima ---
 
+/// Dilation, kernel, padding and stride of maxima of `x`.
+fn pooled([dilation, kernel, padding, stride]: [&[i64]; 4], x: &[u64], y: &[u64]) -> [Axis; 2] {
+    [0, 1].map(|d| Axis {
+        input: x[d + 2],
+        output: y[d + 2],
+        taps: kernel[d] as u64,
+        stride: stride[d] as u64,
+        padding: padding[d],
+        dilation: dilation[d] as u64,
+    })
+}
+
 /// The first maximum of each window; NaN is larger than any number, and the last NaN is taken.
 pub(super) fn max_pool2d(k: &mut Kernel<'_>, a: &Pool) {
     let (xs, ys) = (k.x().shape().to_vec(), k.y().shape().to_vec());
-    let axes = [0, 1].map(|d| Axis {
-        input: xs[d + 2],
-        output: ys[d + 2],
-        taps: a.kernel[d] as u64,
-        stride: a.stride[d] as u64,
-        padding: a.padding[d],
-        dilation: a.dilation[d] as u64,
-    });
+    let lists = [&a.dilation, &a.kernel, &a.padding, &a.stride];
+    let axes = pooled(lists.map(Vec::as_slice), &xs, &ys);
     let dtype = k.x().dtype();
     k.elements(k.y().numel(), |g, i| {
         let [plane, row, column] = three(g, i, [ys[2], ys[3]]);
@@ -116,31 +122,39 @@ fn three(g: &mut Grid, i: Value, [rows, columns]: [u64; 2]) -> [Value; 3] {
     [plane, row, column]
 }
 
-/// Each window's gradient goes to its maximum: a thread has a plane, and sums are rounded one by
-/// one, as in the plain kernel.
-pub(super) fn max_pool2d_bwd(k: &mut Kernel<'_>) {
-    let (from, to) = (k.x().shape().to_vec(), k.y().shape().to_vec());
-    let (windows, plane) = (from[2] * from[3], to[2] * to[3]);
+/// Each element gets the gradients of the windows whose maximum it is. They are added in the order
+/// of the windows, and sums are rounded one by one, as in the plain kernel.
+pub(super) fn max_pool2d_bwd(k: &mut Kernel<'_>, a: &PoolBwd) {
+    let (ys, xs) = (k.x().shape().to_vec(), k.y().shape().to_vec());
+    let lists = [&a.dilation, &a.kernel, &a.padding, &a.stride];
+    let axes = pooled(lists.map(Vec::as_slice), &xs, &ys);
+    let dtype = k.y().dtype();
     k.elements(k.y().numel(), |g, i| {
-        let dx = g.result(0);
-        let zero = g.float(0.0, wide(dx.dtype));
-        g.put(dx, i, zero);
-    });
-    k.elements(to[0] * to[1], |g, number| {
         let (dy, indices, dx) = (g.operand(0), g.operand(1), g.result(0));
-        let (first, first_to) = (g.times(number, windows), g.times(number, plane));
-        g.count(windows, &[], |g, i, _| {
-            let at = g.b.addi(first, i);
-            let index = g.get(indices, at);
-            let inside = g.below(index, plane);
-            g.when(inside, |g| {
-                let to = g.b.addi(first_to, index);
-                let (sum, x) = (g.get(dx, to), g.get(dy, at));
-                let sum = g.add(sum, x);
-                g.put(dx, to, sum);
+        let [plane, row, column] = three(g, i, [xs[2], xs[3]]);
+        let first = g.times(plane, ys[2] * ys[3]);
+        let own = g.times(row, xs[3]);
+        let own = g.b.addi(own, column);
+        let zero = g.float(0.0, wide(dtype));
+        let sum = taps(g, axes, &[zero], |g, tap, sum| {
+            // The last tap is that of the first window.
+            let tap = [0, 1].map(|d| {
+                let last = g.b.long(axes[d].taps - 1);
+                g.b.subi(last, tap[d])
             });
-            vec![]
+            let ([oy, ox], inside) = reads(g, axes, output, [row, column], tap);
+            g.choose(inside, sum, |g| {
+                let at = g.times(oy, ys[3]);
+                let at = g.b.addi(at, ox);
+                let at = g.b.addi(first, at);
+                let (index, x) = (g.get(indices, at), g.get(dy, at));
+                let is_own = g.equal(index, own);
+                let with = g.add(sum[0], x);
+                let with = g.stored(with, dtype);
+                vec![g.b.select(is_own, with, sum[0])]
+            })
         });
+        g.put(dx, i, sum[0]);
     });
 }
 

@@ -337,6 +337,21 @@ attributes! {
         /// Distance between windows.
         stride: Vec<i64>,
     }
+    /// Of `max_pool2d_bwd`: those of `max_pool2d`, and the shape of its operand.
+    PoolBwd {
+        /// True if the last window may reach beyond the border.
+        ceil: bool,
+        /// Distance between a window's elements.
+        dilation: Vec<i64>,
+        /// Size of a window.
+        kernel: Vec<i64>,
+        /// Elements at each border that never are the maximum.
+        padding: Vec<i64>,
+        /// The shape.
+        shape: Vec<i64>,
+        /// Distance between windows.
+        stride: Vec<i64>,
+    }
     /// Of ops with the shape of their result as an attribute.
     Sizes {
         /// The shape.

@@ -12,6 +12,7 @@ pub mod attrs;
 pub mod body;
 mod error;
 mod shape;
+pub mod sorting;
 mod tensor_cores;
 pub mod windows;
 mod work;

@@ -506,16 +506,17 @@ pub(super) fn convolution_bwd(a: &ConvolutionBwd, c: &Call<'_>) -> Shapes {
     let bias = TensorType::new(c.at(0).dtype(), &shape[1..2])?;
     masked(&a.mask, vec![c.at(1).clone(), c.at(2).clone(), bias])
 }
-pub(super) fn max_pool2d(a: &Pool, c: &Call<'_>) -> Shapes {
-    c.expect_rank(0, |rank| rank == 4, "4")?;
-    let kernel = list("kernel", &a.kernel, 2, 1)?;
+/// The shape of the maxima of an image's windows: dilation, kernel, padding and stride.
+fn pooled(lists: [&[i64]; 4], ceil: bool, image: &[u64]) -> Result<Vec<u64>, Misfit> {
+    let [dilation, kernel, padding, stride] = lists;
+    let kernel = list("kernel", kernel, 2, 1)?;
     let kernel: Vec<u64> = kernel.iter().map(|&k| k as u64).collect();
     let windows = Windows {
         kernel: &kernel,
-        stride: list("stride", &a.stride, 2, 1)?,
-        padding: list("padding", &a.padding, 2, 0)?,
-        dilation: list("dilation", &a.dilation, 2, 1)?,
-        ceil: a.ceil,
+        stride: list("stride", stride, 2, 1)?,
+        padding: list("padding", padding, 2, 0)?,
+        dilation: list("dilation", dilation, 2, 1)?,
+        ceil,
     };
     ensure(kernel.iter().all(|&k| k < 1 << 28), || {
         attribute("kernel", " too large")
@@ -524,25 +525,30 @@ pub(super) fn max_pool2d(a: &Pool, c: &Call<'_>) -> Shapes {
     ensure(both.all(|(&p, &k)| 2 * p as u64 <= k), || {
         attribute("padding", " above half the kernel")
     })?;
-    let mut shape = c.shape(0)[..2].to_vec();
-    shape.extend(windows.count(&c.shape(0)[2..])?);
+    let mut shape = image[..2].to_vec();
+    shape.extend(windows.count(&image[2..])?);
+    Ok(shape)
+}
+pub(super) fn max_pool2d(a: &Pool, c: &Call<'_>) -> Shapes {
+    c.expect_rank(0, |rank| rank == 4, "4")?;
+    let lists = [&a.dilation, &a.kernel, &a.padding, &a.stride];
+    let shape = pooled(lists.map(Vec::as_slice), a.ceil, c.shape(0))?;
     Ok(vec![
         TensorType::new(c.at(0).dtype(), shape.clone())?,
         TensorType::new(DType::I64, shape)?,
     ])
 }
-pub(super) fn max_pool2d_bwd(a: &Sizes, c: &Call<'_>) -> Shapes {
+pub(super) fn max_pool2d_bwd(a: &PoolBwd, c: &Call<'_>) -> Shapes {
     c.expect(1, DType::I64)?;
     c.expect_shape(1, c.shape(0))?;
     let shape = sizes("shape", &a.shape)?;
-    let fits = c.at(0).rank() == 4 && shape.len() == 4 && shape[..2] == c.shape(0)[..2];
-    ensure(fits, || {
-        attribute(
-            "shape",
-            " should have rank 4 and the operands' first two sizes",
-        )
+    ensure(shape.len() == 4, || {
+        attribute("shape", " should have rank 4")
     })?;
-    ty(c.at(0).dtype(), &shape)
+    let dx = ty(c.at(0).dtype(), &shape)?;
+    let lists = [&a.dilation, &a.kernel, &a.padding, &a.stride];
+    c.expect_shape(0, &pooled(lists.map(Vec::as_slice), a.ceil, &shape)?)?;
+    Ok(dx)
 }
 
 // --- attention ---
@@ -744,12 +750,17 @@ fn index_shape(c: &Call<'_>, first: usize) -> Result<Vec<u64>, Misfit> {
     let x = c.shape(0);
     let n = c.types.len() - first;
     ensure(n <= x.len(), || operands("more indices than dimensions"))?;
+    let mut shape = points(c, first)?;
+    shape.extend(&x[n..]);
+    Ok(shape)
+}
+/// The shape to which the indices from operand `first` on broadcast.
+pub(super) fn points(c: &Call<'_>, first: usize) -> Result<Vec<u64>, Misfit> {
     let mut shape = vec![];
     for i in first..c.types.len() {
         c.expect_index(i)?;
         shape = broadcast_shapes(&shape, c.shape(i))?;
     }
-    shape.extend(&x[n..]);
     Ok(shape)
 }
 pub(super) fn index(_: &(), c: &Call<'_>) -> Shapes {

@@ -4,7 +4,8 @@
 use super::attention::Sizes;
 use super::attrs::*;
 use super::body::sum_parts;
-use super::shape::{Call, attending, product};
+use super::shape::{Call, attending, points, product};
+use super::sorting::Sorting;
 use super::windows::Windows;
 use super::{Scratch, Work};
 use crate::device::Processor;
@@ -37,10 +38,30 @@ pub(super) fn adamw_work(_: &(), c: &Call<'_>, _: &[TensorType]) -> Work {
         ..Work::default()
     }
 }
-/// Scratch: the indices of each row, chained, so that a row is summed and written once.
+/// Scratch: the indices of each row, so that a row is summed and written once. A processor chains
+/// them, a GPU sorts them.
 pub(super) fn embedding_bwd_work(a: &EmbeddingBwd, c: &Call<'_>, outputs: &[TensorType]) -> Work {
+    let (keys, items) = (outputs[0].shape()[0], c.at(1).numel());
     Work {
-        scratch: Scratch::both(4 * (outputs[0].shape()[0] + c.at(1).numel())),
+        scratch: Scratch {
+            cpu: 4 * (keys + items),
+            gpu: Sorting { items, keys }.scratch_bytes(),
+        },
+        ..elementwise(a, c, outputs)
+    }
+}
+/// Scratch on a GPU, which sorts the points by the rows that they index.
+pub(super) fn index_put_work(a: &IndexPut, c: &Call<'_>, outputs: &[TensorType]) -> Work {
+    let points = points(c, 2).expect("typed indices should broadcast");
+    let sorting = Sorting {
+        items: points.iter().product(),
+        keys: c.shape(0)[..c.types.len() - 2].iter().product(),
+    };
+    Work {
+        scratch: Scratch {
+            cpu: 0,
+            gpu: sorting.scratch_bytes(),
+        },
         ..elementwise(a, c, outputs)
     }
 }

@@ -3,8 +3,8 @@
 //! After: no node is unused. No two nodes compute the same. (Recomputation exists only in
 //! schedules, so sharing is always right in a graph.) No operation leaves its operand unchanged. A
 //! transposition before or after a product is the product's `ta` and `tb`. No `expand` stands
-//! before an operation that broadcasts. A chain of reshapes and permutes is one node. Values keep
-//! their names from the trace.
+//! before an operation that broadcasts. A chain of reshapes and permutes is one node. No
+//! concatenation has more operands than a kernel can have. Values keep their names from the trace.
 
 use super::reshape_to;
 use ir::graph::{NodeData, Output};
@@ -12,6 +12,9 @@ use ir::op::attrs::Product;
 use ir::op::{Op, OpKind, broadcast_shapes};
 use ir::{DType, Graph, Node, Table, TensorType, Value};
 use std::collections::BTreeMap;
+
+/// The most operands of a concatenation: GPUs pass a few hundred addresses to a kernel.
+const MOST_JOINED: usize = 256;
 
 /// Rewrites the graph.
 pub fn run(graph: &mut Graph) {
@@ -172,6 +175,10 @@ impl<'a> Rewrite<'a> {
             .iter()
             .map(|&v| self.old.values[v].name.clone())
             .collect();
+        let inputs = match &op {
+            Op::Cat(_) if inputs.len() > MOST_JOINED => self.joined(data, &op, &inputs),
+            _ => inputs,
+        };
         let outputs = self
             .new
             .add_node(op, &inputs, &names, data.phase, data.module.clone())
@@ -182,6 +189,21 @@ impl<'a> Rewrite<'a> {
         }
         let added = *self.new.order.last().expect("a node was just added");
         self.known.insert(key, added);
+    }
+
+    /// Concatenates runs of the operands of a concatenation.
+    fn joined(&mut self, data: &NodeData, op: &Op, inputs: &[Value]) -> Vec<Value> {
+        let name = self.old.values[data.outputs[0]].name.clone();
+        let mut joined = vec![];
+        for (i, run) in inputs.chunks(MOST_JOINED).enumerate() {
+            let names = [format!("{name}.part{i}")];
+            let module = data.module.clone();
+            let part = self
+                .new
+                .add_node(op.clone(), run, &names, data.phase, module);
+            joined.extend(part.expect("a run of operands should fit together as all of them do"));
+        }
+        joined
     }
 
     /// The op and operands that a node becomes.

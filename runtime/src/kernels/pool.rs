@@ -15,6 +15,11 @@ use std::marker::PhantomData;
 pub(super) fn check_max_pool2d(s: &Signature<'_>) -> Checked {
     s.has_kernel(0, is_number)?;
     s.expect_rank(0, 4)?;
+    let shape = pooled(s, s.shape(0))?;
+    s.results(&[(s.dtype(0), &shape), (DType::I64, &shape)])
+}
+/// The shape of the maxima of an image's windows.
+fn pooled(s: &Signature<'_>, image: &[u64]) -> Result<Vec<u64>, String> {
     let kernel: Vec<u64> = s.list("kernel", 2, 1)?.iter().map(|&k| k as u64).collect();
     let windows = [
         s.list("stride", 2, 1)?,
@@ -29,9 +34,9 @@ pub(super) fn check_max_pool2d(s: &Signature<'_>) -> Checked {
         padding.into_iter().all(|(&p, &k)| 2 * p as u64 <= k),
         || "padding above half the kernel".into(),
     )?;
-    let mut shape = s.shape(0)[..2].to_vec();
-    shape.extend(window(&s.shape(0)[2..], &kernel, windows, s.bool("ceil")?)?);
-    s.results(&[(s.dtype(0), &shape), (DType::I64, &shape)])
+    let mut shape = image[..2].to_vec();
+    shape.extend(window(&image[2..], &kernel, windows, s.bool("ceil")?)?);
+    Ok(shape)
 }
 pub(super) fn check_max_pool2d_bwd(s: &Signature<'_>) -> Checked {
     s.has_kernel(0, is_float)?;
@@ -39,11 +44,9 @@ pub(super) fn check_max_pool2d_bwd(s: &Signature<'_>) -> Checked {
     s.expect(1, DType::I64)?;
     s.expect_shape(1, s.shape(0))?;
     let shape = s.sizes("shape")?;
-    let fits = shape.len() == 4 && shape[..2] == s.shape(0)[..2];
-    ensure(fits, || {
-        "shape should have rank 4 and the operands' first two sizes".into()
-    })?;
-    s.results(&[(s.dtype(0), &shape)])
+    ensure(shape.len() == 4, || "shape should have rank 4".into())?;
+    s.results(&[(s.dtype(0), &shape)])?;
+    s.expect_shape(0, &pooled(s, &shape)?)
 }
 
 /// The units are the channels of all images.

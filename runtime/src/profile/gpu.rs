@@ -17,6 +17,8 @@ use std::time::Instant;
 const MOST_COPY: u64 = 4 << 20;
 /// The smallest one, for the small devices of tests.
 const LEAST_COPY: u64 = 64 << 10;
+/// The largest copy on the device: larger than a GPU's last cache, which is 50 MB on an H100.
+const MOST_WITHIN: u64 = 64 << 20;
 /// Copies that are submitted together.
 const BATCH: u64 = 4;
 /// How often a fixed time is measured.
@@ -83,14 +85,26 @@ impl Copies {
         }
         self.stream.synchronize()
     }
+}
 
-    /// Copies on the device.
-    fn within(&self) -> Result<(), DriverError> {
-        let half = BATCH / 2 * self.bytes;
-        let (from, to) = (self.block.range(0, half), self.block.range(half, half));
-        self.stream.copy(to, from)?;
-        self.stream.synchronize()
+/// Bytes per second of copies on the device, by its clock: a copy is shorter than a call.
+fn within(device: &Device, bytes: u64) -> Result<f64, DriverError> {
+    let (block, stream) = (
+        DeviceBlock::new(device, 2 * bytes)?,
+        device.stream(Priority::Usual)?,
+    );
+    let events: [Event; 2] = [device.timed_event()?, device.timed_event()?];
+    let mut millis = vec![];
+    for _ in 0..ROUNDS {
+        stream.record(&events[0])?;
+        stream.copy(block.range(bytes, bytes), block.range(0, bytes))?;
+        stream.record(&events[1])?;
+        stream.synchronize()?;
+        millis.push(f64::from(events[0].elapsed(&events[1])?));
     }
+    // The grain of the device's clock is half a microsecond.
+    let seconds = median(&millis).unwrap_or(0.0).max(5e-4) * 1e-3;
+    Ok(bytes as f64 / seconds)
 }
 
 /// Measures the machine with a step that can run, whose inputs survive; each measurement takes
@@ -116,11 +130,11 @@ pub fn gpu(step: &mut Machine, number: u32, seconds: f64) -> Result<Figures, Err
     let compute = |_: usize| unpoisoned(&step).step().map(|_| 1.0);
     let to_device = |_: usize| copies(&|| inwards.run(Load::In), BATCH * bytes);
     let to_host = |_: usize| copies(&|| outwards.run(Load::Out), BATCH * bytes);
-    let within = |_: usize| copies(&|| inwards.within(), BATCH / 2 * bytes);
     let updating = |_: usize| Ok(update.run(&team));
     let (rates, keeps) =
         loads_alone_and_together([&compute, &to_device, &to_host, &updating], seconds)?;
-    let copy_bandwidth = super::alone(&within, seconds)?;
+    let near = (all / 1024).clamp(LEAST_COPY, MOST_WITHIN);
+    let copy_bandwidth = within(&device, near).map_err(refused)?;
     let (link_micros, handoff) = fixed(&device, &inwards).map_err(refused)?;
     Ok(Figures {
         link_bandwidth: link_bandwidth(&rates, bytes as f64, link_micros),
@@ -129,7 +143,7 @@ pub fn gpu(step: &mut Machine, number: u32, seconds: f64) -> Result<Figures, Err
         host_bandwidth: rates[Load::Host as usize],
         keeps,
         handoff,
-        bytes: 4 * BATCH * bytes + host_bytes,
+        bytes: 4 * BATCH * bytes + 2 * near + host_bytes,
     })
 }
 

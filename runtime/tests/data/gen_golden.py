@@ -368,7 +368,7 @@ def convolutions():
             attrs = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation, "ceil": ceil}
             case("max_pool2d", [a], [y, index], **attrs)
             dy = x(*y.shape, dtype=dtype)
-            case("max_pool2d_bwd", [dy, index], grads(y, [a], dy), shape=list(a.shape))
+            case("max_pool2d_bwd", [dy, index], grads(y, [a], dy), shape=list(a.shape), **attrs)
     seed("max_pool2d special")
     a = torch.tensor([1.0, 1.0, math.nan, 2.0, -math.inf, -math.inf, -math.inf, -math.inf]).reshape(1, 1, 2, 4)
     case("max_pool2d", [a], F.max_pool2d(a, 2, return_indices=True), kernel=[2, 2], stride=[2, 2], padding=[0, 0], dilation=[1, 1], ceil=False)

@@ -610,8 +610,8 @@ fn convolution(op: &str, rng: &mut Rng) -> Drawn {
     Drawn { attrs, ins, outs }
 }
 
-fn max_pool(rng: &mut Rng) -> Drawn {
-    let t = rng.number();
+/// Attributes of a maximum, and the shapes of its operand and its result.
+fn pool(rng: &mut Rng) -> (Attrs, [Vec<usize>; 2]) {
     let [kernel, stride, padding, dilation, input, output] = windows(rng, 2, true);
     let (n, c) = (rng.below(3), 1 + rng.below(2));
     let mut attrs: Attrs = vec![
@@ -620,18 +620,24 @@ fn max_pool(rng: &mut Rng) -> Drawn {
         ("kernel", ints(&kernel)),
     ];
     attrs.extend([("padding", ints(&padding)), ("stride", ints(&stride))]);
-    let ins: Vec<OwnedTensor> = vec![rng.tensor(t, &[&[n, c], &input[..]].concat())];
-    let y = [&[n, c], &output[..]].concat();
+    let shapes = [input, output].map(|image| [&[n, c], &image[..]].concat());
+    (attrs, shapes)
+}
+
+fn max_pool(rng: &mut Rng) -> Drawn {
+    let t = rng.number();
+    let (attrs, [x, y]) = pool(rng);
+    let ins: Vec<OwnedTensor> = vec![rng.tensor(t, &x)];
     let outs: Outs = vec![(t, y.clone()), (DType::I64, y)];
     Drawn { attrs, ins, outs }
 }
 
 fn max_pool_bwd(rng: &mut Rng) -> Drawn {
     let t = rng.float();
-    let (x, y) = ([2, 2, 1 + rng.below(5), 3], [2, 2, 1 + rng.below(3), 2]);
-    let attrs: Attrs = vec![("shape", ints(&x))];
+    let (mut attrs, [x, y]) = pool(rng);
+    attrs.push(("shape", ints(&x)));
     let ins: Vec<OwnedTensor> = vec![rng.tensor(t, &y), rng.indices(DType::I64, &y, x[2] * x[3])];
-    let outs: Outs = vec![(t, x.to_vec())];
+    let outs: Outs = vec![(t, x)];
     Drawn { attrs, ins, outs }
 }
 

@@ -329,9 +329,12 @@ fn each_wait_of_the_smallest_model_is_needed() {
 }
 
 /// Two steps of whatever kernels.
-fn without_checks(artifact: &Artifact, feed: &Tensors) -> Result<Left, runtime::Error> {
-    let watch = Watch::new(&standin(1));
-    let mut watched = Watched::new(&watch, artifact, threads())?;
+fn without_checks(
+    watch: &Arc<Watch>,
+    artifact: &Artifact,
+    feed: &Tensors,
+) -> Result<Left, runtime::Error> {
+    let mut watched = Watched::new(watch, artifact, threads())?;
     watched.machine.initialise(&INIT)?;
     watched.write(feed)?;
     (0..STEPS).try_for_each(|_| watched.launch())?;
@@ -373,9 +376,49 @@ fn each_phase_that_is_left_out_is_found() {
         code.expect("the kernel should have code")
             .phases
             .remove(phase);
-        let left = without_checks(&without, &feed);
+        let left = without_checks(&Watch::new(&standin(1)), &without, &feed);
         // Kernels may fail on what was not written.
         assert!(left.ok() != Some(right.clone()), "{name}, phase {phase}");
+    }
+}
+
+/// A kernel that reads elsewhere than it should is refused, or is found in what it touches or
+/// leaves: operands of launches on the device are shifted by one element, and by 64 bytes, which
+/// keeps them aligned.
+#[test]
+fn each_operand_that_is_shifted_is_found() {
+    let model = Model::read(SMALLEST);
+    let artifact = model.emit(&compiled(&model, "h100", 1.0), Target::SM_90);
+    let feed = model.feed(&artifact);
+    let right = run(&artifact, &feed, 1);
+    let of_device = |place: artifact::Place| {
+        let space = artifact.pools[place.pool as usize].space;
+        matches!(space, artifact::MemorySpace::Device(_))
+    };
+    let launches = artifact.commands.iter().enumerate();
+    let launches = launches.filter_map(|(at, command)| match &command.kind {
+        CommandKind::Launch { ins, .. } if of_device(ins.first()?.place) => Some((at, &ins[0])),
+        _ => None,
+    });
+    let launches: Vec<(usize, u64)> = launches
+        .filter_map(|(at, operand)| Some((at, operand.bytes()?)))
+        .filter(|&(_, bytes)| bytes > 64)
+        .collect();
+    assert!(launches.len() > 20, "{}", launches.len());
+    let each = if is_long() { 1 } else { launches.len() / 6 };
+    for &(at, _) in launches.iter().step_by(each) {
+        for bytes in [4, 64] {
+            let mut shifted = artifact.clone();
+            let CommandKind::Launch { ins, kernel, .. } = &mut shifted.commands[at].kind else {
+                panic!("it was a launch");
+            };
+            ins[0].place.offset += bytes;
+            let op = &artifact.kernels[*kernel as usize].op;
+            let watch = Watch::new(&standin(1));
+            let left = without_checks(&watch, &shifted, &feed);
+            let is_found = watch.standin.findings() != none() || left.ok().as_ref() != Some(&right);
+            assert!(is_found, "line {at}, {op}, by {bytes} bytes");
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A step of a graph's nodes, for an H100.
-fn compiled(text: &str) -> Artifact {
+pub(super) fn compiled(text: &str) -> Artifact {
     compiled_as(text, false)
 }
 
@@ -86,7 +86,7 @@ fn forms() -> (String, usize) {
 }
 
 /// Numbers between -1 and 1 for each input.
-fn feed(artifact: &Artifact) -> Tensors {
+pub(super) fn feed(artifact: &Artifact) -> Tensors {
     let mut seed = 1_u32;
     let mut next = || {
         seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -115,7 +115,11 @@ pub(super) fn library(watch: &Watch) -> CudaOptions {
 }
 
 /// A step's outputs.
-fn run(watch: &Arc<Watch>, artifact: &Artifact, cuda: CudaOptions) -> Result<Tensors, Error> {
+pub(super) fn run(
+    watch: &Arc<Watch>,
+    artifact: &Artifact,
+    cuda: CudaOptions,
+) -> Result<Tensors, Error> {
     let mut watched = Watched::with(watch, artifact, threads(), cuda)?;
     watched.write(&feed(artifact))?;
     watched.launch()?;

@@ -135,8 +135,7 @@ fn max_pool(c: &mut Call<'_>) -> Result<Results> {
 fn max_pool_backward(c: &mut Call<'_>) -> Result<Results> {
     let (dy, x) = (c.tensor("grad_output")?, c.tensor("self")?);
     let index = c.tensor("indices")?;
-    // The indices give the position of the maximum.
-    pooling(c)?;
+    let mut attrs = pooling(c)?;
     let shape = c.shape_of(x);
     let (dy, index) = (c.images(dy)?, c.images(index)?);
     let full = if shape.len() == 3 {
@@ -144,7 +143,7 @@ fn max_pool_backward(c: &mut Call<'_>) -> Result<Results> {
     } else {
         shape.clone()
     };
-    let attrs = [("shape", attr_ints(&full)?)];
+    attrs.push(("shape", attr_ints(&full)?));
     let dx = c.step(OpKind::MaxPool2dBwd, &attrs, &[dy, index])?;
     one(c.reshape(dx, &shape)?)
 }
