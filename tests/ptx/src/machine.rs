@@ -459,6 +459,12 @@ impl Block<'_> {
                 self.threads[thread].pc = to;
                 return Ok(());
             }
+            Op::Brx(table) => {
+                let i = self.get(thread, &instr.args[0]) as u32 as usize;
+                let to = kernel.targets[table].get(i);
+                self.threads[thread].pc = *to.ok_or("jumps behind its last target")?;
+                return Ok(());
+            }
             Op::Ret
                 if self.threads[thread].begun.is_empty()
                     && self.threads[thread].groups.is_empty() =>
@@ -707,6 +713,7 @@ impl Block<'_> {
                 self.set(t, &args[0], low(32, value))?;
             }
             Op::Bra(_)
+            | Op::Brx(_)
             | Op::Ret
             | Op::Bar
             | Op::WarpBar

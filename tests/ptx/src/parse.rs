@@ -211,6 +211,8 @@ pub(super) enum Op {
     ToGeneric(Space),
     FromGeneric(Space),
     Bra(usize),
+    /// By an operand, to one of the kernel's tables of targets.
+    Brx(usize),
     Ret,
     Bar,
     WarpBar,
@@ -267,6 +269,8 @@ pub(super) struct Kernel {
     pub(super) name: String,
     pub(super) instrs: Vec<Instr>,
     pub(super) n_regs: usize,
+    /// Tables of places that instructions jump to.
+    pub(super) targets: Vec<Vec<usize>>,
     /// Offset and bytes of each parameter.
     pub(super) params: Vec<(usize, usize)>,
     /// Bytes of shared memory without the dynamic part, which follows.
@@ -402,6 +406,8 @@ fn read(text: &str, entry: &Entry<'_>) -> Result<Kernel, Error> {
         params,
         labels,
         jumps,
+        tables,
+        table_jumps,
         local_bytes,
         dynamic,
         shared_bytes,
@@ -412,6 +418,18 @@ fn read(text: &str, entry: &Entry<'_>) -> Result<Kernel, Error> {
             .get(&label)
             .ok_or_else(|| error(format!("no label {label}"), instrs[instr].at()))?;
         instrs[instr].op = Op::Bra(*at);
+    }
+    let mut targets = vec![];
+    for (instr, table) in table_jumps {
+        let places = tables.get(&table).map(|names| {
+            let places = names.iter().map(|name| labels.get(name).copied());
+            places.collect::<Option<Vec<usize>>>()
+        });
+        let places = places
+            .flatten()
+            .ok_or_else(|| error(format!("no targets {table}"), instrs[instr].at()))?;
+        instrs[instr].op = Op::Brx(targets.len());
+        targets.push(places);
     }
     // Dynamic memory lies after the rest: its address is known now.
     let shared_bytes = shared_bytes.next_multiple_of(1024);
@@ -430,6 +448,7 @@ fn read(text: &str, entry: &Entry<'_>) -> Result<Kernel, Error> {
     Ok(Kernel {
         name: name.into(),
         instrs,
+        targets,
         n_regs,
         params,
         shared_bytes,
@@ -450,6 +469,11 @@ struct Reader {
     params: Vec<(usize, usize)>,
     labels: BTreeMap<String, usize>,
     jumps: Vec<(usize, String)>,
+    /// The label that was read last: that of a table of targets stands before it.
+    last_label: String,
+    /// Tables of targets, and the jumps that use them.
+    tables: BTreeMap<String, Vec<String>>,
+    table_jumps: Vec<(usize, String)>,
     shared_bytes: usize,
     local_bytes: usize,
     dynamic: bool,
@@ -536,6 +560,7 @@ impl Reader {
             let statement = rest[..end].trim();
             if rest.as_bytes()[end] == b':' {
                 self.labels.insert(statement.into(), self.instrs.len());
+                self.last_label = statement.into();
             } else {
                 let text = statement.split_whitespace().collect::<Vec<_>>().join(" ");
                 self.statement(&text, line)
@@ -548,6 +573,11 @@ impl Reader {
 
     fn statement(&mut self, text: &str, line: usize) -> Result<(), String> {
         if text.starts_with(".reg ") || text.starts_with(".pragma") || text.starts_with(".loc ") {
+            return Ok(());
+        }
+        if let Some(names) = text.strip_prefix(".branchtargets") {
+            let names = split(names).into_iter().map(|name| name.trim().to_string());
+            self.tables.insert(self.last_label.clone(), names.collect());
             return Ok(());
         }
         if text.starts_with('.') {
@@ -583,6 +613,11 @@ impl Reader {
                 self.jumps
                     .push((instr, args.first().ok_or("no label")?.to_string()));
                 vec![]
+            }
+            Op::Brx(_) => {
+                let table = args.get(1).ok_or("no targets")?.trim().to_string();
+                self.table_jumps.push((instr, table));
+                vec![self.arg(args[0])?]
             }
             _ => args
                 .into_iter()
@@ -944,6 +979,10 @@ fn decode(head: &str, mods: &mut Mods<'_>) -> Option<Op> {
         "bra" => {
             mods.take("uni");
             Op::Bra(0)
+        }
+        "brx" => {
+            mods.take("uni");
+            mods.take("idx").then_some(Op::Brx(0))?
         }
         "ret" | "exit" => Op::Ret,
         "trap" => Op::Trap,

@@ -366,6 +366,18 @@ fn predicates_and_branches() {
         words(&outcome.bytes),
         (0..32).map(sum).collect::<Vec<u32>>()
     );
+    // A table of places to jump to: by the thread's number modulo 4.
+    let table = "and.b32 %r3, %r1, 3;\n$L_brx_0: .branchtargets\n$L_a,\n$L_b,\n$L_a,\n$L_c;\n\
+                 brx.idx %r3, $L_brx_0;\n\
+                 $L_a:\nmov.b32 %r4, 10;\nbra.uni $L_end;\n\
+                 $L_b:\nmov.b32 %r4, 11;\nbra.uni $L_end;\n\
+                 $L_c:\nmov.b32 %r4, 12;\n$L_end:\n\
+                 mul.wide.u32 %rd3, %r1, 4;\nadd.s64 %rd4, %rd2, %rd3;\nst.global.b32 [%rd4], %r4;";
+    let outcome = of_warp(table, "", &[0; 4], 128).unwrap();
+    let jumped = (0..32).map(|n| [10, 11, 10, 12][n % 4]);
+    assert_eq!(words(&outcome.bytes), jumped.collect::<Vec<u32>>());
+    let beyond = table.replace("and.b32 %r3, %r1, 3", "add.s32 %r3, %r1, 1");
+    refused(&beyond, "jumps behind its last target");
     // A comparison with NaN is false, unless it is an unordered one (`ltu`).
     let nan = |op: &str| {
         let body = format!(
@@ -656,6 +668,7 @@ fn what_is_not_known_is_named() {
     );
     refused("mov.u32 %r3, %clock;", "the operand %clock is not known");
     refused("bra $L;", "no label $L");
+    refused("brx.idx %r1, $L;", "no targets $L");
     refused("add.s32 %r3, %r3;", "2 operands");
     let e = run(
         &text("", ""),
