@@ -2,8 +2,8 @@
 //! thread for each destination processes its items one after the other, in their own order.
 //!
 //! Each pass has three phases. Blocks count the digits of their tiles, a thread for each digit. One
-//! block adds the counts up to places, digit by digit and tile by tile. Then blocks move their items
-//! to these places.
+//! block adds the counts up to places, digit by digit and tile by tile. Then blocks move their
+//! items to these places.
 
 use super::Kernel;
 use super::grid::{Grid, Tensor};
