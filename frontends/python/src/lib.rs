@@ -11,6 +11,7 @@ mod dlpack;
 mod errors;
 mod foreign;
 mod machine;
+mod noted;
 mod parts;
 mod plan;
 
@@ -26,5 +27,6 @@ fn _lighterage(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<parts::Ticket>()?;
     module.add_function(wrap_pyfunction!(plan::compile, module)?)?;
     module.add_function(wrap_pyfunction!(plan::devices, module)?)?;
+    module.add_function(wrap_pyfunction!(noted::have, module)?)?;
     Ok(())
 }

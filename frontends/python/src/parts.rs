@@ -54,6 +54,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[pyclass(frozen, module = "lighterage._lighterage")]
 pub(crate) struct Ticket {
     turn: Arc<Turn>,
+    /// The time of the first part, ms.
+    ms: f64,
 }
 
 #[pymethods]
@@ -70,6 +72,12 @@ impl Ticket {
 
     fn __dlpack_device__(&self) -> (i32, i32) {
         dlpack::CPU
+    }
+
+    /// The time of the first part, in milliseconds.
+    #[getter]
+    fn ms(&self) -> f64 {
+        self.ms
     }
 }
 
@@ -195,8 +203,8 @@ impl Arenas {
         })
     }
 
-    /// Runs a part on the caller's memory.
-    fn run(&self, machine: &mut Machine, part: Part, at: [&[usize]; 2]) -> Result<(), PyErr> {
+    /// Runs a part on the caller's memory. Returns its time, ms.
+    fn run(&self, machine: &mut Machine, part: Part, at: [&[usize]; 2]) -> PyResult<f64> {
         let which = (part == Part::Second) as usize;
         let ports = [
             (&self.inputs[which], at[0], true),
@@ -218,11 +226,11 @@ impl Arenas {
             }
         }
         let ran = machine.run_part(part);
-        ran.map_err(|failure| match &self.calls {
+        let report = ran.map_err(|failure| match &self.calls {
             Some(calls) => calls.raised(&failure),
             None => error(failure),
         })?;
-        Ok(())
+        Ok(report.ms)
     }
 }
 
@@ -279,14 +287,14 @@ impl Arenas {
         outputs: Vec<usize>,
         seed: i64,
     ) -> PyResult<Ticket> {
-        let turn = py.detach(|| -> PyResult<Arc<Turn>> {
+        let ticket = py.detach(|| -> PyResult<Ticket> {
             let mut loaded = self.take(&states)?;
             for path in &self.generators {
                 let bytes: Vec<u8> = [seed, 0].iter().flat_map(|n| n.to_ne_bytes()).collect();
                 loaded.machine.write_state(path, &bytes).map_err(error)?;
             }
             // A machine that failed is dropped, and the next forward makes another.
-            self.run(&mut loaded.machine, Part::First, [&inputs, &outputs])?;
+            let ms = self.run(&mut loaded.machine, Part::First, [&inputs, &outputs])?;
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let turn = Arc::new(Turn {
                 number: Box::new(number),
@@ -296,14 +304,14 @@ impl Arenas {
             let mut turns = locked(&self.turns);
             turns.retain(|_, turn| turn.strong_count() > 0);
             turns.insert(number, Arc::downgrade(&turn));
-            Ok(turn)
+            Ok(Ticket { turn, ms })
         });
         py.check_signals()?;
-        Ok(Ticket { turn: turn? })
+        ticket
     }
 
     /// Runs the second part of a forward, by the number in its ticket. `states`: where the states
-    /// that it reads are now.
+    /// that it reads are now. Returns its time, ms.
     fn backward(
         &self,
         py: Python<'_>,
@@ -311,8 +319,8 @@ impl Arenas {
         states: Vec<usize>,
         inputs: Vec<usize>,
         outputs: Vec<usize>,
-    ) -> PyResult<()> {
-        let ran = py.detach(|| -> PyResult<()> {
+    ) -> PyResult<f64> {
+        let ran = py.detach(|| -> PyResult<f64> {
             let turn = locked(&self.turns).get(&number).and_then(Weak::upgrade);
             let loaded = turn.as_ref().and_then(|turn| locked(&turn.loaded).take());
             let Some(mut loaded) = loaded else {
@@ -327,9 +335,9 @@ impl Arenas {
                 let name = &tensor.name;
                 return Err(error(format!("{name} moved between forward and backward")));
             }
-            self.run(&mut loaded.machine, Part::Second, [&inputs, &outputs])?;
+            let ms = self.run(&mut loaded.machine, Part::Second, [&inputs, &outputs])?;
             locked(&self.free).push(loaded);
-            Ok(())
+            Ok(ms)
         });
         py.check_signals()?;
         ran

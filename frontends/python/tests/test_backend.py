@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
+import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,6 +22,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import lighterage as lt
+
+logger = logging.getLogger(__name__)
 
 
 @pytest.fixture(autouse=True)
@@ -494,6 +498,38 @@ def test_what_has_no_kernel_is_part_of_the_plan() -> None:
     assert_same(a, b)
     stats = lt.stats()
     assert (stats.eager_graphs, stats.graphs, stats.externs, stats.extern_runs) == (0, 1, 1, 2)
+
+
+class Talking(Net):
+    """Says how many rows there are, as models of transformers do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.layers[:2](x)
+        logger.warning_once(f"{x.shape[0]} rows")  # type: ignore[attr-defined]
+        return self.layers[2:](hidden)
+
+
+def test_a_warning_breaks_no_graph_and_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if it is defined after the backend was imported, and without errors in Dynamo's log."""
+
+    @functools.lru_cache(None)
+    def warning_once(self: logging.Logger, *args: Any) -> None:
+        self.warning(*args)
+
+    monkeypatch.setattr(logging.Logger, "warning_once", warning_once, raising=False)
+    a = Talking()
+    b = copy.deepcopy(a)
+    c = compiled(b)
+    step(c, batch())
+    step(c, batch())
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert said == ["8 rows"]
+    assert lt.stats().graphs == 1
+    step(a, batch())
+    step(a, batch())
+    assert_same(a, b)
 
 
 def test_options_are_checked() -> None:

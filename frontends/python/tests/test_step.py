@@ -506,6 +506,151 @@ def test_changed_models_are_refused_or_taken_back() -> None:
         step(*batch)
 
 
+def replace_module(model: nn.Module) -> None:
+    model.second = nn.Linear(32, 32)
+
+
+def remove_parameter(model: nn.Module) -> None:
+    del model.get_submodule("second")._parameters["bias"]
+
+
+def replace_parameter(model: nn.Module) -> None:
+    model.get_submodule("second").weight = nn.Parameter(model.get_parameter("second.weight").detach().clone())
+
+
+def replace_buffer(model: nn.Module) -> None:
+    model.get_submodule("norm").running_mean = torch.zeros(32)
+
+
+CHANGES: list[tuple[Callable[[nn.Module], object], str]] = [
+    (replace_module, "second: another module"),
+    (lambda model: model.add_module("more", nn.Linear(4, 4)), "more: another module"),
+    (lambda model: model.get_submodule("second").add_module("more", nn.Linear(4, 4)), "second.more: another module"),
+    (remove_parameter, "second.bias is another tensor"),
+    (replace_parameter, "second.weight is another tensor"),
+    (replace_buffer, "norm.running_mean is another tensor"),
+    (lambda model: model.get_parameter("last.bias").requires_grad_(False), "last.bias.requires_grad is False"),
+    (lambda model: model.get_submodule("norm").eval(), r"norm was compiled in train mode"),
+    (lambda model: model.half(), "float16"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES)
+def test_change_after_steps_is_noticed_at_each_call(change: Callable[[nn.Module], object], message: str) -> None:
+    step, model, batch = compiled(Mlp)
+    step(*batch)
+    step(*batch)
+    change(model)
+    # An error is not forgotten.
+    for _ in range(2):
+        with pytest.raises(lt.StaleError, match=message):
+            step(*batch)
+
+
+def swap_parameter(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for p in model.parameters():
+        p.data = p.data * 0.5
+
+
+def swap_buffer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    mean = model.get_buffer("norm.running_mean")
+    mean.data = mean + 1.0
+
+
+def swap_moment(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for p in model.parameters():
+        optimizer.state[p]["exp_avg"].data = optimizer.state[p]["exp_avg"] * 2.0
+
+
+def replace_moment(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for p in model.parameters():
+        optimizer.state[p]["exp_avg_sq"] = optimizer.state[p]["exp_avg_sq"] * 2.0
+
+
+def clear_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state.clear()
+
+
+def load_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    state = copy.deepcopy(optimizer.state_dict())
+    for moments in state["state"].values():
+        moments["exp_avg"] *= 3.0
+        moments["step"] += 5
+    state["param_groups"][0]["lr"] = 3e-3
+    optimizer.load_state_dict(state)
+
+
+def set_options(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0].update(lr=1e-3, betas=(0.5, 0.5), weight_decay=0.5)
+
+
+def change_tensor_rate(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    group = optimizer.param_groups[0]
+    if not isinstance(group["lr"], torch.Tensor):
+        group["lr"] = torch.tensor(group["lr"], dtype=torch.float64)
+    group["lr"] *= 0.5
+
+
+def change_betas_in_place(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    group = optimizer.param_groups[0]
+    group["betas"] = betas = group["betas"] if isinstance(group["betas"], list) else list(group["betas"])
+    betas[0] *= 0.5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        swap_parameter,
+        swap_buffer,
+        swap_moment,
+        replace_moment,
+        clear_state,
+        load_states,
+        set_options,
+        change_tensor_rate,
+        change_betas_in_place,
+    ],
+)
+def test_change_of_values_between_steps_counts_as_in_eager_mode(
+    change: Callable[[nn.Module, torch.optim.Optimizer], None],
+) -> None:
+    reference, batch = made(Mlp)
+    torchs = adamw(list(reference.parameters()))
+    step, model, _ = compiled(Mlp)
+    optimizer = step._state._optimizer
+    for k in range(8):
+        if k in (2, 4, 5):
+            change(reference, torchs)
+            change(model, optimizer)
+        assert step(*batch).item() == pytest.approx(eager(reference, torchs, batch), abs=1e-4)
+    for (name, value), expected in zip(model.state_dict().items(), reference.state_dict().values(), strict=True):
+        torch.testing.assert_close(value, expected, atol=1e-4, rtol=1e-3, msg=name)
+
+
+def test_other_parameters_of_the_optimizer_are_noticed() -> None:
+    step, _, batch = compiled(Mlp)
+    step(*batch)
+    parameters = step._state._optimizer.param_groups[0]["params"]
+    parameters.append(parameters.pop(0))
+    for _ in range(2):
+        with pytest.raises(lt.StaleError, match="other parameters"):
+            step(*batch)
+    parameters.insert(0, parameters.pop())
+    assert step(*batch).isfinite()
+
+
+def test_batch_of_any_kind_of_tensor_is_taken() -> None:
+    step, _, (x, y) = compiled(Mlp)
+    other, _, _ = compiled(Mlp)
+    wide = torch.zeros(24, 32)
+    wide[:, ::2] = x
+    batches = [(x, y), (wide[:, ::2], y), (x.clone().requires_grad_(), y), (nn.Parameter(x), y)]
+    for batch in batches:
+        assert step(*batch).item() == other(x, y).item()
+    with pytest.raises(lt.ShapeError, match="the batch is"):
+        step(x, y=y)
+
+
 def test_changed_optimizers_are_refused() -> None:
     model, batch = made(Mlp)
     optimizer = sgd(list(model.parameters()))

@@ -15,7 +15,7 @@ from .errors import CaptureError, Error, Infeasible, MismatchError, ShapeError, 
 
 if TYPE_CHECKING:
     from ._lighterage import Plan, devices
-    from .backend import Stats, reset, stats
+    from ._stats import Stats, reset, stats
     from .step import Check, Step, compile, plan
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
 # Torch and the native module are loaded by the first use of one of these names.
 _LAZY = {"Check": "step", "Plan": "_lighterage", "Step": "step"}
 _LAZY |= {"compile": "step", "devices": "_lighterage", "plan": "step"}
-_LAZY |= {"Stats": "backend", "reset": "backend", "stats": "backend"}
+_LAZY |= {"Stats": "_stats", "reset": "_stats", "stats": "_stats"}
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, final
 
-__all__ = ["Arenas", "Machine", "Plan", "Ticket", "View", "compile", "devices"]
+__all__ = ["Arenas", "Machine", "Plan", "Ticket", "View", "compile", "devices", "have"]
 
 @final
 class Plan:
@@ -168,8 +168,8 @@ class Arenas:
         Raises Error: a line failed. The next call is not affected.
         """
 
-    def backward(self, number: int, states: list[int], inputs: list[int], outputs: list[int]) -> None:
-        """Run the second part of a forward, by the number in its ticket.
+    def backward(self, number: int, states: list[int], inputs: list[int], outputs: list[int]) -> float:
+        """Run the second part of a forward, by the number in its ticket. Returns its time in milliseconds.
 
         Raises Error: it has run, or a line failed.
         """
@@ -180,6 +180,10 @@ class Ticket:
 
     When the tensor's memory is freed, the next forward may take the machine.
     """
+
+    @property
+    def ms(self) -> float:
+        """The time of the first part, in milliseconds."""
 
     def __dlpack__(self, **options: Any) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
@@ -221,3 +225,6 @@ def compile(
 
 def devices() -> list[str]:
     """Names of the devices that come with Lighterage."""
+
+def have(tables: list[dict[Any, Any]], lists: list[list[Any]], objects: list[Any]) -> bool:
+    """Whether some dicts, and then some lists, have these objects in this order. Only identities count."""

@@ -7,12 +7,14 @@ The user's optimizer stays the place where options and state are read and writte
 from __future__ import annotations
 
 import dataclasses
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.dlpack import from_dlpack
 
+from ._guard import Places
 from ._lighterage import Machine
 from .errors import Error, StaleError, Unsupported
 
@@ -77,6 +79,16 @@ def groups_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, i
     return {name: groups[p] for name, p in names.items() if p in groups}
 
 
+def _read(group: dict[str, Any]) -> list[Any]:
+    """All options of a group, as they are."""
+    return [value for key, value in group.items() if key != "params"]
+
+
+def _is_number(value: Any) -> bool:
+    """Whether an option has a value that cannot change in place, as a tensor can."""
+    return all(map(_is_number, value)) if isinstance(value, tuple) else not isinstance(value, torch.Tensor | list)
+
+
 def _values(group: dict[str, Any]) -> dict[str, float]:
     """The options of a group under the compiler's names."""
     values: dict[str, float] = {
@@ -104,8 +116,15 @@ class State:
         inputs = {group: _HYPER + (f".{group}" if group else "") for group in range(len(optimizer.param_groups))}
         # A group in which nothing is trained has no input.
         self._hyper = {g: lent(machine, "input", name) for g, name in inputs.items() if name in machine.inputs}
+        # The options of the last step, as they were read, and what they became.
+        self._options_read: list[list[Any]] = []
+        self._rows: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._moments = {
             path: {name: lent(machine, "state", f"{name}.{path}") for name in kind.moments} for path in paths
+        }
+        # What the user gets of them: other tensors, which a program may move without moving ours.
+        self._given = {
+            path: {name: view.detach() for name, view in views.items()} for path, views in self._moments.items()
         }
         self._parameters: dict[str, nn.Parameter] = paths
         self._count = lent(machine, "state", _STEP) if kind.counts_steps else torch.zeros(())
@@ -114,45 +133,80 @@ class State:
         self._views = list(self._counts)
         self._seen = 0.0
         self._members = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
+        # Where all was when it was last adopted.
+        self._state: dict[Any, Any] | None = None
+        self._lists: list[list[Any]] = []
+        self._places = Places([], [], [])
 
     def write_options(self, probe: bool = False) -> None:
         """Write the options for the next step: those of the user's groups, or those of a probe.
 
-        Raises StaleError: the groups or their options are no longer those that were compiled.
+        Raises StaleError: they are no longer those of the update that was compiled.
         """
         groups = self._optimizer.param_groups
-        if [[id(p) for p in group["params"]] for group in groups] != self._members:
-            raise StaleError("the optimizer has other parameters than when the step was compiled; compile again")
+        options = [_read(group) for group in groups]
+        if probe or options != self._options_read:
+            self._take_options(groups, probe)
+            is_fixed = not probe and all(map(_is_number, chain.from_iterable(options)))
+            self._options_read = options if is_fixed else []
+        # Always, because the step may have used the memory of its inputs for other tensors.
+        for hyper, row in self._rows:
+            hyper.copy_(row)
+
+    def _take_options(self, groups: list[dict[str, Any]], probe: bool) -> None:
         if kind_of(self._optimizer) != self._kind and self._kind != MOMENTUM:
             raise StaleError("the optimizer has momentum now, and the step was compiled without; compile again")
+        self._rows = []
         for group, hyper in self._hyper.items():
-            row = {**_values(groups[group]), **(self._probe() if probe else {})}
-            hyper.copy_(torch.tensor([row[option] for option in self._options], dtype=torch.float64))
+            values = {**_values(groups[group]), **(self._probe() if probe else {})}
+            row = torch.tensor([values[option] for option in self._options], dtype=torch.float64)
+            self._rows.append((hyper, row.to(hyper.dtype)))
 
     def adopt(self) -> None:
         """Copy what the user's optimizer has into the step's memory, and put the step's tensors in its place.
 
-        Where they are there already this does nothing, so it may be called before each step.
+        Where they are there already this does nothing, so it is called before each step.
+
+        Raises StaleError: the optimizer has other parameters than those that were compiled.
         """
+        if not self._is_adopted():
+            self._adopt()
+        if self._kind.counts_steps:
+            self._take_count()
+
+    def _is_adopted(self) -> bool:
+        """Whether the optimizer has the parameters and the tensors that it had after the last `_adopt`."""
+        lists = [group["params"] for group in self._optimizer.param_groups]
+        return (
+            self._optimizer.state is self._state
+            and list(map(id, lists)) == list(map(id, self._lists))
+            and self._places.are_same()
+        )
+
+    def _adopt(self) -> None:
+        lists = [group["params"] for group in self._optimizer.param_groups]
+        if [[id(p) for p in parameters] for parameters in lists] != self._members:
+            raise StaleError("the optimizer has other parameters than when the step was compiled; compile again")
+        state = self._optimizer.state
         for i, (path, parameter) in enumerate(self._parameters.items()):
-            theirs = self._optimizer.state[parameter]
-            for name, ours in self._moments[path].items():
-                value = theirs.get(name)
-                if value is ours:
-                    continue
-                with torch.no_grad():
-                    ours.zero_() if value is None else ours.copy_(value)
-                theirs[name] = ours
+            theirs = state[parameter]
+            for name, given in self._given[path].items():
+                value, view = theirs.get(name), self._moments[path][name]
+                if value is not given or given.data_ptr() != view.data_ptr():
+                    with torch.no_grad():
+                        view.zero_() if value is None else view.copy_(value)
+                    given.data, theirs[name] = view, given
             if self._kind.counts_steps and (count := theirs.get("step")) is not self._views[i]:
                 self._views[i].fill_(0.0 if count is None else float(count))
                 theirs["step"] = self._views[i]
-        if self._kind.counts_steps:
-            self._take_count()
+        self._state, self._lists = state, lists
+        moments = [given for tensors in self._given.values() for given in tensors.values()]
+        self._places = Places([state, *(state[p] for p in self._parameters.values())], lists, moments)
 
     def _take_count(self) -> None:
         """The count is torch's if the user changed it, by a load or a step of the optimizer itself."""
         counts = self._counts.tolist()
-        if any(count != counts[0] for count in counts):
+        if counts and counts.count(counts[0]) != len(counts):
             raise StaleError("parameters differ in their number of steps; the compiled step has one count for all")
         if counts and counts[0] != self._seen:
             self._count.fill_(int(counts[0]))

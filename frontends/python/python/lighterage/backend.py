@@ -14,8 +14,8 @@ import copy
 import dataclasses
 import logging
 import operator
+import sys
 import warnings
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,266 +26,14 @@ from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 from torch.utils.dlpack import from_dlpack
 
-from . import _foreign, _lighterage
-from ._joint import ALIGN, Joint, Result, Source, aligned, joint, module_path
-from ._lighterage import Arenas, Plan
+from ._joint import joint, module_path
+from ._program import Options, Program
+from ._stats import counts
 from .errors import Error, Unsupported
 from .export import coarse
 
-logger = logging.getLogger("lighterage")
-aten = torch.ops.aten
-
 # The key of a graph module's metadata with its program.
 PROGRAM = "lighterage"
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """The options of the backend.
-
-    budget: as in `lighterage.compile`; it covers activations and workspaces, not parameters, gradients and moments.
-    strict: raise Unsupported for a graph that cannot be planned, instead of one warning and eager mode.
-    fallback: `torch`, which has PyTorch compute calls without a kernel inside of a plan, or `error`, which raises
-        Unsupported for them, and for a graph that cannot be planned.
-    The others are those of `lighterage.compile`.
-    """
-
-    budget: str | int | float | None = None
-    strict: bool = False
-    fallback: str = "torch"
-    device: str = "cpu"
-    host: str | None = None
-    kernels: str = "auto"
-    planner: str = "auto"
-    threads: int | None = None
-
-    @staticmethod
-    def of(given: Mapping[str, Any] | None) -> Options:
-        """The options that a user gave.
-
-        Raises Error: there is no such option.
-        """
-        names = [field.name for field in dataclasses.fields(Options)]
-        for name in given or {}:
-            if name not in names:
-                raise Error(f"options: {name!r} is none of {', '.join(names)}")
-        return Options(**(given or {}))
-
-
-@dataclasses.dataclass
-class Stats:
-    """What the backend did in this process, since it began or since `reset`."""
-
-    graphs: int = 0
-    """Graphs with a backward that were planned."""
-    inference_graphs: int = 0
-    """Graphs without a backward that were planned."""
-    eager_graphs: int = 0
-    """Graphs that run in eager mode, because they cannot be planned."""
-    externs: int = 0
-    """Calls of the planned graphs that have no kernel, and that PyTorch computes."""
-    extern_runs: int = 0
-    """How many such calls ran, in planned graphs and in steps of `lighterage.compile`."""
-    forwards: int = 0
-    backwards: int = 0
-    """Runs of planned graphs."""
-    plans: list[Plan] = dataclasses.field(default_factory=list)
-    """The plan of each planned graph, while it is in use."""
-    arenas: int = 0
-    """Blocks of memory that were made for these plans: one for each forward that waits at the same time."""
-    waiting: int = 0
-    """Forwards whose backward has not run."""
-
-
-class _Counts:
-    """The counters behind `stats`."""
-
-    def __init__(self) -> None:
-        self.stats = Stats()
-        self.extern_runs_before = 0
-        self.programs: weakref.WeakSet[Program] = weakref.WeakSet()
-
-
-_counts = _Counts()
-
-
-def stats() -> Stats:
-    """How many graphs of `torch.compile` were planned, how many run in eager mode, and what ran.
-
-    A model that Dynamo never hands to a backend counts nowhere: `graphs` stays 0. Known cases are nn.LSTM and nn.GRU,
-    `nn.Sequential(...).compile()` instead of `torch.compile`, DistributedDataParallel inside of the compiled module,
-    full backward hooks, and with `dynamic=False` more shapes than Dynamo's limit.
-    """
-    found = dataclasses.replace(_counts.stats)
-    programs = list(_counts.programs)
-    found.plans = [program.plan for program in programs]
-    found.extern_runs = _foreign.counts.ran - _counts.extern_runs_before
-    counts = [program.arenas.counts for program in programs]
-    found.arenas, found.waiting = sum(made for made, _ in counts), sum(waiting for _, waiting in counts)
-    return found
-
-
-def reset() -> None:
-    """Start counting anew, without the plans so far."""
-    _counts.stats = Stats()
-    _counts.extern_runs_before = _foreign.counts.ran
-    _counts.programs = weakref.WeakSet()
-
-
-# A graph with its plan -----------------------------------------------------------------------------------------------
-
-
-class Program:
-    """A planned graph: its forward, and its backward if it has one."""
-
-    def __init__(self, described: Joint, options: Options) -> None:
-        self._joint = described
-        _foreign.check(described.graph)
-        calls = _foreign.Calls(described.graph, options.fallback)
-        self.plan = _lighterage.compile(
-            described.file,
-            optimizer="none",
-            budget=options.budget,
-            device=options.device,
-            host=options.host,
-            kernels=options.kernels,
-            planner=options.planner,
-            parts=(described.late, described.early),
-            calls=calls,
-            command=f'torch.compile(..., backend="lighterage", options={{"budget": {options.budget!r}}})',
-        )
-        self.arenas: Arenas = self.plan.arenas(options.threads)
-        self._states = [described.states[name] for name in self.arenas.states]
-        self._inputs = [[described.inputs[name] for name in names] for names in self.arenas.inputs]
-        results = [*described.forward, *(value for _, value in described.mutations), *described.backward]
-        like = {result.output: result.like for result in results if result.output is not None}
-        self._outputs = [[_Made.of(name, like[name]) for name in names] for names in self.arenas.outputs]
-        self._forward = [_Fill.of(result, self._outputs[0]) for result in described.forward]
-        self._mutations = [(i, _Fill.of(value, self._outputs[0])) for i, value in described.mutations]
-        self._backward = [_Fill.of(result, self._outputs[1]) for result in described.backward]
-        self._staged: dict[int, torch.Tensor] = {}
-        self._random = self.arenas.is_random
-        late_states = [described.states[name] for name in self.arenas.read_late]
-        returned = [r.source for r in described.backward if r.source is not None]
-        late = [source for source in [*late_states, *self._inputs[1], *returned] if source.kind == "primal"]
-        # The primals that the backward needs. Autograd keeps them, and sees when one is changed meanwhile.
-        self.saved = sorted({source.index for source in late})
-        self._late_states = late_states
-        changed = {index for index, _ in described.mutations} & set(self.saved)
-        if changed:
-            raise Unsupported(f"the backward reads a tensor that the forward changes (primals_{min(changed) + 1})")
-        _counts.programs.add(self)
-        _counts.stats.externs += len(self.plan.externs)
-        calls.warn(self.plan)
-        logger.info("planned %d operations; %r", described.nodes, self.plan)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Program:
-        """AOTAutograd copies the module of the backward before it compiles it."""
-        return self
-
-    def forward(self, primals: list[Any]) -> tuple[list[Any], _lighterage.Ticket]:
-        """The outputs for the graph's inputs, and what stands for the saved activations."""
-        _counts.stats.forwards += 1
-        held: list[torch.Tensor] = []
-        states = [self._state(source, primals) for source in self._states]
-        inputs = [self._address(self._find(source, primals, ()), held) for source in self._inputs[0]]
-        made = [torch.empty(output.shape, dtype=output.dtype) for output in self._outputs[0]]
-        seed = int(torch.randint(2**62, ())) if self._random else 0
-        ticket = self.arenas.forward(states, inputs, [tensor.data_ptr() for tensor in made], seed)
-        results = [self._filled(fill, made, primals, ()) for fill in self._forward]
-        for index, value in self._mutations:
-            primals[index].copy_(self._filled(value, made, primals, ()))
-        return results, ticket
-
-    def backward(self, number: int, saved: list[Any], tangents: list[Any]) -> list[Any]:
-        """The gradients, for the saved primals and the gradients of the outputs."""
-        _counts.stats.backwards += 1
-        primals = dict(zip(self.saved, saved, strict=True))
-        held: list[torch.Tensor] = []
-        states = [self._state(source, primals) for source in self._late_states]
-        inputs = [self._address(self._find(source, primals, tangents), held) for source in self._inputs[1]]
-        made = [torch.empty(output.shape, dtype=output.dtype) for output in self._outputs[1]]
-        self.arenas.backward(number, states, inputs, [tensor.data_ptr() for tensor in made])
-        return [self._filled(fill, made, primals, tangents) for fill in self._backward]
-
-    def _find(self, source: Source, primals: Any, tangents: Any) -> torch.Tensor:
-        if source.kind == "constant":
-            return self._joint.constants[source.index]
-        return tangents[source.index] if source.kind == "tangent" else primals[source.index]
-
-    def _state(self, source: Source, primals: Any) -> int:
-        """The address of a tensor that kernels read where it is."""
-        tensor = self._find(source, primals, ())
-        address = tensor.data_ptr()
-        if address % ALIGN == 0 and tensor.is_contiguous():
-            return address
-        # One copy for all calls: addresses of states should not change.
-        if source.index not in self._staged:
-            self._staged[source.index] = aligned(tensor.detach().contiguous())
-        staged = self._staged[source.index]
-        staged.copy_(tensor.detach())
-        return staged.data_ptr()
-
-    def _address(self, tensor: torch.Tensor, held: list[torch.Tensor]) -> int:
-        """The address of a tensor with its elements in order; `held` keeps a copy that this needs."""
-        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-            tensor = tensor.detach().contiguous().resolve_conj().resolve_neg()
-            held.append(tensor)
-        return tensor.data_ptr()
-
-    def _filled(self, fill: _Fill, made: list[torch.Tensor], primals: Any, tangents: Any) -> Any:
-        if fill.source is not None:
-            return self._find(fill.source, primals, tangents)
-        if fill.output is None:
-            return fill.constant
-        tensor = made[fill.output]
-        if fill.strides is None:
-            return tensor
-        return _laid_out(tensor, fill.strides)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Made:
-    """A tensor that a part of the step fills."""
-
-    name: str
-    shape: torch.Size
-    dtype: torch.dtype
-
-    @staticmethod
-    def of(name: str, like: torch.Tensor | None) -> _Made:
-        assert like is not None, "an output has a type"
-        return _Made(name, like.shape, like.dtype)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Fill:
-    """How a result of the graph comes about."""
-
-    output: int | None = None
-    strides: tuple[int, ...] | None = None  # if its elements are in another order
-    source: Source | None = None
-    constant: Any = None
-
-    @staticmethod
-    def of(result: Result, outputs: list[_Made]) -> _Fill:
-        if result.output is None or result.like is None:
-            return _Fill(source=result.source, constant=result.constant)
-        names = [output.name for output in outputs]
-        strides = None if result.like.is_contiguous() else tuple(result.like.stride())
-        return _Fill(output=names.index(result.output), strides=strides)
-
-
-def _laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The same values with these strides. Where a stride is 0, all elements along the dimension are one."""
-    result = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
-    place = result
-    for dim, stride in enumerate(strides):
-        if stride == 0 and tensor.shape[dim] > 1:
-            place, tensor = place.narrow(dim, 0, 1), tensor.narrow(dim, 0, 1)
-    place.copy_(tensor)
-    return result
-
 
 # AOTAutograd's callbacks ---------------------------------------------------------------------------------------------
 
@@ -304,7 +52,7 @@ class _Compiler:
         program = self._plan(gm, num_fwd_outputs, static, self.options)
         if program is None:
             return default_partition(gm, inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
-        _counts.stats.graphs += 1
+        counts.stats.graphs += 1
         return _stubs(gm, num_fwd_outputs, program)
 
     def forward(self, gm: fx.GraphModule, _: Any) -> Callable[..., Any]:
@@ -342,7 +90,7 @@ class _Compiler:
         program = self._plan(gm, len(end.args[0]), None, options)
         if program is None:
             return _boxed(fx.Interpreter(gm).boxed_run)
-        _counts.stats.inference_graphs += 1
+        counts.stats.inference_graphs += 1
 
         def inference(args: list[Any]) -> list[Any]:
             primals = list(args)
@@ -365,7 +113,7 @@ class _Compiler:
         except Unsupported as error:
             if self.options.strict or self.options.fallback == "error":
                 raise
-            _counts.stats.eager_graphs += 1
+            counts.stats.eager_graphs += 1
             warnings.warn(
                 f'a graph of torch.compile(backend="lighterage") runs in eager mode, without a budget: {error}. '
                 f'options={{"strict": True}} makes this an error; lighterage.stats() counts such graphs',
@@ -471,21 +219,36 @@ def backend(
     if mode not in (None, "default"):
         raise Error(f"mode={mode!r}: the backend has no modes; give it options={{'budget': ...}}")
     chosen = Options.of(options)
-    _ignore_warnings()
     if any(isinstance(value, torch.SymInt) for value in example_inputs):
         return _by_shape(gm, chosen)
     return _compiled(gm, example_inputs, chosen)
 
 
-def _ignore_warnings() -> None:
-    """Keep Dynamo from breaking the graphs of transformers at a warning: each part of a graph has its own plan."""
-    once = getattr(logging.Logger, "warning_once", None)
-    if once is not None:
-        torch._dynamo.config.ignore_logging_functions.add(once)
+class _Logged(set[Any]):
+    """Dynamo's logging functions that break no graph, and `warning_once`, which models of transformers call.
+
+    Dynamo asks for a function when it traces a call, which it then leaves out. So the warning is said at that moment.
+    """
+
+    def __contains__(self, function: object) -> bool:
+        if super().__contains__(function):
+            return True
+        is_once = getattr(function, "__name__", "") == "warning_once"
+        if not is_once or not isinstance(getattr(function, "__self__", None), logging.Logger):
+            return False
+        traced = sys._getframe(1).f_locals
+        try:
+            words = [argument.as_python_constant() for argument in traced["args"]]
+        except Exception:  # the words depend on a tensor, or Dynamo is another one: the call breaks the graph
+            return False
+        assert callable(function)
+        function(*words)
+        return True
 
 
-# When torch.compile looks up the backend by its name, it imports this file before it traces anything.
-_ignore_warnings()
+# Each part of a graph has its own plan, so no graph should break at a warning. When torch.compile looks up the backend
+# by its name, it imports this file before it traces anything.
+torch._dynamo.config.ignore_logging_functions = _Logged(torch._dynamo.config.ignore_logging_functions)
 
 
 def _compiled(gm: fx.GraphModule, inputs: list[Any], options: Options) -> Callable[..., Any]:

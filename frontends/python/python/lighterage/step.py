@@ -25,9 +25,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from . import _foreign, _lighterage, _optimizer
-from ._capture import Loss, call_model, names_of, signature
+from ._capture import Loss, call_model
+from ._guard import Batch, Guard
 from ._lighterage import Machine, Plan
-from .errors import Error, MismatchError, ShapeError, StaleError
+from .errors import Error, MismatchError
 from .export import export_joint, save
 
 logger = logging.getLogger("lighterage")
@@ -178,7 +179,7 @@ def compile(
         plan.kernels,
     )
     seed = int(torch.randint(2**62, ())) if seed is None else seed
-    step = Step(model, optimizer, loss_fn, plan, machine, _Batch(model, loss_fn, args, kwargs), kind, seed)
+    step = Step(model, optimizer, loss_fn, plan, machine, Batch(model, loss_fn, args, kwargs), kind, seed)
     random = calls.is_random or any(kind == "rng" for _, kind in machine.states)
     if check and random:
         logger.info("not compared with eager: the step draws random numbers, and its generator is not torch's")
@@ -203,32 +204,32 @@ class Step:
         loss_fn: Loss | None,
         plan: Plan,
         machine: Machine,
-        batch: _Batch,
+        batch: Batch,
         kind: _optimizer.Kind,
         seed: int,
     ) -> None:
         self.plan, self.check, self._turn = plan, None, threading.Lock()
         self._model, self._loss_fn, self._machine, self._batch = model, loss_fn, machine, batch
-        self._inputs = {name: _optimizer.lent(machine, "input", name) for name in machine.inputs if name in batch.names}
-        self._loss = _optimizer.lent(machine, "output", machine.loss)
+        inputs = set(machine.inputs)
+        self._inputs = [
+            (i, _optimizer.lent(machine, "input", name)) for i, name in enumerate(batch.names) if name in inputs
+        ]
+        self._loss = _optimizer.lent(machine, "output", machine.loss).reshape(())
         parameters = dict(model.named_parameters(remove_duplicate=False))
         tensors = parameters | dict(model.named_buffers(remove_duplicate=False))
         self._states = dict(machine.states)
-        self._bound = [
-            _Bound.of(model, path, _optimizer.lent(machine, "state", path))
-            for path, kind in self._states.items()
-            if path in tensors
-        ]
-        for bound in self._bound:
-            bound.bind()
-            machine.written(bound.path)
+        views = {path: _optimizer.lent(machine, "state", path) for path in self._states if path in tensors}
+        self._guard = Guard(model, views)
+        self._bound = self._guard.bound
+        for path in views:
+            machine.written(path)
+        self._changed = [bound.tensor for bound in self._bound]
         moments = {path.partition(".")[2] for path, kind in self._states.items() if kind == "moment"}
         trained = {path: parameters[path] for path in parameters if path in self._states and path in moments}
         if not kind.moments:
             given = {id(p) for group in optimizer.param_groups for p in group["params"]}
             trained = {p: parameters[p] for p in parameters if p in self._states and id(parameters[p]) in given}
         self._state = _optimizer.State(optimizer, kind, machine, plan.options, trained)
-        self._modes = [(name, module, module.training) for name, module in model.named_modules()]
         self.reseed(seed)
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -238,23 +239,22 @@ class Step:
         compiled. Error: a line of the step failed, for example on an index that is out of range; the step cannot run
         again then, and the model has the parameters that the line left.
         """
-        batch = self._batch.tensors(args, kwargs)
+        batch = self._batch.leaves(args, kwargs)
         # Threads take turns, from their inputs to their losses.
         with self._turn:
-            self._guard()
-            self._state.write_options()
+            self._guard.check()
             self._state.adopt()
+            self._state.write_options()
             self._run(batch)
             self._state.stepped()
-            return self._loss.clone().reshape(())
+            return self._loss.clone()
 
-    def _run(self, batch: dict[str, torch.Tensor]) -> None:
-        with torch.no_grad():
-            for name, view in self._inputs.items():
-                view.copy_(batch[name])
+    def _run(self, batch: list[Any]) -> None:
+        for i, view in self._inputs:
+            view.copy_(batch[i])
         self._machine.step()
         # What the user computed of the former values cannot be differentiated any more, and autograd says so.
-        torch.autograd.graph.increment_version([bound.tensor for bound in self._bound])
+        torch.autograd.graph.increment_version(self._changed)
 
     def explain(self, name: str) -> str:
         """Why a tensor is where it is. name: a module such as `layer.3`, a parameter, or a value of the plan.
@@ -297,20 +297,6 @@ class Step:
         """Bytes of the device's pool that steps have touched; equal to `plan.peak` after a step."""
         return self._machine.measured_peak_bytes
 
-    # Guards ----------------------------------------------------------------------------------------------------------
-
-    def _guard(self) -> None:
-        """Refuse a model that is not the one that was compiled, and take back what moved.
-
-        Raises StaleError.
-        """
-        for name, module, training in self._modes:
-            if module.training != training:
-                mode = "train" if training else "eval"
-                raise StaleError(f"{name or 'the model'} was compiled in {mode} mode: call {mode}(), or compile again")
-        for bound in self._bound:
-            bound.check()
-
     # The comparison with eager ---------------------------------------------------------------------------------------
 
     def _compare(self, args: tuple[Any, ...], kwargs: dict[str, Any], clip_norm: float | None) -> None:
@@ -348,7 +334,7 @@ class Step:
         kept = {b.path: b.tensor.detach().clone() for b in self._bound if b.is_buffer or self._state.probe_moves}
         try:
             self._state.write_options(probe=True)
-            self._run(self._batch.tensors(args, kwargs))
+            self._run(self._batch.leaves(args, kwargs))
             gradients = self._state.gradients(kept)
             buffers = {b.path: b.tensor.detach().clone() for b in self._bound if b.is_buffer}
         finally:
@@ -358,86 +344,6 @@ class Step:
                         bound.tensor.copy_(kept[bound.path])
             self._state.reset()
         return _Eager(self._loss.clone(), gradients, buffers)
-
-
-@dataclasses.dataclass
-class _Bound:
-    """A parameter or a buffer of the model, and its place in the step's memory."""
-
-    path: str
-    table: dict[str, torch.Tensor | None]  # of its module
-    key: str
-    tensor: torch.Tensor
-    view: torch.Tensor
-    requires_grad: bool
-    is_buffer: bool
-
-    @staticmethod
-    def of(model: nn.Module, path: str, view: torch.Tensor) -> _Bound:
-        prefix, _, key = path.rpartition(".")
-        module = model.get_submodule(prefix)
-        is_buffer = key in module._buffers
-        table: dict[str, Any] = module._buffers if is_buffer else module._parameters
-        tensor = table[key]
-        return _Bound(path, table, key, tensor, view, tensor.requires_grad, is_buffer)
-
-    def bind(self) -> None:
-        """Copy the value into the step's memory, and let the tensor lie there."""
-        self.view.copy_(self.tensor.detach())
-        self.tensor.data = self.view
-
-    def check(self) -> None:
-        """Raise StaleError if the tensor is another one now, and take it back if it only moved."""
-        if self.table.get(self.key) is not self.tensor:
-            raise StaleError(
-                f"{self.path} is another tensor than when the step was compiled (load_state_dict(assign=True) and "
-                f"assignments do that); copy into it in place, or compile again"
-            )
-        if self.tensor.requires_grad != self.requires_grad:
-            raise StaleError(
-                f"{self.path}.requires_grad is {self.tensor.requires_grad}, and the step was compiled with "
-                f"{self.requires_grad}; compile again"
-            )
-        if self.tensor.data_ptr() == self.view.data_ptr():
-            return
-        if (self.tensor.shape, self.tensor.dtype) != (self.view.shape, self.view.dtype):
-            raise StaleError(
-                f"{self.path} is {_type(self.tensor)} now, and the step was compiled for {_type(self.view)}; "
-                f"compile again"
-            )
-        self.bind()
-
-
-class _Batch:
-    """The structure of a batch, and the names of its tensors."""
-
-    def __init__(self, model: nn.Module, loss_fn: Loss | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        leaves, self._spec = pytree.tree_flatten((args, kwargs))
-        self._names = names_of(signature(model, loss_fn), args, kwargs)
-        self._expected = [_type(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        self._tensors = [isinstance(leaf, torch.Tensor) for leaf in leaves]
-        self.names = {name for name, is_tensor in zip(self._names, self._tensors, strict=True) if is_tensor}
-
-    def tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """The tensors of a batch, by name.
-
-        Raises ShapeError.
-        """
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        if spec != self._spec:
-            raise ShapeError(f"the batch is {spec}, and the step was compiled for {self._spec}")
-        found = {}
-        for name, leaf, expected, is_tensor in zip(self._names, leaves, self._expected, self._tensors, strict=True):
-            if isinstance(leaf, torch.Tensor) and is_tensor:
-                if _type(leaf) != expected:
-                    raise ShapeError(
-                        f"{name} is {_type(leaf)}, and the step was compiled for {expected}; pad it (or drop the last "
-                        f"batch), or compile a step for it"
-                    )
-                found[name] = leaf
-            elif is_tensor or isinstance(leaf, torch.Tensor) or leaf != expected:
-                raise ShapeError(f"{name} is {leaf!r}, and the step was compiled for {expected!r}")
-        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -566,8 +472,3 @@ def _check_cpu(model: nn.Module) -> None:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.device.type != "cpu":
             raise Error(f"{name} is on {tensor.device}; steps run on the CPU so far: model.cpu()")
-
-
-def _type(tensor: torch.Tensor) -> str:
-    """`float32[2, 16]`."""
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -1,0 +1,203 @@
+"""What a step was compiled for: the structure of its batches, the modules, the parameters and buffers.
+
+A check before each step has two forms. The whole one names what differs, or takes back what moved. The short one only
+says that nothing has changed since the whole one passed. It compares identities, addresses and flags in lists that were
+prepared then, which takes nanoseconds for each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ._capture import Loss, names_of, signature
+from ._lighterage import have
+from .errors import ShapeError, StaleError
+
+_training = operator.attrgetter("training")
+_requires_grad = operator.attrgetter("requires_grad")
+
+
+class Places:
+    """The objects in some dicts and lists, and the addresses of some tensors, as they were at one moment."""
+
+    def __init__(self, tables: list[dict[Any, Any]], lists: list[list[Any]], tensors: list[torch.Tensor]) -> None:
+        self._tables, self._lists = tables, lists
+        self._objects = [*chain.from_iterable(map(dict.values, tables)), *chain.from_iterable(lists)]
+        self._tensors = list[torch.Tensor | int](tensors)
+        self._addresses: list[int | None] = [tensor.data_ptr() for tensor in tensors]
+        self._numbers = list(range(len(tensors)))
+
+    def are_same(self) -> bool:
+        """Whether all of them are still the same objects, and lie at the same addresses."""
+        return have(self._tables, self._lists, self._objects) and torch._C._tensors_data_ptrs_at_indices_equal(
+            self._tensors, self._addresses, self._numbers
+        )
+
+
+class Guard:
+    """The modules, parameters and buffers of a compiled model."""
+
+    def __init__(self, model: nn.Module, views: dict[str, torch.Tensor]) -> None:
+        """Copy the parameters and buffers into the step's memory, and let them lie there.
+
+        views: the places of parameters and buffers in that memory, by path.
+        """
+        self.bound = [Bound.of(model, path, view) for path, view in views.items()]
+        self._tensors = [bound.tensor for bound in self.bound]
+        self._flags = [bound.requires_grad for bound in self.bound]
+        self._modules = [(path, module, module.training) for path, module in model.named_modules()]
+        self._live = [module for _, module, _ in self._modules]
+        self._modes = [training for _, _, training in self._modules]
+        self._children = [(path, module, list(module._modules.items())) for path, module, _ in self._modules]
+        for bound in self.bound:
+            bound.bind()
+        self._places = self._note()
+
+    def _note(self) -> Places:
+        tables: list[dict[str, Any]] = [module._modules for module in self._live]
+        for module in self._live:
+            tables += [table for table in (module._parameters, module._buffers) if table]
+        return Places(tables, [], self._tensors)
+
+    def check(self) -> None:
+        """Refuse a model that is not the one that was compiled, and take back what moved.
+
+        Raises StaleError.
+        """
+        if (
+            self._places.are_same()
+            and list(map(_training, self._live)) == self._modes
+            and list(map(_requires_grad, self._tensors)) == self._flags
+        ):
+            return
+        self._check_modules()
+        for bound in self.bound:
+            bound.check()
+        self._places = self._note()
+
+    def _check_modules(self) -> None:
+        for path, module, training in self._modules:
+            if module.training != training:
+                mode = "train" if training else "eval"
+                raise StaleError(f"{path or 'the model'} was compiled in {mode} mode: call {mode}(), or compile again")
+        for path, module, children in self._children:
+            if names := _changed(children, module._modules.items()):
+                paths = ", ".join(f"{path}.{name}" if path else name for name in names)
+                raise StaleError(f"{paths}: another module than when the step was compiled; compile again")
+
+
+def _changed(before: Iterable[tuple[str, Any]], now: Iterable[tuple[str, Any]]) -> list[str]:
+    """Names of modules that were added, removed or replaced."""
+    old, new = dict(before), dict(now)
+    return [name for name in old | new if old.get(name) is not new.get(name)]
+
+
+@dataclasses.dataclass
+class Bound:
+    """A parameter or a buffer of the model, and its place in the step's memory."""
+
+    path: str
+    table: dict[str, torch.Tensor | None]  # of its module
+    key: str
+    tensor: torch.Tensor
+    view: torch.Tensor
+    requires_grad: bool
+    is_buffer: bool
+
+    @staticmethod
+    def of(model: nn.Module, path: str, view: torch.Tensor) -> Bound:
+        """The parameter or buffer of this path."""
+        prefix, _, key = path.rpartition(".")
+        module = model.get_submodule(prefix)
+        is_buffer = key in module._buffers
+        table: dict[str, Any] = module._buffers if is_buffer else module._parameters
+        tensor = table[key]
+        return Bound(path, table, key, tensor, view, tensor.requires_grad, is_buffer)
+
+    def bind(self) -> None:
+        """Copy the value into the step's memory, and let the tensor lie there."""
+        self.view.copy_(self.tensor.detach())
+        self.tensor.data = self.view
+
+    def check(self) -> None:
+        """Raise StaleError if the tensor is another one now, and take it back if it only moved."""
+        if self.table.get(self.key) is not self.tensor:
+            raise StaleError(
+                f"{self.path} is another tensor than when the step was compiled (load_state_dict(assign=True) and "
+                f"assignments do that); copy into it in place, or compile again"
+            )
+        if self.tensor.requires_grad != self.requires_grad:
+            raise StaleError(
+                f"{self.path}.requires_grad is {self.tensor.requires_grad}, and the step was compiled with "
+                f"{self.requires_grad}; compile again"
+            )
+        if self.tensor.data_ptr() == self.view.data_ptr():
+            return
+        if (self.tensor.shape, self.tensor.dtype) != (self.view.shape, self.view.dtype):
+            raise StaleError(
+                f"{self.path} is {_type(self.tensor)} now, and the step was compiled for {_type(self.view)}; "
+                f"compile again"
+            )
+        self.bind()
+
+
+class Batch:
+    """The structure of a batch, and the names of its tensors."""
+
+    def __init__(self, model: nn.Module, loss_fn: Loss | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        leaves, self._spec = pytree.tree_flatten((args, kwargs))
+        self._expected = [_type(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self._tensors = [isinstance(leaf, torch.Tensor) for leaf in leaves]
+        self.names: list[str] = names_of(signature(model, loss_fn), args, kwargs)
+        """Of all leaves."""
+        # A batch that is nothing but tensors can be compared without its tree.
+        given = [*args, *kwargs.values()]
+        self._is_flat = all(self._tensors) and list(map(id, given)) == list(map(id, leaves))
+        self._count, self._keys = len(args), list(kwargs)
+        self._types = [(leaf.dtype, leaf.shape) for leaf in leaves] if self._is_flat else []
+
+    def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """What a batch has, in the order of `names`. Its tensors have no history.
+
+        Raises ShapeError.
+        """
+        if self._is_flat and len(args) == self._count and list(kwargs) == self._keys:
+            leaves = [*args, *kwargs.values()]
+            if all(map(_is_plain, leaves, self._types)):
+                return leaves
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if spec != self._spec:
+            raise ShapeError(f"the batch is {spec}, and the step was compiled for {self._spec}")
+        for name, leaf, expected, is_tensor in zip(self.names, leaves, self._expected, self._tensors, strict=True):
+            if isinstance(leaf, torch.Tensor) and is_tensor:
+                if _type(leaf) != expected:
+                    raise ShapeError(
+                        f"{name} is {_type(leaf)}, and the step was compiled for {expected}; pad it (or drop the last "
+                        f"batch), or compile a step for it"
+                    )
+            elif is_tensor or isinstance(leaf, torch.Tensor) or leaf != expected:
+                raise ShapeError(f"{name} is {leaf!r}, and the step was compiled for {expected!r}")
+        return [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+
+def _is_plain(leaf: Any, expected: tuple[torch.dtype, torch.Size]) -> bool:
+    """Whether a leaf is a tensor of this type, of no class of its own and without history."""
+    return (
+        type(leaf) is torch.Tensor
+        and leaf.dtype is expected[0]
+        and leaf.shape == expected[1]
+        and not leaf.requires_grad
+    )
+
+
+def _type(tensor: torch.Tensor) -> str:
+    """`float32[2, 16]`."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

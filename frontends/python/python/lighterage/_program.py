@@ -1,0 +1,255 @@
+"""A planned graph of `torch.compile`, and what happens at each of its calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from itertools import starmap
+from typing import Any
+
+import torch
+
+from . import _foreign, _lighterage
+from ._joint import ALIGN, Joint, Result, Source, aligned
+from ._lighterage import Arenas
+from ._stats import counts
+from .errors import Error, Unsupported
+
+logger = logging.getLogger("lighterage")
+
+# As `torch.empty_strided` and `Tensor.data_ptr`. A backward makes a tensor for each gradient, and this takes a fraction
+# of the time; inductor's programs call it too.
+_empty: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
+_empty = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
+_data_ptr = torch.Tensor.data_ptr
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of the backend.
+
+    budget: as in `lighterage.compile`; it covers activations and workspaces, not parameters, gradients and moments.
+    strict: raise Unsupported for a graph that cannot be planned, instead of one warning and eager mode.
+    fallback: `torch`, which has PyTorch compute calls without a kernel inside of a plan, or `error`, which raises
+        Unsupported for them, and for a graph that cannot be planned.
+    The others are those of `lighterage.compile`.
+    """
+
+    budget: str | int | float | None = None
+    strict: bool = False
+    fallback: str = "torch"
+    device: str = "cpu"
+    host: str | None = None
+    kernels: str = "auto"
+    planner: str = "auto"
+    threads: int | None = None
+
+    @staticmethod
+    def of(given: Mapping[str, Any] | None) -> Options:
+        """The options that a user gave.
+
+        Raises Error: there is no such option.
+        """
+        names = [field.name for field in dataclasses.fields(Options)]
+        for name in given or {}:
+            if name not in names:
+                raise Error(f"options: {name!r} is none of {', '.join(names)}")
+        return Options(**(given or {}))
+
+
+class Program:
+    """A planned graph: its forward, and its backward if it has one."""
+
+    def __init__(self, described: Joint, options: Options) -> None:
+        self._joint = described
+        _foreign.check(described.graph)
+        calls = _foreign.Calls(described.graph, options.fallback)
+        self.plan = _lighterage.compile(
+            described.file,
+            optimizer="none",
+            budget=options.budget,
+            device=options.device,
+            host=options.host,
+            kernels=options.kernels,
+            planner=options.planner,
+            parts=(described.late, described.early),
+            calls=calls,
+            command=f'torch.compile(..., backend="lighterage", options={{"budget": {options.budget!r}}})',
+        )
+        self.arenas: Arenas = self.plan.arenas(options.threads)
+        self._inputs = [[described.inputs[name] for name in names] for names in self.arenas.inputs]
+        results = [*described.forward, *(value for _, value in described.mutations), *described.backward]
+        like = {result.output: result.like for result in results if result.output is not None}
+        self._outputs = [[_made_of(like[name]) for name in names] for names in self.arenas.outputs]
+        self._forward = _Results(described.forward, self.arenas.outputs[0])
+        self._mutations = [index for index, _ in described.mutations]
+        self._mutated = _Results([value for _, value in described.mutations], self.arenas.outputs[0])
+        self._backward = _Results(described.backward, self.arenas.outputs[1])
+        self._random = self.arenas.is_random
+        late_states = [described.states[name] for name in self.arenas.read_late]
+        returned = [r.source for r in described.backward if r.source is not None]
+        late = [source for source in [*late_states, *self._inputs[1], *returned] if source.kind == "primal"]
+        # The primals that the backward needs. Autograd keeps them, and sees when one is changed meanwhile.
+        self.saved = sorted({source.index for source in late})
+        states = [described.states[name] for name in self.arenas.states]
+        staged: dict[int, torch.Tensor] = {}
+        self._states = _States(states, {s.index: s.index for s in states}, described.constants, staged)
+        at = {index: i for i, index in enumerate(self.saved)}
+        self._late_states = _States(late_states, at, described.constants, staged)
+        changed = {index for index, _ in described.mutations} & set(self.saved)
+        if changed:
+            raise Unsupported(f"the backward reads a tensor that the forward changes (primals_{min(changed) + 1})")
+        counts.programs.add(self)
+        counts.stats.externs += len(self.plan.externs)
+        calls.warn(self.plan)
+        logger.info("planned %d operations; %r", described.nodes, self.plan)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Program:
+        """AOTAutograd copies the module of the backward before it compiles it."""
+        return self
+
+    def forward(self, primals: list[Any]) -> tuple[list[Any], _lighterage.Ticket]:
+        """The outputs for the graph's inputs, and what stands for the saved activations."""
+        counts.stats.forwards += 1
+        held: list[torch.Tensor] = []
+        states = self._states.addresses(primals)
+        inputs = [self._address(self._find(source, primals, ()), held) for source in self._inputs[0]]
+        made = list(starmap(_empty, self._outputs[0]))
+        seed = int(torch.randint(2**62, ())) if self._random else 0
+        ticket = self.arenas.forward(states, inputs, list(map(_data_ptr, made)), seed)
+        results = self._filled(self._forward, made, primals, ())
+        if self._mutations:
+            for index, value in zip(self._mutations, self._filled(self._mutated, made, primals, ()), strict=True):
+                primals[index].copy_(value)
+        return results, ticket
+
+    def backward(self, number: int, saved: list[Any], tangents: list[Any]) -> list[Any]:
+        """The gradients, for the saved primals and the gradients of the outputs."""
+        counts.stats.backwards += 1
+        primals = dict(zip(self.saved, saved, strict=True))
+        held: list[torch.Tensor] = []
+        states = self._late_states.addresses(saved)
+        inputs = [self._address(self._find(source, primals, tangents), held) for source in self._inputs[1]]
+        made = list(starmap(_empty, self._outputs[1]))
+        self.arenas.backward(number, states, inputs, list(map(_data_ptr, made)))
+        return self._filled(self._backward, made, primals, tangents)
+
+    def _find(self, source: Source, primals: Any, tangents: Any) -> torch.Tensor:
+        if source.kind == "constant":
+            return self._joint.constants[source.index]
+        return tangents[source.index] if source.kind == "tangent" else primals[source.index]
+
+    def _address(self, tensor: torch.Tensor, held: list[torch.Tensor]) -> int:
+        """The address of a tensor with its elements in order; `held` keeps a copy that this needs."""
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            tensor = tensor.detach().contiguous().resolve_conj().resolve_neg()
+            held.append(tensor)
+        return tensor.data_ptr()
+
+    def _filled(self, results: _Results, made: list[torch.Tensor], primals: Any, tangents: Any) -> list[Any]:
+        found = results.of(made)
+        for i, source in results.given:
+            found[i] = self._find(source, primals, tangents)
+        return found
+
+
+class _States:
+    """The addresses of tensors that kernels read where they are: primals, and constants of the graph."""
+
+    def __init__(
+        self,
+        sources: list[Source],
+        at: dict[int, int],
+        constants: list[torch.Tensor],
+        staged: dict[int, torch.Tensor],
+    ) -> None:
+        """At: where each primal is in the list that a call gets. staged: copies of primals, for both parts."""
+        self._sources, self._at, self._constants, self._staged = sources, at, constants, staged
+        self._addresses: list[int] = []
+        # The addresses of the last call, by their index in its list, in the form that torch compares.
+        self._known: list[int | None] = []
+        self._indices: list[int] = []
+
+    def addresses(self, primals: list[Any]) -> list[int]:
+        """The addresses, in the order of the sources."""
+        if not self._known or not torch._C._tensors_data_ptrs_at_indices_equal(primals, self._known, self._indices):
+            self._look(primals)
+        return self._addresses
+
+    def _look(self, primals: list[Any]) -> None:
+        addresses, indices, is_staged = [], [], False
+        known: list[int | None] = [None] * len(primals)
+        for source in self._sources:
+            if source.kind == "constant":
+                addresses.append(self._constants[source.index].data_ptr())
+                continue
+            index = self._at[source.index]
+            tensor = primals[index]
+            known[index] = tensor.data_ptr()
+            indices.append(index)
+            if tensor.data_ptr() % ALIGN or not tensor.is_contiguous():
+                tensor, is_staged = self._copied(source.index, tensor), True
+            addresses.append(tensor.data_ptr())
+        # A copy is made anew at each call.
+        self._addresses, self._indices, self._known = addresses, indices, [] if is_staged else known
+
+    def _copied(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
+        # One copy for all calls: addresses of states should not change.
+        if index not in self._staged:
+            self._staged[index] = aligned(tensor.detach().contiguous())
+        staged = self._staged[index]
+        staged.copy_(tensor.detach())
+        return staged
+
+
+# What `_empty` takes.
+_Made = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+def _made_of(like: torch.Tensor | None) -> _Made:
+    """A tensor that a part of the step fills, with its elements in order."""
+    assert like is not None, "an output has a type"
+    plain = torch.empty(like.shape, dtype=like.dtype, device="meta")
+    return tuple(plain.shape), plain.stride(), plain.dtype
+
+
+class _Results:
+    """How the results of a part come about: most are outputs of the plan."""
+
+    def __init__(self, results: list[Result], outputs: list[str]) -> None:
+        index = {name: i for i, name in enumerate(outputs)}
+        # Constants stand behind the outputs.
+        self._constants: list[Any] = []
+        self._order: list[int] = []
+        self._strides: list[tuple[int, tuple[int, ...]]] = []
+        self.given: list[tuple[int, Source]] = []
+        """Which results are tensors that the part was given."""
+        for i, result in enumerate(results):
+            if result.output is None or result.like is None:
+                self._order.append(len(outputs) + len(self._constants))
+                self._constants.append(result.constant)
+                if result.source is not None:
+                    self.given.append((i, result.source))
+                continue
+            self._order.append(index[result.output])
+            if not result.like.is_contiguous():
+                self._strides.append((i, tuple(result.like.stride())))
+
+    def of(self, made: list[torch.Tensor]) -> list[Any]:
+        """The results, without those that were given."""
+        found = list(map([*made, *self._constants].__getitem__, self._order))
+        for i, strides in self._strides:
+            found[i] = _laid_out(found[i], strides)
+        return found
+
+
+def _laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The same values with these strides. Where a stride is 0, all elements along the dimension are one."""
+    result = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+    place = result
+    for dim, stride in enumerate(strides):
+        if stride == 0 and tensor.shape[dim] > 1:
+            place, tensor = place.narrow(dim, 0, 1), tensor.narrow(dim, 0, 1)
+    place.copy_(tensor)
+    return result

@@ -1,0 +1,77 @@
+"""What the backend of `torch.compile` did in this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import Protocol
+
+from . import _foreign
+from ._lighterage import Arenas, Plan
+
+
+@dataclasses.dataclass
+class Stats:
+    """What the backend did in this process, since it began or since `reset`."""
+
+    graphs: int = 0
+    """Graphs with a backward that were planned."""
+    inference_graphs: int = 0
+    """Graphs without a backward that were planned."""
+    eager_graphs: int = 0
+    """Graphs that run in eager mode, because they cannot be planned."""
+    externs: int = 0
+    """Calls of the planned graphs that have no kernel, and that PyTorch computes."""
+    extern_runs: int = 0
+    """How many such calls ran, in planned graphs and in steps of `lighterage.compile`."""
+    forwards: int = 0
+    backwards: int = 0
+    """Runs of planned graphs."""
+    plans: list[Plan] = dataclasses.field(default_factory=list)
+    """The plan of each planned graph, while it is in use."""
+    arenas: int = 0
+    """Blocks of memory that were made for these plans: one for each forward that waits at the same time."""
+    waiting: int = 0
+    """Forwards whose backward has not run."""
+
+
+class Counted(Protocol):
+    """A planned graph."""
+
+    plan: Plan
+    arenas: Arenas
+
+
+class _Counts:
+    """The counters behind `stats`."""
+
+    def __init__(self) -> None:
+        self.stats = Stats()
+        self.extern_runs_before = 0
+        self.programs: weakref.WeakSet[Counted] = weakref.WeakSet()
+
+
+counts = _Counts()
+
+
+def stats() -> Stats:
+    """How many graphs of `torch.compile` were planned, how many run in eager mode, and what ran.
+
+    A model that Dynamo never hands to a backend counts nowhere: `graphs` stays 0. Known cases are nn.LSTM and nn.GRU,
+    `nn.Sequential(...).compile()` instead of `torch.compile`, DistributedDataParallel inside of the compiled module,
+    full backward hooks, and with `dynamic=False` more shapes than Dynamo's limit.
+    """
+    found = dataclasses.replace(counts.stats)
+    programs = list(counts.programs)
+    found.plans = [program.plan for program in programs]
+    found.extern_runs = _foreign.counts.ran - counts.extern_runs_before
+    blocks = [program.arenas.counts for program in programs]
+    found.arenas, found.waiting = sum(made for made, _ in blocks), sum(waiting for _, waiting in blocks)
+    return found
+
+
+def reset() -> None:
+    """Start counting anew, without the plans so far."""
+    counts.stats = Stats()
+    counts.extern_runs_before = _foreign.counts.ran
+    counts.programs = weakref.WeakSet()
