@@ -5,7 +5,8 @@
 //! * by length of life: long-lived items are at the bottom;
 //! * by area: a compromise of the two;
 //! * by the fullest section: places the hardest items first;
-//! * by time: best for steps that behave like a stack.
+//! * by time: best for steps that behave like a stack;
+//! * at random, near the order by size.
 
 use super::problem::{Item, Problem};
 use std::cmp::Reverse;
@@ -171,6 +172,76 @@ pub(super) fn ranks(round: u64) -> Vec<Rank> {
         .collect()
 }
 
+/// A random order for first fit, near the order by size. Every fixed order is far from the bound on
+/// some traces; of these orders, a few in a hundred are nearer.
+pub(super) fn random(problem: &Problem, fullest: &[u64], random: &mut u64) -> Vec<u32> {
+    let keys = match next(random) % 4 {
+        0 => by_size_and_life(problem, fullest, random),
+        _ => by_class_and_time(problem, random),
+    };
+    let mut keyed: Vec<((f64, u64), u32)> = keys.into_iter().zip(0..).collect();
+    // Largest first.
+    keyed.sort_unstable_by(|((a, a_time), i), ((b, b_time), j)| {
+        b.total_cmp(a).then(b_time.cmp(a_time)).then(i.cmp(j))
+    });
+    keyed.into_iter().map(|(_, i)| i).collect()
+}
+
+/// Classes of similar sizes, each in the order of time. The order of the classes is that of the
+/// sizes, or is near it.
+fn by_class_and_time(problem: &Problem, random: &mut u64) -> Vec<(f64, u64)> {
+    // In powers of two. Without a width, equal sizes are a class.
+    let width = next(random).is_multiple_of(2).then(|| 1.5 * unit(random));
+    let (first, noise, seed) = (unit(random), noise(random), next(random));
+    let from_end = next(random).is_multiple_of(2);
+    let key = |item: &Item| {
+        // The exponent and the fraction of a float are nearly a logarithm: they are equal on all
+        // machines, which logarithms are not.
+        let log = (item.bytes as f64).to_bits() as f64 / (1u64 << 52) as f64;
+        let class = width.map_or(log, |width| (log / width + first).floor() * width);
+        // Equal for the items of a class.
+        let mut own = (class.to_bits() ^ seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        next(&mut own);
+        let time = match from_end {
+            true => u64::from(item.end),
+            false => u64::MAX - u64::from(item.start),
+        };
+        (class + 1.5 * noise * unit(&mut own), time)
+    };
+    problem.items.iter().map(key).collect()
+}
+
+/// By size, with a little weight on the length of life, often with weight on the fullest section,
+/// and often with noise.
+fn by_size_and_life(problem: &Problem, fullest: &[u64], random: &mut u64) -> Vec<(f64, u64)> {
+    // The life counts to the power of 1/4 to 1/256.
+    let halvings = 2 + next(random) % 7;
+    let weight = [0, 0, 0, 0, 1, 2, 3, 5][(next(random) % 8) as usize];
+    let noise = noise(random) / 2.0;
+    let key = |(item, &full): (&Item, &u64)| {
+        let life = (0..halvings).fold(item.sections() as f64, |root, _| root.sqrt());
+        let full = (0..weight).fold(1.0, |power, _| power * full as f64);
+        (
+            item.bytes as f64 * life * full * (1.0 + noise * unit(random)),
+            0,
+        )
+    };
+    problem.items.iter().zip(fullest).map(key).collect()
+}
+
+/// The amount of noise: none, or a power of two from 1/64 to 1.
+fn noise(random: &mut u64) -> f64 {
+    match next(random).is_multiple_of(2) {
+        true => 0.0,
+        false => 1.0 / (1u64 << (next(random) % 7)) as f64,
+    }
+}
+
+/// A number from 0 to 1.
+fn unit(random: &mut u64) -> f64 {
+    (next(random) >> 32) as f64 / (1u64 << 32) as f64
+}
+
 /// The next random number (xorshift).
 pub(super) fn next(random: &mut u64) -> u64 {
     *random ^= *random << 13;
@@ -225,5 +296,40 @@ impl Order {
             .collect();
         keyed.sort_unstable();
         keyed.into_iter().map(|(_, i)| i).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::{Block, Trace};
+
+    #[test]
+    fn random_orders_are_permutations() {
+        let block = |i: u64| Block {
+            start: i % 50,
+            end: i % 50 + 1 + i % 17,
+            bytes: 64 + 37 * (i * i % 41),
+            ..Block::default()
+        };
+        let trace = Trace {
+            blocks: (0..200).map(block).collect(),
+            ..Trace::default()
+        };
+        let problem = Problem::new(&trace, 1).unwrap();
+        let fullest = fullest(&problem);
+        let mut seed = 1;
+        let orders: Vec<_> = (0..50)
+            .map(|_| random(&problem, &fullest, &mut seed))
+            .collect();
+        for order in &orders {
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert!(sorted.into_iter().eq(0..200));
+        }
+        let mut different = orders;
+        different.sort();
+        different.dedup();
+        assert!(30 <= different.len(), "{}", different.len());
     }
 }

@@ -38,6 +38,8 @@ ir::named! {
         Sweeps = "sweeps",
         /// First fit in orders other than the first.
         Orders = "orders",
+        /// First fit in random orders, for problems that are too large for the search.
+        Restarts = "restarts",
         /// The smallest hole that is large enough, instead of the lowest.
         BestFit = "best-fit",
         /// Blocks that are too high are moved, then the blocks that are in their way.
@@ -102,14 +104,18 @@ struct Limits {
     /// The number of address ranges that first fit may pass, in all orders together. One order is
     /// always tried.
     climbed: u64,
+    /// The same in random orders.
+    restarted: u64,
     /// For first fit, a gap below the lower bound divided by this is good enough.
     near: u64,
     /// The number of items that repair may examine.
     looked: u64,
     /// The number of blocks and sections that the exact search may examine.
     searched: u64,
-    /// Repair and search only get a sixteenth of their work for a plan that exceeds the target by
-    /// at most the target divided by this.
+    /// Repair and search take turns. Each turn has twice the work of the last; the last has half of
+    /// it all.
+    turns: u32,
+    /// A plan that exceeds the target by at most the target divided by this gets only one turn.
     gap: u64,
 }
 
@@ -120,44 +126,57 @@ impl Effort {
             Effort::Fast => Limits {
                 sweeps: 1,
                 climbed: 150_000,
+                restarted: 0,
                 near: 4096,
                 looked: 0,
                 searched: 0,
+                turns: 0,
                 gap: u64::MAX,
             },
             Effort::Brief => {
-                let normal = Effort::Normal.limits(n);
                 // This is enough for most schedules that are above the bound after all orders. It
                 // costs at most as much as one order. In small schedules a single gap is a larger
                 // share, so they get more. Of 1792 schedules of small models, 2 end more than half
                 // a per cent above the bound; 9 do if the search may examine a quarter as much.
                 let (looked, searched) = match n < 512 {
                     true => (4_000_000, 16_000_000),
-                    false => (2_000 * n, 2_000 * n),
+                    false => ((2_000 * n).min(8_000_000), 2_000 * n),
                 };
                 Limits {
                     climbed: 2_000_000,
-                    looked: normal.looked.min(looked),
-                    searched: normal.searched.min(searched),
+                    restarted: 0,
+                    looked,
+                    searched,
                     // The rest of such a gap takes most of the time and changes no decision.
                     gap: 1000,
-                    ..normal
+                    ..Effort::Normal.limits(n)
                 }
             }
-            Effort::Normal => Limits {
-                sweeps: 4,
-                climbed: 60_000_000,
-                near: 1 << 20,
-                looked: 8_000_000,
-                searched: 45_000_000,
-                gap: u64::MAX,
-            },
+            Effort::Normal => {
+                // What cannot be searched is repaired for as long.
+                let (looked, searched) = match n <= SEARCHED as u64 {
+                    true => (8_000_000, 180_000_000),
+                    false => (48_000_000, 0),
+                };
+                Limits {
+                    sweeps: 4,
+                    climbed: 60_000_000,
+                    restarted: 60_000_000,
+                    near: 1 << 20,
+                    looked,
+                    searched,
+                    turns: 4,
+                    gap: u64::MAX,
+                }
+            }
             Effort::Max => Limits {
                 sweeps: 4,
                 climbed: 400_000_000,
+                restarted: 400_000_000,
                 near: 1 << 40,
                 looked: 200_000_000,
                 searched: 2_000_000_000,
+                turns: 8,
                 gap: u64::MAX,
             },
         }
@@ -305,6 +324,10 @@ impl Planner<'_> {
         if options.effort == Effort::Fast || self.peak <= near {
             return;
         }
+        let is_searchable = self.problem.items.len() <= SEARCHED;
+        if !is_searchable && options.has(Method::Restarts) {
+            self.restart(limits.restarted);
+        }
         found.sort_unstable();
         if self.problem.items.len() <= SNUG && options.has(Method::BestFit) {
             for &(_, i) in found.iter().take(4) {
@@ -319,25 +342,25 @@ impl Planner<'_> {
             .has(Method::Repair)
             .then(|| Repair::new(self.problem, self.base));
         let free = self.problem.items.iter().all(|item| item.fixed == FREE);
-        let searched = options.has(Method::Search) && self.problem.items.len() <= SEARCHED && free;
+        let searched = options.has(Method::Search) && is_searchable && free;
         let blocks = searched.then(|| Blocks::new(self.problem));
         let mut search = blocks
             .as_ref()
             .map(|blocks| Searches::new(blocks, options.threads));
-        for part in [16, 8, 4, 2] {
+        for turn in (1..=limits.turns).rev() {
             let is_near = self.peak.saturating_sub(self.target) <= self.target / limits.gap;
-            if part < 16 && is_near {
+            if turn < limits.turns && is_near {
                 break;
             }
             match &mut repair {
                 Some(repair) if self.target < self.peak => {
-                    self.repair(repair, limits.looked / part)
+                    self.repair(repair, limits.looked >> turn)
                 }
                 _ => {}
             }
             match &mut search {
                 Some(search) if self.target < self.peak => {
-                    self.search(search, limits.searched / part)
+                    self.search(search, limits.searched >> turn)
                 }
                 _ => {}
             }
@@ -371,6 +394,18 @@ impl Planner<'_> {
         );
         let sorted = order.sorted(self.problem, &self.fullest);
         self.fit(&sorted, snug, &method)
+    }
+
+    /// First fit in random orders, until `work` address ranges have been passed.
+    fn restart(&mut self, work: u64) {
+        let limit = self.tree.work.saturating_add(work);
+        let mut random = 0x9E37_79B9_7F4A_7C15;
+        while self.target < self.peak && self.tree.work < limit {
+            let order = order::random(self.problem, &self.fullest, &mut random);
+            // An order that is given up early costs its sorting.
+            self.tree.work += order.len() as u64;
+            self.fit(&order, false, "first fit in a random order");
+        }
     }
 
     fn fit(&mut self, order: &[u32], snug: bool, method: &str) -> u64 {
@@ -458,15 +493,19 @@ impl Planner<'_> {
         }
     }
 
-    /// Searches for a plan that is good enough. If none is found, searches for one with half the
-    /// distance of the best plan, and so on.
+    /// Searches for a plan that is good enough. If none is found with half of the work, searches for
+    /// one with half the distance of the best plan, and so on.
     fn search(&mut self, searches: &mut Searches<'_>, work: u64) {
         let mut low = self.target;
         let mut capacity = low;
         let mut left = work;
         while low < self.peak && 0 < left {
             (self.progress)("search", self.peak);
-            let (outcome, at, used) = searches.run((self.base, capacity), left / 2);
+            let share = match capacity == self.target {
+                true => left / 2,
+                false => left / 3 * 2,
+            };
+            let (outcome, at, used) = searches.run((self.base, capacity), share);
             left = left.saturating_sub(used.max(work / 32));
             match outcome {
                 Outcome::Found => {

@@ -108,13 +108,15 @@ fn methods_can_be_left_out() {
             .json()
     };
     let all = plan("");
-    let none = plan("--without sweeps,orders,best-fit,repair,search");
+    let none = plan("--without sweeps,orders,restarts,best-fit,repair,search");
     assert_eq!(none[0]["pools"][0]["method"], "first fit by size, end");
     assert!(
         all[0]["peak_bytes"].as_u64() < none[0]["peak_bytes"].as_u64(),
         "{all:?} {none:?}"
     );
-    for method in ["sweeps", "orders", "best-fit", "repair", "search"] {
+    for method in [
+        "sweeps", "orders", "restarts", "best-fit", "repair", "search",
+    ] {
         assert!(
             plan(&format!("--without {method}"))[0]["peak_bytes"].as_u64()
                 <= none[0]["peak_bytes"].as_u64()
