@@ -493,7 +493,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Searches for a plan that is good enough. If none is found with half of the work, searches for
+    /// Searches for a plan that is good enough. If half of the work finds none, searches for
     /// one with half the distance of the best plan, and so on.
     fn search(&mut self, searches: &mut Searches<'_>, work: u64) {
         let mut low = self.target;
