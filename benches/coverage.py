@@ -5,8 +5,8 @@ usage: coverage.py [--only NAME ...] [--out target/coverage.json] [--kernels aut
 
 Each model of `families*.py` trains some steps three times, in a process of its own: in eager mode, by
 `torch.compile(backend="lighterage")` and by `lighterage.compile`; the latter two with all memory and with 60 %
-of it, or the least with which a plan is found. A row has the differences from eager mode. Rows of earlier runs stay in the
-file, so that `--only` replaces what it names. `--table` writes the page of the rows instead.
+of it, or the least with which a plan is found. A row has the differences from eager mode. Rows of earlier runs stay in
+the file, so that `--only` replaces what it names. `--table` writes the page of the rows instead.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def backend(name: str, budget: Any, kernels: str) -> Run:
     torch._dynamo.utils.counters.clear()
     lighterage.reset()
     case = built(name)
-    options = {"budget": budget, "kernels": kernels}
+    options = {"budget": budget, "kernels": kernels, "threads": 1}
     run = looped(case, torch.compile(case.model, backend=lighterage_backend, options=options))
     stats = lighterage.stats()
     run.facts = {
@@ -162,6 +162,7 @@ def whole(name: str, budget: Any, kernels: str) -> Run:
             kernels=kernels,
             check=budget is None,
             seed=SEED,
+            threads=1,
         )
     torch.manual_seed(SEED)
     losses, gradients = [], {}
@@ -297,7 +298,8 @@ def row(name: str, kernels: str) -> dict[str, Any]:
     """All of one model."""
     warnings.simplefilter("ignore")
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    torch.set_num_threads(2)
+    # More threads would wait for each other where other programs run.
+    torch.set_num_threads(1)
     theirs = eager(name)
     is_random = built(name).is_random
     whole_step = tried(name, whole, theirs, is_random, kernels)

@@ -49,6 +49,8 @@ def page(rows: dict[str, Row], groups: dict[str, list[str]], facts: dict[str, An
     text = [INTRODUCTION.format(**facts)]
     for title, names in groups.items():
         known = [name for name in names if name in rows]
+        if not known:
+            continue
         right = [name for name in known if passes(rows[name])]
         native = [name for name in right if not externs(rows[name])]
         text.append(f"## {title}\n\n")

@@ -392,8 +392,7 @@ def _record(step: _Step, values: Sequence[torch.Tensor], mode: FakeTensorMode) -
         _compiling_state_context(),
         torch.enable_grad(),
         torch.autograd.set_multithreading_enabled(False),
-        # Layers of nn.LSTM would be one operation of that library each, which has no counterpart.
-        torch.backends.mkldnn.flags(enabled=False),
+        without_onednn(),
     ):
         try:
             graph = make_fx(step)(*values)
@@ -539,6 +538,18 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def without_onednn() -> Iterator[None]:
+    """Trace layers of nn.LSTM as many operations: oneDNN's one operation for each has no counterpart."""
+    # `torch.backends.mkldnn.flags` would set other flags too, and warn about them.
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
 
 
 def is_fake(tensor: torch.Tensor) -> bool:

@@ -57,7 +57,7 @@ counts = _Counts()
 def stats() -> Stats:
     """How many graphs of `torch.compile` were planned, how many run in eager mode, and what ran.
 
-    A model that Dynamo never hands to a backend counts nowhere: `graphs` stays 0. Known cases are nn.LSTM and nn.GRU,
+    A model that Dynamo never hands to a backend counts nowhere: `graphs` stays 0. Known cases are
     `nn.Sequential(...).compile()` instead of `torch.compile`, DistributedDataParallel inside of the compiled module,
     full backward hooks, and with `dynamic=False` more shapes than Dynamo's limit.
     """

@@ -26,6 +26,7 @@ from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 from torch.utils.dlpack import from_dlpack
 
+from ._capture import without_onednn
 from ._joint import joint, module_path
 from ._program import Options, Program
 from ._stats import counts
@@ -249,6 +250,8 @@ class _Logged(set[Any]):
 # Each part of a graph has its own plan, so no graph should break at a warning. When torch.compile looks up the backend
 # by its name, it imports this file before it traces anything.
 torch._dynamo.config.ignore_logging_functions = _Logged(torch._dynamo.config.ignore_logging_functions)
+# Dynamo would run nn.LSTM, nn.GRU and nn.RNN in eager mode.
+torch._dynamo.config.allow_rnn = True
 
 
 def _compiled(gm: fx.GraphModule, inputs: list[Any], options: Options) -> Callable[..., Any]:
@@ -256,14 +259,16 @@ def _compiled(gm: fx.GraphModule, inputs: list[Any], options: Options) -> Callab
     sources = [getattr(node, "_dynamo_source", None) for node in holders]
     names = [node.name if s is None else module_path(s.name) for node, s in zip(holders, sources, strict=True)]
     compiler = _Compiler(options, names)
-    return aot_autograd(
+    compile = aot_autograd(
         fw_compiler=compiler.forward,
         bw_compiler=compiler.backward,
         inference_compiler=compiler.inference,
         partition_fn=compiler.partition,
         decompositions=coarse(),
         keep_inference_input_mutations=True,
-    )(gm, inputs)
+    )
+    with without_onednn():
+        return compile(gm, inputs)
 
 
 def _by_shape(gm: fx.GraphModule, options: Options) -> Callable[..., Any]:

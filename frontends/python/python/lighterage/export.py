@@ -48,6 +48,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from ._capture import Captured, Loss, capture, is_fake, quiet
+from ._spelling import OWN
 from .errors import CaptureError
 
 aten = torch.ops.aten
@@ -68,6 +69,7 @@ SPELLINGS: list[Any] = [
     aten.arange.start,
     aten.binary_cross_entropy,
     aten.binary_cross_entropy_backward,
+    aten.binary_cross_entropy_with_logits,
     aten.elu,
     aten.elu_backward,
     aten.empty_like,
@@ -81,6 +83,8 @@ SPELLINGS: list[Any] = [
     aten.huber_loss,
     aten.huber_loss_backward,
     aten.index_add,
+    aten.log_sigmoid_backward,
+    aten.log_sigmoid_forward,
     aten.masked_fill,
     aten.mish,
     aten.mish_backward,
@@ -106,7 +110,9 @@ SPELLINGS: list[Any] = [
     aten.t,
     aten.transpose,
     aten.tril,
+    aten.tril_indices,
     aten.triu,
+    aten.triu_indices,
     aten.unbind,
     aten.unsafe_split,
     aten.xlogy,
@@ -253,7 +259,7 @@ def _decompositions(level: Level) -> dict[Any, Callable[..., Any]]:
         case "core":  # Torch's own table keeps dropout whole; here it is a draw, a comparison and products.
             return {**core_aten_decompositions(), **get_decompositions([aten.native_dropout])}
         case "coarse":
-            return dict(get_decompositions(SPELLINGS))
+            return {**get_decompositions(SPELLINGS), **OWN}
     raise ValueError(f"no level {level!r}; there are core and coarse")
 
 
