@@ -1,6 +1,6 @@
 """Steps on a GPU: are they right, how fast, how much memory. scripts/gpu.sh calls it.
 
-usage: gpu_train.py pack FOLDER --device h100 [MODEL ...]
+usage: gpu_train.py pack --device h100 FOLDER [MODEL ...]
        gpu_train.py run FOLDER --out gpu.json [--dry]
 
 `pack` compiles steps and makes batches, with the command FOLDER/lighterage. `run` needs Python, the folder and NVIDIA's
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gzip
 import hashlib
 import json
 import mmap
@@ -159,11 +160,20 @@ def pack(folder: Path, device: str, models: list[Path]) -> None:
         checked(args, 600)
         manifest["reference"][name] = losses(checked(train(command, folder, cpu, 3), 600))
     for model in models:
-        manifest["large"] += packed(folder, command, model.stem, model, device, None)
+        manifest["large"] += packed(folder, command, f"large-{model.stem}", model, device, None)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
 
 
 # ---------------------------------------------------------------------------------------------------------------- run
+
+
+def unpacked(command: Path) -> Path:
+    """The command, which is carried compressed."""
+    zipped = command.with_name(f"{command.name}.gz")
+    if zipped.exists():
+        command.write_bytes(gzip.decompress(zipped.read_bytes()))
+        command.chmod(0o755)
+    return command
 
 
 class Run:
@@ -171,7 +181,7 @@ class Run:
 
     def __init__(self, folder: Path, dry: bool) -> None:
         self.folder, self.dry = folder, dry
-        self.command = str(folder / "lighterage")
+        self.command = str(unpacked(folder / "lighterage"))
         self.manifest = json.loads((folder / "manifest.json").read_text())
         self.scratch = folder / "scratch"
         self.scratch.mkdir(exist_ok=True)
@@ -233,7 +243,7 @@ class Run:
             if left < 20:
                 result[step["lit"]] = {"skipped": "no time left"}
                 continue
-            text = checked(train(self.command, self.folder, step, STEPS), left)
+            text = checked(train(self.command, self.folder, step, 2 if self.dry else STEPS), left)
             each = json.loads(text.splitlines()[-1])["summary"]
             trace = self.scratch / "trace.json"
             args = train(self.command, self.folder, step, 4, "--trace", str(trace))

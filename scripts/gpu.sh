@@ -5,10 +5,10 @@
 #   scripts/gpu.sh run [OUT.json]                  there, with Python and NVIDIA's driver; torch is optional
 #   scripts/gpu.sh --dry [OUT.json]                both, on the library that replaces the driver in tests
 #
-# .gpu has the stripped command, kernels with stored results, compiled steps of tiny models, and of the models
-# given at three budgets: less than 40 MiB. git ignores it. The section `profile` is skipped unless lighterage-mlir
-# is there too: LIGHTERAGE_MLIR names it. DEVICE is the machine that models are planned for (h100). LIGHTERAGE names
-# a command that is built already, STANDIN the library that replaces the driver.
+# .gpu has the stripped command (compressed), kernels with stored results, compiled steps of tiny models, and of the
+# models given at three budgets: less than 40 MiB. git ignores it. The section `profile` is skipped unless
+# lighterage-mlir is there too: LIGHTERAGE_MLIR names it. DEVICE is the machine that models are planned for (h100).
+# LIGHTERAGE names a command that is built already, STANDIN the library that replaces the driver.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -28,11 +28,12 @@ pack() {
     export LIGHTERAGE
     cp "$LIGHTERAGE" "$folder/lighterage"
     strip "$folder/lighterage" 2>/dev/null || true
-    if [ -z "${DRY:-}" ]; then
+    if [ -z "${NO_KERNELS:-}" ]; then
         cargo run -q --locked -p lighterage-tests --example gpu_kernels -- sm_90 "$folder/kernels"
         gzip "$folder"/kernels/*
     fi
-    python3 benches/gpu_train.py pack "$folder" --device "$device" "$@"
+    python3 benches/gpu_train.py pack --device "$device" "$folder" "$@"
+    gzip -f "$folder/lighterage"
     size=$(du -sm "$folder" | cut -f1)
     echo "$folder: $size MiB"
     [ "$size" -lt 40 ] || [ -n "${DRY:-}" ] || { echo "$folder is larger than 40 MiB" >&2; exit 1; }
@@ -45,12 +46,14 @@ case "$mode" in
         DRY=1
         export DRY
         if [ -z "${LIGHTERAGE:-}" ] || [ -z "${STANDIN:-}" ]; then
-            cargo build --locked -p lighterage-cli -p lighterage-standin
+            cargo build --locked -p lighterage-cli -p lighterage-mlir -p lighterage-standin
             LIGHTERAGE=target/debug/lighterage
             STANDIN=$PWD/target/debug/liblighterage_standin.so
+        else
+            NO_KERNELS=1 # they take longer than the rest
         fi
         out=${1:-gpu.json}
-        pack
+        pack frontends/cli/tests/data/mlp.ir
         LIGHTERAGE_MLIR=$(dirname "$LIGHTERAGE")/lighterage-mlir
         export LIGHTERAGE_MLIR
         LIGHTERAGE_CUDA=$STANDIN python3 benches/gpu_train.py run "$folder" --out "$out" --dry

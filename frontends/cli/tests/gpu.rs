@@ -461,7 +461,7 @@ fn the_script_for_a_machine_with_a_gpu_runs() {
     let text = std::fs::read_to_string(&out).unwrap();
     let all: serde_json::Value = serde_json::from_str(&text).unwrap();
     let sections = all["sections"].as_object().unwrap();
-    for name in ["machine", "tiny", "link", "profile", "faults"] {
+    for name in ["machine", "tiny", "large", "link", "profile", "faults"] {
         let section = &sections[name];
         let ran = section.get("error").is_none() && section.get("skipped").is_none();
         assert!(ran, "{name}: {section}\n{said}");
