@@ -1,11 +1,11 @@
 """A GPT-2 of transformers learns a sentence, with half the memory for activations."""
 
 import torch
-import transformers
+from transformers import GPT2Config, GPT2LMHeadModel
 
 ids = torch.tensor(list(b"To be, or not to be, that is the question. " * 12))[:512].view(4, 128)
-config = transformers.GPT2Config(128, 128, 128, 4, 4, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
-model = transformers.GPT2LMHeadModel(config)
+config = GPT2Config(vocab_size=128, n_embd=128, n_layer=4, n_head=4, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+model = GPT2LMHeadModel(config)
 model.compile(backend="lighterage", options={"budget": "50%"})
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for _ in range(20):

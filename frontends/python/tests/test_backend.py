@@ -6,6 +6,9 @@ import copy
 import functools
 import gc
 import logging
+import os
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -530,6 +533,174 @@ def test_a_warning_breaks_no_graph_and_is_said(
     step(a, batch())
     step(a, batch())
     assert_same(a, b)
+
+
+# What Dynamo does not hand to a backend ------------------------------------------------------------------------------
+
+
+class Sequence(nn.Module):
+    """A recurrent layer between two others."""
+
+    def __init__(self, kind: Callable[..., nn.RNNBase]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.layer, self.last = nn.Linear(16, 8), kind(8, 8, batch_first=True), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.layer(self.first(x).view(-1, 4, 8))[0])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_planned(kind: Callable[..., nn.RNNBase]) -> None:
+    a = Sequence(kind)
+    b = copy.deepcopy(a)
+    torch.testing.assert_close(step(a, batch()), step(compiled(b), batch()))
+    assert_same(a, b)
+    stats = lt.stats()
+    assert (stats.graphs, stats.eager_frames, stats.breaks) == (1, 0, [])
+
+
+class Breaking(nn.Module):
+    """A break of the graph."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 2
+        torch._dynamo.graph_break()
+        return x * 2
+
+
+class Managed(Net):
+    """A context that Dynamo cannot enter, and a break in it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with open("/dev/null"):
+            torch._dynamo.graph_break()
+            return super().forward(x)
+
+
+def hooked() -> nn.Module:
+    model = Net()
+    model.layers[0].register_full_backward_hook(lambda module, given, gradients: None)
+    return model
+
+
+def interrupted() -> nn.Module:
+    """A list of layers with a break, after which its last layer is called alone."""
+    model = Net()
+    model.layers = nn.Sequential(Breaking(), nn.Linear(16, 4))
+    return model
+
+
+def in_torch_compile(model: nn.Module, options: dict[str, Any]) -> Any:
+    return torch.compile(model, backend=backend, options=options)
+
+
+def in_place(model: nn.Module, options: dict[str, Any]) -> Any:
+    model.compile(backend=backend, options=options)
+    return model
+
+
+SILENT: list[tuple[Callable[[], nn.Module], Callable[[nn.Module, dict[str, Any]], Any], str]] = [
+    (hooked, in_torch_compile, r"runs Linear.forward \(.*linear.py:\d+\) in eager mode.*Module-level backwards hooks"),
+    (interrupted, in_torch_compile, r"runs Linear.forward .*: Call to `torch._dynamo.graph_break"),
+    (lambda: Net().layers, in_place, r"runs Linear.forward .*`compile\(\)` of a module does nothing"),
+    (Managed, in_torch_compile, r"runs .*forward.* in eager mode.*context manager"),
+]
+
+
+@pytest.mark.parametrize(("make", "compile_model", "message"), SILENT)
+def test_what_dynamo_leaves_in_eager_mode_is_said(
+    make: Callable[[], nn.Module], compile_model: Callable[[nn.Module, dict[str, Any]], Any], message: str
+) -> None:
+    # A break before has nothing to do with it.
+    step(in_torch_compile(Breaking(), {}), batch().requires_grad_())
+    model = compile_model(make(), {"strict": True})
+    for _ in range(2):
+        with pytest.raises(lt.Unsupported, match=message):
+            step(model, batch())
+    torch._dynamo.reset()
+    lt.reset()
+    with pytest.warns(UserWarning, match=message):
+        step(compile_model(make(), {}), batch())
+    assert lt.stats().eager_frames > 0
+    # With another backend nobody says anything.
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(torch.compile(interrupted(), backend="aot_eager"), batch())
+
+
+def test_more_shapes_than_dynamo_allows_are_an_error() -> None:
+    """Without symbols for sizes, which `dynamic=False` forbids."""
+    model = torch.compile(Net(), backend=backend, dynamic=False, options={"strict": True})
+    for rows in range(2, 10):
+        step(model, batch(rows=rows))
+    for rows in (10, 11):
+        with pytest.raises(lt.Unsupported, match=r"Net.forward .* recompile limit exceeded"):
+            step(model, batch(rows=rows))
+    assert step(model, batch(rows=3)).isfinite()
+    assert lt.stats().graphs == 8
+
+
+RANK = """
+import copy, sys, torch, lighterage
+from lighterage.backend import backend
+from torch import nn
+rank, folder = int(sys.argv[1]), sys.argv[2]
+torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
+torch.manual_seed(0)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 4)
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)))
+
+net = Net()
+x = torch.randn(4, 8, generator=torch.Generator().manual_seed(rank))
+found = []
+for outside in (None, False, True):
+    model = copy.deepcopy(net)
+    options = {"strict": True, "kernels": "plain"}
+    parallel = nn.parallel.DistributedDataParallel
+    if outside is None:
+        call = parallel(model)
+    elif outside:
+        call = parallel(torch.compile(model, backend=backend, options=options))
+    else:
+        call = torch.compile(parallel(model), backend=backend, options=options)
+    for _ in range(2):
+        model.zero_grad()
+        call(x).square().mean().backward()
+    found.append([p.grad.clone() for p in model.parameters()])
+for ours in found[1:]:
+    for a, b in zip(ours, found[0], strict=True):
+        torch.testing.assert_close(a, b)
+stats = lighterage.stats()
+# One plan serves both models.
+assert (stats.graphs, stats.eager_graphs, stats.eager_frames, stats.backwards) == (1, 0, 0, 4), stats
+torch.distributed.destroy_process_group()
+print("equal")
+"""
+
+
+def test_data_parallel_models_are_planned_inside_and_outside(tmp_path: Path) -> None:
+    """Two processes average their gradients as in eager mode."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(lt.__file__).parents[1])}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(tmp_path)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        said, failed = rank.communicate(timeout=300)
+        assert (rank.returncode, said) == (0, "equal\n"), failed
 
 
 def test_options_are_checked() -> None:

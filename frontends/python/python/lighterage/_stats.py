@@ -20,6 +20,10 @@ class Stats:
     """Graphs without a backward that were planned."""
     eager_graphs: int = 0
     """Graphs that run in eager mode, because they cannot be planned."""
+    eager_frames: int = 0
+    """Functions that run in eager mode, because Dynamo gives them up. It tries the functions that they call."""
+    breaks: list[str] = dataclasses.field(default_factory=list)
+    """Why Dynamo ended a graph, ran a call in eager mode, and began another graph."""
     externs: int = 0
     """Calls of the planned graphs that have no kernel, and that PyTorch computes."""
     extern_runs: int = 0
@@ -55,13 +59,8 @@ counts = _Counts()
 
 
 def stats() -> Stats:
-    """How many graphs of `torch.compile` were planned, how many run in eager mode, and what ran.
-
-    A model that Dynamo never hands to a backend counts nowhere: `graphs` stays 0. Known cases are
-    `nn.Sequential(...).compile()` instead of `torch.compile`, DistributedDataParallel inside of the compiled module,
-    full backward hooks, and with `dynamic=False` more shapes than Dynamo's limit.
-    """
-    found = dataclasses.replace(counts.stats)
+    """How many graphs of `torch.compile` were planned, how many run in eager mode, and what ran."""
+    found = dataclasses.replace(counts.stats, breaks=list(counts.stats.breaks))
     programs = list(counts.programs)
     found.plans = [program.plan for program in programs]
     found.extern_runs = _foreign.counts.ran - counts.extern_runs_before

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import logging
 import operator
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,6 +24,7 @@ from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 from torch.utils.dlpack import from_dlpack
 
+from . import _watch
 from ._capture import without_onednn
 from ._joint import joint, module_path
 from ._program import Options, Program
@@ -225,35 +224,6 @@ def backend(
     return _compiled(gm, example_inputs, chosen)
 
 
-class _Logged(set[Any]):
-    """Dynamo's logging functions that break no graph, and `warning_once`, which models of transformers call.
-
-    Dynamo asks for a function when it traces a call, which it then leaves out. So the warning is said at that moment.
-    """
-
-    def __contains__(self, function: object) -> bool:
-        if super().__contains__(function):
-            return True
-        is_once = getattr(function, "__name__", "") == "warning_once"
-        if not is_once or not isinstance(getattr(function, "__self__", None), logging.Logger):
-            return False
-        traced = sys._getframe(1).f_locals
-        try:
-            words = [argument.as_python_constant() for argument in traced["args"]]
-        except Exception:  # the words depend on a tensor, or Dynamo is another one: the call breaks the graph
-            return False
-        assert callable(function)
-        function(*words)
-        return True
-
-
-# Each part of a graph has its own plan, so no graph should break at a warning. When torch.compile looks up the backend
-# by its name, it imports this file before it traces anything.
-torch._dynamo.config.ignore_logging_functions = _Logged(torch._dynamo.config.ignore_logging_functions)
-# Dynamo would run nn.LSTM, nn.GRU and nn.RNN in eager mode.
-torch._dynamo.config.allow_rnn = True
-
-
 def _compiled(gm: fx.GraphModule, inputs: list[Any], options: Options) -> Callable[..., Any]:
     holders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     sources = [getattr(node, "_dynamo_source", None) for node in holders]
@@ -304,3 +274,7 @@ def _specialised(gm: fx.GraphModule, args: tuple[Any, ...]) -> fx.GraphModule:
         node.meta.pop("example_value", None)
     special.recompile()
     return special
+
+
+# When torch.compile looks up the backend by its name, it imports this file before it traces anything.
+_watch.begin(backend)
