@@ -1,12 +1,12 @@
-//! The allocator: planned places for planned requests, the plan's idle bytes for dynamic ones, a
-//! cache for the rest.
+//! The allocator: planned places for planned requests, the plan's idle bytes for dynamic ones and
+//! for those whose place is taken, a cache for the rest.
 //!
 //! **Invariant:** no two live blocks share a byte, for any requests and frees. The plan is proved
 //! when it is read: blocks that are alive as planned are disjoint. So a planned place is free
 //! unless a block lies there that is not alive as planned: a block that should have been freed, or
-//! a dynamic one. These few blocks are in `strangers`. A planned request looks only there, so it
-//! takes constant time. If its place is taken, it gets another one from the cache, and this is
-//! counted.
+//! one that is elsewhere than planned. These few blocks are in `strangers`. A planned request looks
+//! only there, so it takes constant time. If its place is taken, it gets bytes that the plan leaves
+//! idle for its life, or else bytes of the cache, and this is counted.
 //!
 //! **Streams:** a block belongs to the stream of its request. Its bytes may go to another stream
 //! only behind an event. If blocks of several streams share bytes in the plan, or if
@@ -27,21 +27,25 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// Counts of the requests and how they were served. Every request is one of `planned`, `dynamic`
-/// and `fallback`.
+/// Counts of the requests and how they were served. Every request is one of `planned`, `moved`,
+/// `dynamic` and `fallback`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Stats {
     /// Requests for more than 0 bytes.
     pub requests: u64,
     /// Served at their planned place.
     pub planned: u64,
-    /// Served from the plan's idle bytes.
+    /// Planned requests whose place was still taken, served from bytes of the plan that are idle for
+    /// their planned life.
+    pub moved: u64,
+    /// Dynamic requests, served from the plan's idle bytes.
     pub dynamic: u64,
     /// Served by the cache, and how many bytes.
     pub fallback: u64,
     /// The same in bytes.
     pub fallback_bytes: u64,
-    /// The part of `fallback` that is planned requests whose place was still taken.
+    /// The part of `fallback` that is planned requests whose place was still taken, and for which
+    /// the plan has no idle bytes.
     pub occupied: u64,
     /// The part of `fallback` that is dynamic requests without room, and their bytes.
     pub dynamic_fallback: u64,
@@ -87,6 +91,7 @@ impl fmt::Display for Stats {
         let numbers = [
             ("requests", self.requests),
             ("planned", self.planned),
+            ("moved", self.moved),
             ("dynamic", self.dynamic),
             ("fallback", self.fallback),
             ("fallback_bytes", self.fallback_bytes),
@@ -146,17 +151,22 @@ struct Planned {
     sequence: Sequence,
     cells: Cells,
     strangers: Spans<Stranger>,
+    /// The places of blocks that are there, from the first place that was taken until there are no
+    /// strangers any more.
+    in_use: Option<Spans<()>>,
     residue: Spans<Vec<User>>,
     streams: Streams,
-    /// The plan has requests of several streams.
-    several: bool,
+    /// For each stream of the plan, the bytes that its requests may get.
+    users: Vec<(u32, Spans<()>)>,
 }
 
 /// A block in the pool that is not alive as planned.
 #[derive(Clone, Copy)]
 enum Stranger {
+    /// It is at its place, and should have been freed.
     Late,
-    Dynamic { stream: u64 },
+    /// It is at no place of the plan.
+    Unplanned { stream: u64 },
 }
 
 /// A stream that may still use freed bytes. Without an event, all work submitted to the stream may
@@ -210,16 +220,16 @@ impl Allocator {
             native: 1,
             ..Stats::default()
         };
-        let several = 1 < users.len();
         let planned = Planned {
             plan,
             base,
             sequence,
             cells,
             strangers,
+            in_use: None,
             residue,
             streams,
-            several,
+            users,
         };
         Ok(Allocator {
             planned: Some(planned),
@@ -366,16 +376,84 @@ impl Planned {
         }
         let (lo, hi) = (item.place, item.place + bytes);
         if !self.strangers.is_empty() && self.strangers.first_meeting(lo, hi).is_some() {
-            stats.occupied += 1;
-            return None;
+            return self.moved(i, bytes, stream, pool, stats);
         }
         if !self.residue.is_empty() {
             self.claim(lo, hi, stream, pool, stats);
         }
         self.sequence.state[i as usize] = State::Alive;
         self.cells.set(item.cell, i);
+        if let Some(in_use) = &mut self.in_use {
+            in_use.insert(lo, hi, ());
+        }
         stats.planned += 1;
         Some(self.base + lo)
+    }
+
+    /// Best fit for a planned request whose place is taken: among the bytes that are free of
+    /// strangers, and that the plan does not use until the request's block is freed. A request that
+    /// did not come leaves such bytes: a later one of the same size may have got its place, and then
+    /// keeps it for longer than planned.
+    #[cold]
+    fn moved(
+        &mut self,
+        i: u32,
+        bytes: u64,
+        stream: u64,
+        pool: &mut dyn Pool,
+        stats: &mut Stats,
+    ) -> Option<u64> {
+        let lo = self.idle_until_end(i, bytes);
+        let lo = lo.and_then(|idle| self.best_fit(&idle, bytes));
+        let Some(lo) = lo else {
+            stats.occupied += 1;
+            return None;
+        };
+        stats.moved += 1;
+        Some(self.settle(lo, bytes, stream, pool, stats))
+    }
+
+    /// Ranges that no block uses, and no request of the plan until the block of request `i` is freed;
+    /// `None` if none has `bytes` bytes, or if these requests are too many.
+    fn idle_until_end(&mut self, i: u32, bytes: u64) -> Option<Vec<(u64, u64)>> {
+        let in_use = self.in_use.get_or_insert_with(|| {
+            let mut spans = Spans::new();
+            let places = self.sequence.places_in_use();
+            places.for_each(|(lo, hi)| spans.insert(lo, hi, ()));
+            spans
+        });
+        let large = |(lo, hi): &(u64, u64)| bytes <= hi - lo;
+        let strangers = &self.strangers;
+        let holes: Vec<(u64, u64)> = in_use
+            .holes(0, self.plan.bytes())
+            .filter(large)
+            .flat_map(|(lo, hi)| strangers.holes(lo, hi))
+            .filter(large)
+            .collect();
+        if holes.is_empty() {
+            return None;
+        }
+        let mut coming = self.sequence.places_until_end(i)?;
+        // No stream gets bytes of another one, except where the plan says so.
+        let own = self.sequence.items[i as usize].stream;
+        for (_, spans) in self.users.iter().filter(|(user, _)| *user != own) {
+            coming.extend(spans.ranges());
+        }
+        unite(&mut coming);
+        let mut idle = vec![];
+        for (mut lo, hi) in holes {
+            let first = coming.partition_point(|(_, end)| *end <= lo);
+            for &(from, to) in coming[first..].iter().take_while(|(from, _)| *from < hi) {
+                if lo < from {
+                    idle.push((lo, from));
+                }
+                lo = to;
+            }
+            if lo < hi {
+                idle.push((lo, hi));
+            }
+        }
+        Some(idle)
     }
 
     /// Best fit among the bytes that are idle in the plan and free of strangers: A_c = A_a ∩ A_i
@@ -388,25 +466,43 @@ impl Planned {
         pool: &mut dyn Pool,
         stats: &mut Stats,
     ) -> Option<u64> {
-        let align = self.plan.align();
-        let idle = self.plan.spaces()[group].iter();
-        let candidates = idle
-            .flat_map(|&(lo, hi)| self.strangers.holes(lo, hi))
-            .filter_map(|(lo, hi)| {
-                let lo = lo.next_multiple_of(align);
-                // No sum here: a request may be for 2^63 bytes.
-                (lo <= hi && bytes <= hi - lo).then(|| (hi - lo, lo))
-            });
-        let Some((_, lo)) = candidates.min() else {
+        let Some(lo) = self.best_fit(&self.plan.spaces()[group], bytes) else {
             stats.dynamic_fallback += 1;
             stats.dynamic_fallback_bytes += bytes;
             return None;
         };
+        stats.dynamic += 1;
+        Some(self.settle(lo, bytes, stream, pool, stats))
+    }
+
+    /// The lowest of the smallest holes in `idle` that have room for `bytes` bytes between
+    /// strangers.
+    fn best_fit(&self, idle: &[(u64, u64)], bytes: u64) -> Option<u64> {
+        let align = self.plan.align();
+        let holes = idle
+            .iter()
+            .flat_map(|&(lo, hi)| self.strangers.holes(lo, hi));
+        let candidates = holes.filter_map(|(lo, hi)| {
+            let lo = lo.next_multiple_of(align);
+            // No sum here: a request may be for 2^63 bytes.
+            (lo <= hi && bytes <= hi - lo).then(|| (hi - lo, lo))
+        });
+        candidates.min().map(|(_, lo)| lo)
+    }
+
+    /// The address of a block that is not alive as planned.
+    fn settle(
+        &mut self,
+        lo: u64,
+        bytes: u64,
+        stream: u64,
+        pool: &mut dyn Pool,
+        stats: &mut Stats,
+    ) -> u64 {
         self.claim(lo, lo + bytes, stream, pool, stats);
         self.strangers
-            .insert(lo, lo + bytes, Stranger::Dynamic { stream });
-        stats.dynamic += 1;
-        Some(self.base + lo)
+            .insert(lo, lo + bytes, Stranger::Unplanned { stream });
+        self.base + lo
     }
 
     /// Makes `stream` wait for the streams that may still use `lo..hi`.
@@ -456,13 +552,19 @@ impl Planned {
                 self.strangers.remove(lo);
             }
             self.sequence.state[i as usize] = State::Idle;
+            if let Some(in_use) = &mut self.in_use {
+                in_use.remove(lo);
+            }
             (lo + item.bytes, item.stream, item.crosses)
-        } else if let Some(Stranger::Dynamic { stream }) = self.strangers.get(lo).copied() {
+        } else if let Some(Stranger::Unplanned { stream }) = self.strangers.get(lo).copied() {
             let (hi, _) = self.strangers.remove(lo).expect("the block was just seen");
-            (hi, self.streams.number(stream), self.several)
+            (hi, self.streams.number(stream), 1 < self.users.len())
         } else {
             return false;
         };
+        if self.strangers.is_empty() {
+            self.in_use = None;
+        }
         if crosses || !events.is_empty() {
             let mut users: Vec<User> = vec![];
             if crosses {
@@ -485,7 +587,7 @@ impl Planned {
         match self.cells.get(lo) {
             Some(i) => Some(self.streams.handle(self.sequence.items[i as usize].stream)),
             None => match self.strangers.get(lo)? {
-                Stranger::Dynamic { stream } => Some(*stream),
+                Stranger::Unplanned { stream } => Some(*stream),
                 Stranger::Late => None,
             },
         }

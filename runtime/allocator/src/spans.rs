@@ -28,6 +28,11 @@ impl<V: Clone> Spans<V> {
         self.by_start.insert(lo, (hi, value));
     }
 
+    /// All ranges, ascending.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.by_start.iter().map(|(lo, (hi, _))| (*lo, *hi))
+    }
+
     /// The range that begins at `lo`.
     pub(crate) fn get(&self, lo: u64) -> Option<&V> {
         self.by_start.get(&lo).map(|(_, value)| value)

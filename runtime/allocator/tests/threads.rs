@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const THREADS: usize = 8;
 /// A multiple of the number of sizes, so that neighbours also differ across the end.
 const REQUESTS: usize = 89 * 113;
-const STEPS: usize = 800;
+const STEPS: usize = 200;
 
 /// A block of a step: it lives from its own request until before request `end`.
 struct Planned {
@@ -72,7 +72,7 @@ fn plan(random: &mut Random) -> (Vec<Planned>, Plan) {
 fn adds_up(stats: &Stats) {
     assert_eq!(
         stats.requests,
-        stats.planned + stats.dynamic + stats.fallback,
+        stats.planned + stats.moved + stats.dynamic + stats.fallback,
         "{stats}"
     );
     assert_eq!(
