@@ -413,8 +413,8 @@ impl Planned {
         Some(self.settle(lo, bytes, stream, pool, stats))
     }
 
-    /// Ranges that no block uses, and no request of the plan until the block of request `i` is freed;
-    /// `None` if none has `bytes` bytes, or if these requests are too many.
+    /// Ranges that no block uses, and no request of the plan until the block of request `i` is
+    /// freed; `None` if none has `bytes` bytes, or if these requests are too many.
     fn idle_until_end(&mut self, i: u32, bytes: u64) -> Option<Vec<(u64, u64)>> {
         let in_use = self.in_use.get_or_insert_with(|| {
             let mut spans = Spans::new();

@@ -222,8 +222,8 @@ fn a_late_free_is_waited_for_by_nobody() {
     );
 }
 
-/// Of two requests of one size, the first does not come. The second gets its place, and keeps it for
-/// longer than planned. What was planned there moves to the place of the second.
+/// Of two requests of one size, the first does not come. The second gets its place, and keeps it
+/// for longer than planned. What was planned there moves to the place of the second.
 #[test]
 fn a_missing_request_among_equal_ones_sends_nothing_to_the_cache() {
     let n = 40;
