@@ -35,8 +35,8 @@ pub struct Stats {
     pub requests: u64,
     /// Served at their planned place.
     pub planned: u64,
-    /// Planned requests whose place was still taken, served from bytes of the plan that are idle for
-    /// their planned life.
+    /// Planned requests whose place was still taken, served from bytes of the plan that are idle
+    /// for their planned life.
     pub moved: u64,
     /// Dynamic requests, served from the plan's idle bytes.
     pub dynamic: u64,
@@ -392,8 +392,8 @@ impl Planned {
 
     /// Best fit for a planned request whose place is taken: among the bytes that are free of
     /// strangers, and that the plan does not use until the request's block is freed. A request that
-    /// did not come leaves such bytes: a later one of the same size may have got its place, and then
-    /// keeps it for longer than planned.
+    /// did not come leaves such bytes: a later one of the same size may have got its place, and
+    /// then keeps it for longer than planned.
     #[cold]
     fn moved(
         &mut self,
