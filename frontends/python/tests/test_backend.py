@@ -225,6 +225,24 @@ def test_a_lower_budget_takes_less_memory() -> None:
 # Situations ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_graph_that_needs_more_than_its_share_gets_the_least_that_it_needs() -> None:
+    def train(options: dict[str, Any]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+        torch.compile(model, backend=backend, options=options)(torch.ones(4, 8)).sum().backward()
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+    kept = train({})
+    with pytest.warns(UserWarning, match=r"at least: its budget, 10%, is \d+ bytes"):
+        least = train({"budget": "10%"})
+    assert len(kept) == len(least) == 4
+    assert all(map(torch.equal, kept, least))
+    for options in ({"budget": "10%", "strict": True}, {"budget": 64}):
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match=r"smallest|fits"):
+            train(options)
+
+
 def test_accumulation_and_several_steps() -> None:
     a, b, c = twins()
     for seed in range(4):

@@ -30,7 +30,9 @@ class Options:
     """The options of the backend.
 
     budget: as in `lighterage.compile`; it covers activations and workspaces, not parameters, gradients and moments.
-    strict: raise Unsupported for a graph that cannot be planned, instead of one warning and eager mode.
+        A graph that cannot run in its share gets the least memory with which it can, and a warning says so.
+    strict: raise Unsupported for a graph that cannot be planned, instead of one warning and eager mode; and Infeasible
+        for one that cannot run in its share.
     fallback: `torch`, which has PyTorch compute calls without a kernel inside of a plan, or `error`, which raises
         Unsupported for them, and for a graph that cannot be planned.
     The others are those of `lighterage.compile`.
@@ -44,6 +46,12 @@ class Options:
     kernels: str = "auto"
     planner: str = "auto"
     threads: int | None = None
+
+    @property
+    def is_share(self) -> bool:
+        """Whether the budget is a share of what a graph keeps, not a number of bytes."""
+        budget = self.budget
+        return isinstance(budget, float) or (isinstance(budget, str) and budget.strip().endswith("%"))
 
     @staticmethod
     def of(given: Mapping[str, Any] | None) -> Options:

@@ -29,7 +29,7 @@ from ._capture import without_onednn
 from ._joint import joint, module_path
 from ._program import Options, Program
 from ._stats import counts
-from .errors import Error, Unsupported
+from .errors import Error, Infeasible, Unsupported
 from .export import coarse
 
 # The key of a graph module's metadata with its program.
@@ -84,9 +84,7 @@ class _Compiler:
     def inference(self, gm: fx.GraphModule, _: Any) -> Callable[..., Any]:
         (end,) = [node for node in gm.graph.nodes if node.op == "output"]
         # Nothing waits for a backward: there is nothing to drop. A share is one of what a step with a backward keeps.
-        budget = self.options.budget
-        is_share = isinstance(budget, float) or (isinstance(budget, str) and budget.strip().endswith("%"))
-        options = dataclasses.replace(self.options, budget=None if is_share else budget)
+        options = dataclasses.replace(self.options, budget=None) if self.options.is_share else self.options
         program = self._plan(gm, len(end.args[0]), None, options)
         if program is None:
             return _boxed(fx.Interpreter(gm).boxed_run)
@@ -102,14 +100,29 @@ class _Compiler:
     def _plan(self, gm: fx.GraphModule, n_forward: int, static: Any, options: Options) -> Program | None:
         """The plan of a graph. None if it should run in eager mode: after a warning, or because it computes nothing.
 
-        Raises Unsupported in strict mode, and Infeasible.
+        A graph that cannot run in its share gets the least memory with which it can: eager mode would take more.
+
+        Raises Unsupported in strict mode, and Infeasible if the budget is in bytes, or in strict mode.
         """
         if static is None:
             context = TracingContext.try_get()
             static = context.fw_metadata.static_input_indices if context and context.fw_metadata else []
         try:
             described = joint(gm, n_forward, set(static), self._paths(gm))
-            return None if described is None else Program(described, options)
+            if described is None:
+                return None
+            try:
+                return Program(described, options)
+            except Infeasible as error:
+                if options.strict or not options.is_share:
+                    raise
+                warnings.warn(
+                    f'a graph of torch.compile(backend="lighterage") gets the {error.smallest} bytes that it needs at '
+                    f"least: its budget, {options.budget}, is {error.budget} bytes. "
+                    f'options={{"strict": True}} makes this an error',
+                    stacklevel=2,
+                )
+                return Program(described, dataclasses.replace(options, budget=error.smallest))
         except Unsupported as error:
             if self.options.strict or self.options.fallback == "error":
                 raise
