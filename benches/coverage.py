@@ -28,16 +28,19 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import coverage_table
 import families_more
 import torch
 from families import CASES, Case
 from lighterage.backend import backend as lighterage_backend
+from lighterage.export import export_joint
 from lighterage.step import _distance
 from torch import nn
 
 import lighterage
+from lighterage import _lighterage
 
 ROOT = Path(__file__).parents[1]
 GROUPS = {
@@ -152,7 +155,7 @@ def whole(name: str, budget: Any, kernels: str) -> Run:
     case = built(name)
     optimizer = adamw(case.model)
     torch.manual_seed(SEED)
-    with _logged() as said:
+    with _observed() as seen:
         step = lighterage.compile(
             case.model,
             optimizer,
@@ -176,8 +179,8 @@ def whole(name: str, budget: Any, kernels: str) -> Run:
             }
     plan = step.plan
     facts = {
-        "nodes": said["operations"],
-        "planned": said["planned"],
+        "nodes": seen["operations"],
+        "planning": seen["planning"],
         "externs": _externs([plan]),
         "share": plan.peak / plan.keep_peak,
         "measured": step.measured_peak == plan.peak,
@@ -196,24 +199,27 @@ def _externs(plans: list[Any]) -> dict[str, int]:
 
 
 @contextmanager
-def _logged() -> Iterator[dict[str, Any]]:
-    """How many operations the package traced, and how many seconds it planned."""
-    said: dict[str, Any] = {"operations": None, "planned": None}
+def _observed() -> Iterator[dict[str, Any]]:
+    """How many operations a step was traced as, and how many seconds of the processor its plan took."""
+    seen: dict[str, Any] = {"operations": None, "planning": None}
+    plan = _lighterage.compile
 
-    class Reader(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if isinstance(record.args, tuple) and str(record.msg).startswith("captured"):
-                said["operations"], _, said["planned"], *_ = record.args
+    def planned(*args: Any, **options: Any) -> Any:
+        start = time.process_time()
+        result = plan(*args, **options)
+        seen["planning"] = time.process_time() - start
+        return result
 
-    logger, reader = logging.getLogger("lighterage"), Reader()
-    level = logger.level
-    logger.addHandler(reader)
-    logger.setLevel(logging.INFO)
-    try:
-        yield said
-    finally:
-        logger.removeHandler(reader)
-        logger.setLevel(level)
+    def exported(*args: Any, **options: Any) -> Any:
+        result = export_joint(*args, **options)
+        seen["operations"] = result.info["nodes"]
+        return result
+
+    with (
+        mock.patch.object(_lighterage, "compile", planned),
+        mock.patch("lighterage.step.export_joint", exported),
+    ):
+        yield seen
 
 
 # Comparisons ---------------------------------------------------------------------------------------------------------

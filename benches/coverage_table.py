@@ -28,7 +28,8 @@ keeping everything needs, or with more where that is too little. Losses and grad
   because the compiler has no kernel: their number in each step. The operators are below.
 * **Budget** is the smallest share of keep at which the model trained, of 60 %, 70 %, 80 %, 90 % and 100 %. Parameters,
   gradients and moments are the largest part of many of these models.
-* **Planned** is the time of the whole step's plan for one budget, in seconds, on a machine that had other work.
+* **Planning** is the time of the whole step's plan for one budget, in seconds of the processor, by the package's build
+  in use. Where it is not given, the row is of a run that did not measure it.
 
 """
 
@@ -73,7 +74,7 @@ HEADS = (
     "loss",
     "gradient",
     "budget",
-    "planned",
+    "planning",
 )
 
 
@@ -92,8 +93,8 @@ def _table(rows: dict[str, Row], names: Iterable[str]) -> str:
         graphs = f"{traced.get('graphs', '')}"
         if traced.get("breaks"):
             graphs += f", {traced['breaks']} breaks"
-        planned = "" if whole.get("planned") is None else f"{whole['planned']:.1f}"
-        cells = [graphs, *_cells(traced, row), str(whole.get("nodes", "")), *_cells(whole, row), planned]
+        planning = "" if whole.get("planning") is None else f"{whole['planning']:.1f}"
+        cells = [graphs, *_cells(traced, row), str(whole.get("nodes", "")), *_cells(whole, row), planning]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n\n"
 
