@@ -22,7 +22,7 @@ keeping everything needs, or with more where that is too little. Losses and grad
 * **Loss** and **gradient** are the largest differences from eager mode: of {steps} losses, relative, and of the first
   gradients, relative to the largest value of each. A model passes with at most {loss:.0e} and {gradient:.0e}. Where it
   amplifies rounding, such as one in bf16, (r) says that it is no more than {rounding:.0f} times as far from float64 as
-  eager mode is. (m): dropout has other masks than in eager mode, so losses are only similar.
+  eager mode is. (m): dropout has other masks than in eager mode; the first loss is one that eager mode has, too.
 * **Graphs** are those of `torch.compile`, with the breaks between them. Between two graphs, PyTorch runs in eager mode.
 * **Ops** are the calls that the whole step was traced as. **Externs** are calls that PyTorch computes inside of a plan,
   because the compiler has no kernel: their number in each step. The operators are below.
@@ -103,10 +103,13 @@ def _cells(way: Row, row: Row) -> list[str]:
     """Externs, loss, gradient and budget."""
     if "error" in way:
         return ["", "failed", "", ""]
-    note = " (m)" if row.get("random") else " (r)" if "eager" in way else ""
-    gradient = "" if row.get("random") else f"{way['gradient']:.0e}"
+    loss, gradient = f"{way['loss']:.0e}", f"{way['gradient']:.0e}"
+    if row.get("random"):
+        loss, gradient = "(m)", ""
+    elif "eager" in way:
+        loss += " (r)"
     budget = f"{way['budget']:.0%}" if "budget" in way else ""
-    return [str(sum(way["externs"].values())), f"{way['loss']:.0e}{note}", gradient, budget]
+    return [str(sum(way["externs"].values())), loss, gradient, budget]
 
 
 def _failures(rows: dict[str, Row]) -> str:
