@@ -235,3 +235,26 @@ def test_layer_that_lists_its_parameters_is_traced_and_gets_them_back() -> None:
     x, y = torch.randn(3, 2, 4), torch.randn(3, 2, 4)
     export_joint(layer, (x, y), loss=lambda model, x, y: (model(x)[0] - y).square().mean())
     assert all(kept is own for kept, own in zip(layer._flat_weights, layer.parameters(), strict=True))
+
+
+class AddsHooks(nn.Module):
+    """A model that adds a hook in its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 1)
+        self.seen: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "is_hooked"):
+            self.is_hooked = True
+            self.fc.register_forward_hook(lambda *_: self.seen.append(1))
+        return self.fc(x).sum()
+
+
+def test_a_model_that_adds_hooks_adds_them_once() -> None:
+    model = AddsHooks()
+    export_joint(model, (torch.randn(2, 4),))
+    model.seen = []
+    model(torch.randn(2, 4))
+    assert model.seen == [1]

@@ -38,6 +38,9 @@ Tag = dict[str, Any]
 # The loss of a model for a batch: loss(model, *args, **kwargs).
 Loss = Callable[..., torch.Tensor]
 
+# The tables of a module's hooks.
+HOOKS = {name for name in vars(nn.Module()) if name.startswith("_forward_") and "hooks" in name}
+
 # The private names that are imported above, and the tags of `_record`, were checked with this release only.
 TORCH = "2.11"
 
@@ -231,6 +234,8 @@ def _unchanged(model: nn.Module, stand_ins: list[torch.Tensor]) -> Iterator[None
     The attributes get their former values back in any case, so that no tensor without memory stays in the model.
     """
     before = {module: dict(vars(module)) for module in model.modules()}
+    # Models of transformers add hooks in their first call, and an attribute that says so.
+    hooks = [(table, dict(table)) for module in before for name, table in vars(module).items() if name in HOOKS]
     leaves = {module: _attributes(module) for module in before}
     failed = True
     try:
@@ -249,6 +254,9 @@ def _unchanged(model: nn.Module, stand_ins: list[torch.Tensor]) -> Iterator[None
             for attribute in set(vars(module)) - set(values):
                 del vars(module)[attribute]
             vars(module).update(values)
+        for table, kept in hooks:
+            table.clear()
+            table.update(kept)
         if not failed:
             _refuse(changed)
 
