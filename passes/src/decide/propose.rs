@@ -18,7 +18,8 @@ struct Part<'a> {
 /// The drafts of a part, as far as they are wanted.
 type Drafts<'a> = Box<dyn Fn(&Wanted) -> Vec<Draft> + Sync + 'a>;
 
-/// The parts of a planner. `auto` has the parts of all planners, so no other planner is better.
+/// The parts of a planner. `auto` has the parts of all planners, so the plan of another one is
+/// faster only by the tolerance within which a simpler plan is preferred.
 fn parts<'a>(problem: &'a Problem<'_>, planner: Planner) -> Vec<Part<'a>> {
     let mut parts = vec![];
     let planners = Planner::ALL.into_iter();
