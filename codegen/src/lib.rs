@@ -28,6 +28,7 @@ use kernels::{Generated, Unsupported};
 pub use listing::{Form, Listed, Listing, Plain, listing};
 pub use objects::objects;
 use passes::pipeline::{Compiled, Kernels, Options};
+use passes::plan::Cancel;
 use passes::plan::machine::{BACKWARD, FORWARD};
 use passes::plan::parts::is_lent;
 use std::collections::{BTreeMap, HashMap};
@@ -67,6 +68,7 @@ fn emit_step(
         program,
         targets,
         tf32: compiled.options.tf32,
+        cancel: &compiled.options.cancel,
         may_call: may_call && !target.is_some_and(|target| target.is_gpu()),
         kernels: BTreeMap::new(),
         like: HashMap::new(),
@@ -228,6 +230,8 @@ struct Emitter<'a> {
     targets: Targets,
     /// See [`passes::pipeline::Options::tf32`].
     tf32: bool,
+    /// See [`passes::pipeline::Options::cancel`].
+    cancel: &'a Cancel,
     /// Whether ops without a kernel may be launched.
     may_call: bool,
     /// Kernels by their text: equal ones are one.
@@ -413,7 +417,7 @@ impl Emitter<'_> {
             let pending: Vec<&Pending> = self.generated.iter().filter(mine).collect();
             let kernels: Vec<&Generated> = pending.iter().map(|p| &p.generated).collect();
             let first = self.artifact.objects.len() as u32;
-            let objects = objects::objects(&kernels, &target)?;
+            let objects = objects::objects(&kernels, &target, self.cancel)?;
             // A GPU's kernels are one object.
             for (number, pending) in pending.iter().enumerate() {
                 let code = self.artifact.kernels[pending.kernel].code.as_mut();

@@ -1,13 +1,19 @@
 //! Compiled kernels as objects of an artifact.
 
 use crate::Error;
-use crate::kernels::{Cache, Generated, Target, compile_kernels};
+use crate::kernels::{Cache, Generated, Target, compile_kernels_until};
 use artifact::Object;
+use passes::plan::Cancel;
 
 /// The objects of kernels, as artifacts have them: for a processor, one object for each kernel; for
-/// a GPU, one module with all of them, because a driver compiles each module separately.
-pub fn objects(kernels: &[&Generated], target: &Target) -> Result<Vec<Object>, Error> {
-    let compiled = compile_kernels(kernels, target, &Cache::user())?;
+/// a GPU, one module with all of them, because a driver compiles each module separately. `cancel`
+/// is looked at before each kernel.
+pub fn objects(
+    kernels: &[&Generated],
+    target: &Target,
+    cancel: &Cancel,
+) -> Result<Vec<Object>, Error> {
+    let compiled = compile_kernels_until(kernels, target, &Cache::user(), cancel)?;
     let object = |bytes| Object {
         target: target.in_artifacts(),
         bytes,

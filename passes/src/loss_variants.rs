@@ -145,6 +145,7 @@ impl<'a, 'c> Stage<'_, 'a, 'c> {
             Problem::new(&variant.graph, self.device, &variant.cost)
                 .with_host_limit(host)
                 .with_parts(self.options.parts.as_ref())
+                .with_cancel(&self.options.cancel)
         })
     }
 }

@@ -40,6 +40,7 @@ pub(crate) fn run_graph(
     ended: &mut dyn FnMut(Ran),
 ) -> Result<(), Error> {
     for pass in passes {
+        context.options.cancel.look();
         let before = graph.clone();
         let start = Instant::now();
         (pass.run)(graph, context)?;
@@ -113,6 +114,7 @@ impl<'a, 'b> Manager<'a, 'b> {
         context: &ScheduleContext<'_>,
         print: &dyn Fn(&Program) -> String,
     ) -> Result<(), Error> {
+        context.problem.cancel.look();
         let before = (program.schedule.clone(), program.plan.clone());
         let start = Instant::now();
         pass.run_on(program, context)?;

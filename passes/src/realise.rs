@@ -46,6 +46,7 @@ fn run(
     passes: &[SchedulePass],
     named: bool,
 ) -> Result<Schedule, Illegal> {
+    problem.cancel.look();
     let context = ScheduleContext {
         named,
         ..ScheduleContext::new(problem, decisions)
@@ -64,6 +65,7 @@ pub fn finish(
     schedule: &Schedule,
     lives: &Table<Buffer, Lifetime>,
 ) -> Finished {
+    problem.cancel.look();
     let decisions = Decisions::default();
     let context = ScheduleContext {
         lives: Some(lives),

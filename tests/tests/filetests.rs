@@ -25,6 +25,7 @@ use passes::graph::loss::Chunks;
 use passes::graph::optimizer::{Master, Optimizer};
 use passes::list::{GraphContext, ScheduleContext, graph_passes, schedule_passes};
 use passes::pipeline::{Budget, Kernels, Options};
+use passes::plan::Cancel;
 use passes::schedule::lives::Variant;
 use passes::schedule::order::Update;
 use passes::{devices, sim};
@@ -100,6 +101,7 @@ impl Header<'_> {
                 .map(|text| text.parse().expect("a number")),
             // A header has no list of paths; the pass's own test has groups.
             groups: BTreeMap::new(),
+            cancel: Cancel::default(),
             micro_batches: given
                 .remove("micro_batches")
                 .map(|text| bytes(text) as usize),

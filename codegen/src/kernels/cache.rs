@@ -10,8 +10,9 @@
 //! **Invariant:** a kernel that is read runs as code. So it is read only from a folder and a file
 //! that only this user can write ([`private`](super::private)).
 
-use super::generator::{GeneratorError, Stage, find, run_all};
+use super::generator::{GeneratorError, Stage, find, run_all_until};
 use super::{Generated, Target, private};
+use passes::plan::Cancel;
 use sha2::{Digest, Sha256};
 use std::fs;
 use std::io::{self, Read, Write};
@@ -235,6 +236,16 @@ pub fn compile_kernels(
     target: &Target,
     cache: &Cache,
 ) -> Result<Vec<Vec<u8>>, GeneratorError> {
+    compile_kernels_until(kernels, target, cache, &Cancel::default())
+}
+
+/// The same, with a look at `cancel` before each kernel.
+pub fn compile_kernels_until(
+    kernels: &[&Generated],
+    target: &Target,
+    cache: &Cache,
+    cancel: &Cancel,
+) -> Result<Vec<Vec<u8>>, GeneratorError> {
     let stage = if target.is_gpu() {
         Stage::Asm
     } else {
@@ -244,7 +255,7 @@ pub fn compile_kernels(
         return Ok(vec![]);
     }
     let Some(folder) = cache.folder() else {
-        return run_all(kernels, target, stage);
+        return run_all_until(kernels, target, stage, cancel);
     };
 
     let program = program()?;
@@ -266,7 +277,10 @@ pub fn compile_kernels(
         kernels.len()
     );
     let wanted: Vec<&Generated> = missing.iter().map(|&i| kernels[i]).collect();
-    for (&i, object) in missing.iter().zip(run_all(&wanted, target, stage)?) {
+    for (&i, object) in missing
+        .iter()
+        .zip(run_all_until(&wanted, target, stage, cancel)?)
+    {
         write(folder, &keys[i], &object);
         objects[i] = Some(object);
     }

@@ -3,6 +3,7 @@
 //! list of kernels.
 
 use super::{Generated, Target};
+use passes::plan::Cancel;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -222,6 +223,16 @@ pub fn run_all(
     target: &Target,
     stage: Stage,
 ) -> Result<Vec<Vec<u8>>, GeneratorError> {
+    run_all_until(kernels, target, stage, &Cancel::default())
+}
+
+/// The same, with a look at `cancel` before each kernel.
+pub(super) fn run_all_until(
+    kernels: &[&Generated],
+    target: &Target,
+    stage: Stage,
+    cancel: &Cancel,
+) -> Result<Vec<Vec<u8>>, GeneratorError> {
     if kernels.is_empty() {
         return Ok(vec![]);
     }
@@ -232,8 +243,11 @@ pub fn run_all(
     let share = |worker: usize| -> Result<Vec<Vec<u8>>, GeneratorError> {
         let mut generator = Generator::start(&program)?;
         let mine = kernels.iter().skip(worker).step_by(n);
-        mine.map(|kernel| generator.run(&kernel.name, &kernel.mlir, target, stage))
-            .collect()
+        mine.map(|kernel| {
+            cancel.look();
+            generator.run(&kernel.name, &kernel.mlir, target, stage)
+        })
+        .collect()
     };
 
     let shares: Vec<Result<Vec<Vec<u8>>, GeneratorError>> = std::thread::scope(|scope| {

@@ -46,7 +46,7 @@ mod target;
 #[cfg(test)]
 mod tests;
 
-pub use cache::{Cache, compile_kernels};
+pub use cache::{Cache, compile_kernels, compile_kernels_until};
 pub(crate) use emit::{Function, SYMBOL};
 pub use generator::{Generator, GeneratorError, Stage, find, run_all};
 pub(crate) use lower::{storage, wide};

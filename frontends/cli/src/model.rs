@@ -14,6 +14,7 @@ use passes::cost::{Cost, Roofline};
 use passes::decide::Extent;
 use passes::devices;
 use passes::pipeline::{self, Compiled, Options};
+use passes::plan::Cancel;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -300,6 +301,8 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         tf32: compiling.tf32,
         without_simplify: compiling.without.is_some(),
         extent: Extent::default(),
+        // Ctrl-C ends the process.
+        cancel: Cancel::default(),
     }
 }
 

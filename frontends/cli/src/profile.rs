@@ -252,7 +252,10 @@ impl Step {
             });
         }
         let objects = match target {
-            Some(target) => codegen::objects(&generated.iter().collect::<Vec<_>>(), target)?,
+            Some(target) => {
+                let generated: Vec<_> = generated.iter().collect();
+                codegen::objects(&generated, target, &compiled.options.cancel)?
+            }
             None => vec![],
         };
         Ok(Step {

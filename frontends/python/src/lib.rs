@@ -5,11 +5,12 @@
 //! This module has no logic of its own: [`plan`] calls the compiler, [`machine`] the runtime,
 //! [`parts`] runs forward and backward of a step one by one, [`foreign`] has PyTorch compute what
 //! has no kernel, [`dlpack`] lends tensors, [`errors`] has Python's exceptions. Every call that
-//! takes long leaves the GIL to others.
+//! takes long leaves the GIL to others, and [`interrupt`] lets Ctrl-C end it.
 
 mod dlpack;
 mod errors;
 mod foreign;
+mod interrupt;
 mod machine;
 mod noted;
 mod parts;

@@ -2,6 +2,7 @@
 
 use crate::errors::{Call, error, refused};
 use crate::foreign::Calls;
+use crate::interrupt::interruptible;
 use crate::machine::Machine;
 use crate::parts::Arenas;
 use artifact::Artifact;
@@ -14,7 +15,7 @@ use passes::decide::{Extent, Problem};
 use passes::explain::{self, Named};
 use passes::graph::optimizer::Optimizer;
 use passes::pipeline::{self, Budget, Compiled, Kernels, Options, Planner};
-use passes::plan::Parts;
+use passes::plan::{Cancel, Parts};
 use pyo3::prelude::*;
 use report::page::{self, PassTime, Source};
 use report::size::{bytes, micros, parse_budget, parse_bytes, short};
@@ -153,7 +154,13 @@ pub(crate) fn compile(
         }
         Some(_) | None => None,
     };
-    py.detach(move || planned(model, options, device, compute, command))
+    interruptible(py, move |cancel| {
+        let options = Options {
+            cancel: cancel.clone(),
+            ..options
+        };
+        planned(model, options, device, compute, command)
+    })
 }
 
 fn planned(
@@ -237,9 +244,9 @@ impl Plan {
 
     /// The smallest budget for which a plan was found, bytes. The first use plans for all budgets.
     #[getter]
-    fn smallest(&self, py: Python<'_>) -> u64 {
-        let decided = py.detach(|| &self.all().decided);
-        decided.smallest.unwrap_or(self.compiled.planned_peak)
+    fn smallest(&self, py: Python<'_>) -> PyResult<u64> {
+        let smallest = self.all(py)?.decided.smallest;
+        Ok(smallest.unwrap_or(self.compiled.planned_peak))
     }
 
     /// The budget, bytes.
@@ -269,8 +276,8 @@ impl Plan {
     /// The plans that no other beats in both memory and time: (bytes, µs), fastest first. The first
     /// use plans for all budgets.
     #[getter]
-    fn curve(&self, py: Python<'_>) -> Vec<(u64, f64)> {
-        py.detach(|| self.all().decided.curve.clone())
+    fn curve(&self, py: Python<'_>) -> PyResult<Vec<(u64, f64)>> {
+        Ok(self.all(py)?.decided.curve.clone())
     }
 
     /// `generated` or `plain`.
@@ -322,16 +329,17 @@ impl Plan {
     }
 
     /// A page for the browser that shows the whole plan, as HTML.
-    fn html(&self, py: Python<'_>) -> String {
-        py.detach(|| self.page())
+    fn html(&self, py: Python<'_>) -> PyResult<String> {
+        let all = self.all(py)?;
+        Ok(py.detach(|| self.page(all)))
     }
 
     /// The step, loaded on this machine's processor: pools are allocated, kernels compiled.
     /// `threads`: how many share a kernel, by default all of the process.
     #[pyo3(signature = (threads=None))]
     fn load(&self, py: Python<'_>, threads: Option<usize>) -> PyResult<Machine> {
-        py.detach(|| {
-            let (artifact, calls) = self.emitted()?;
+        interruptible(py, |cancel| {
+            let (artifact, calls) = self.emitted(cancel)?;
             let options = runtime::Options {
                 threads,
                 ..runtime::Options::default()
@@ -347,8 +355,8 @@ impl Plan {
     /// The machines of a step in two parts.
     #[pyo3(signature = (threads=None))]
     fn arenas(&self, py: Python<'_>, threads: Option<usize>) -> PyResult<Arenas> {
-        py.detach(|| {
-            let (artifact, calls) = self.emitted()?;
+        interruptible(py, |cancel| {
+            let (artifact, calls) = self.emitted(cancel)?;
             let options = runtime::Options {
                 threads,
                 ..runtime::Options::default()
@@ -363,14 +371,14 @@ impl Plan {
         format!("Plan of a step on {}{rows}", self.device.name)
     }
 
-    fn _repr_html_(&self, py: Python<'_>) -> String {
+    fn _repr_html_(&self, py: Python<'_>) -> PyResult<String> {
         let row = |(name, value): (&str, String)| {
             format!("<tr><th style=\"text-align:left\">{name}</th><td>{value}</td></tr>")
         };
         let rows: String = self.figures().into_iter().map(row).collect();
-        let points = py.detach(|| curve::points(self.all()));
+        let points = curve::points(self.all(py)?);
         let drawing = curve::svg_file(&points, self.compiled.decided.budget);
-        format!("<div><table>{rows}</table>{drawing}</div>")
+        Ok(format!("<div><table>{rows}</table>{drawing}</div>"))
     }
 }
 
@@ -392,8 +400,10 @@ impl Plan {
     }
 
     /// The artifact, and what computes the calls in it that have no kernel.
-    fn emitted(&self) -> PyResult<(Artifact, Option<Arc<Calls>>)> {
-        let (compiled, data) = (&self.compiled, &self.data);
+    fn emitted(&self, cancel: &Cancel) -> PyResult<(Artifact, Option<Arc<Calls>>)> {
+        let (mut compiled, data) = (self.compiled.clone(), &self.data);
+        compiled.options.cancel = cancel.clone();
+        let compiled = &compiled;
         let Some(compute) = &self.compute else {
             let artifact = codegen::emit(compiled, data, Target::host());
             return Ok((artifact.map_err(error)?, None));
@@ -437,16 +447,19 @@ impl Plan {
     }
 
     /// The step with the plans for all budgets, which take several times as long as one.
-    fn all(&self) -> &Compiled {
-        self.all.get_or_init(|| {
-            let options = Options {
-                extent: Extent::Curve,
-                ..self.compiled.options.clone()
-            };
-            let cost = self.cost();
-            let graph = self.traced.clone();
-            pipeline::compile(graph, &options, &self.device, &cost, &mut |_| ())
-                .expect("a step that was compiled should compile again")
+    fn all(&self, py: Python<'_>) -> PyResult<&Compiled> {
+        interruptible(py, |cancel| {
+            Ok(self.all.get_or_init(|| {
+                let options = Options {
+                    extent: Extent::Curve,
+                    cancel: cancel.clone(),
+                    ..self.compiled.options.clone()
+                };
+                let cost = self.cost();
+                let graph = self.traced.clone();
+                pipeline::compile(graph, &options, &self.device, &cost, &mut |_| ())
+                    .expect("a step that was compiled should compile again")
+            }))
         })
     }
 
@@ -482,9 +495,8 @@ impl Plan {
         figures
     }
 
-    fn page(&self) -> String {
+    fn page(&self, all: &Compiled) -> String {
         let cost = self.cost();
-        let all = self.all();
         let problem = Problem::new(&all.program.graph, &self.device, &cost);
         page::page(&Source {
             compiled: all,

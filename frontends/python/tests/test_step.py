@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import lighterage as lt
+from lighterage import _lighterage
 
 Batch = tuple[torch.Tensor, ...]
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -739,6 +740,79 @@ def test_interrupt_comes_between_steps_and_the_step_goes_on() -> None:
     )
     assert (run.returncode, run.stdout) == (0, "went on\n"), run.stderr
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class Deep(nn.Module):
+    """Layers enough for a search of some hundred milliseconds."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        layers = [(nn.LayerNorm(8), nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(depth)]
+        self.layers = nn.ModuleList(nn.Sequential(*layer) for layer in layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
+def interrupted(work: Callable[[], object]) -> None:
+    """Run something that answers the third signal that arrives meanwhile."""
+    signals = 0
+
+    def answer(*_: object) -> None:
+        nonlocal signals
+        signals += 1
+        if signals == 3:
+            raise KeyboardInterrupt
+
+    # Signals that nothing looks at until the end are one signal.
+    before = signal.signal(signal.SIGALRM, answer)
+    signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            work()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_interrupt_ends_the_search_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x = Deep(12), torch.randn(4, 8)
+    optimizer = adamw(list(model.parameters()))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    places = [p.data_ptr() for p in model.parameters()]
+    real, plans = _lighterage.compile, []
+
+    def search(*args: Any, **kwargs: Any) -> None:
+        interrupted(lambda: plans.append(real(*args, **kwargs)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_lighterage, "compile", search)
+    with pytest.raises(KeyboardInterrupt):
+        lt.compile(model, optimizer, example=x, budget="40%", kernels="plain")
+    monkeypatch.undo()
+    assert plans == []
+    assert places == [p.data_ptr() for p in model.parameters()]
+    assert not optimizer.state
+
+    step = lt.compile(model, optimizer, example=x, budget="40%", kernels="plain")
+    assert step.plan.peak < step.plan.keep_peak
+    twin = Deep(12)
+    twin.load_state_dict(before)
+    theirs = adamw(list(twin.parameters()))
+    for _ in range(2):
+        assert float(step(x)) == pytest.approx(eager(twin, theirs, (x,)), rel=1e-5)
+
+
+def test_interrupted_curve_is_planned_again() -> None:
+    torch.manual_seed(0)
+    model, x = Deep(5), torch.randn(4, 8)
+    plan = lt.plan(model, "adamw", example=x, budget="40%")
+    interrupted(lambda: plan.curve)
+    assert plan.curve == lt.plan(model, "adamw", example=x, budget="40%").curve
+    assert plan.smallest <= plan.peak
 
 
 def test_plan_tells_what_it_needs_and_why(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@
 //! [`apply`](crate::schedule::apply) turns decisions into lines.
 
 pub mod blocks;
+mod cancel;
 mod decisions;
 mod error;
 pub mod machine;
@@ -15,6 +16,7 @@ mod problem;
 pub mod tuning;
 pub mod users;
 
+pub use cancel::{Cancel, Cancelled};
 pub use decisions::{Decisions, Gap, Means, Reason};
 pub use error::{Error, HostTooSmall, Illegal, Infeasible};
 pub use options::{Budget, Extent, Kernels, Limits, Options, Planner};

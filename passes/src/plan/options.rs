@@ -1,5 +1,6 @@
 //! What the user chooses: [`Options`], including the [`Budget`].
 
+use super::cancel::Cancel;
 use super::parts::Parts;
 use crate::graph::loss::Chunks;
 use crate::graph::optimizer::{Attach, Master, Optimizer};
@@ -67,6 +68,8 @@ pub struct Options {
     pub tf32: bool,
     /// Skips `simplify`: formulas stay as they were traced.
     pub without_simplify: bool,
+    /// Ends the compilation from outside. It changes no result.
+    pub cancel: Cancel,
 }
 
 impl Options {

@@ -2,6 +2,7 @@
 //! states.
 
 use super::blocks::{self, Block};
+use super::cancel::Cancel;
 use super::decisions::{Decisions, Gap, Means, Reason};
 use super::parts::Parts;
 use super::tuning::{Heuristics, LARGE, LATENCIES};
@@ -51,6 +52,8 @@ pub struct Problem<'a> {
     pub parts: Option<Parts>,
     /// The heuristics that planners use.
     pub heuristics: Heuristics,
+    /// Ends planning from outside.
+    pub cancel: Cancel,
 }
 
 ir::ids! {
@@ -147,6 +150,7 @@ impl<'a> Problem<'a> {
             host_limit: None,
             parts: None,
             heuristics: Heuristics::default(),
+            cancel: Cancel::default(),
         };
         problem.groups = problem.groups();
         problem
@@ -166,6 +170,14 @@ impl<'a> Problem<'a> {
     pub fn with_host_limit(self, bytes: u64) -> Problem<'a> {
         Problem {
             host_limit: Some(bytes),
+            ..self
+        }
+    }
+
+    /// The same problem, whose planning ends when a flag is set.
+    pub fn with_cancel(self, cancel: &Cancel) -> Problem<'a> {
+        Problem {
+            cancel: cancel.clone(),
             ..self
         }
     }
