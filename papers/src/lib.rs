@@ -7,7 +7,8 @@
 //!   chooses for each block separately;
 //! * [`remat`]: which nodes run again under a budget, with a lower bound;
 //! * [`stalloc`]: addresses by STAlloc's rules;
-//! * [`estimate`]: a model's memory from its sizes alone.
+//! * [`estimate`]: a model's memory from its sizes alone;
+//! * [`table`]: figures of a paper and ours as Markdown.
 //!
 //! ```
 //! use lighterage_papers::offload::{Algorithm, Instance, Layer, solve};
@@ -33,3 +34,4 @@ pub mod offload;
 pub mod protrain;
 pub mod remat;
 pub mod stalloc;
+pub mod table;

@@ -4,87 +4,25 @@
 //! Table 1 at two memories, Figure 4's bandwidths, and how long greedy+ takes on long chains. All
 //! schedules are checked. Times are processor times of one thread, the smallest of several runs.
 
-use papers::offload::paper::{MIB_PER_MS, TABLE_1};
+use papers::offload::paper::{MIB_PER_MS, TABLE_1, table_1, table_of_figure_4};
 use papers::offload::{Algorithm, Instance, Solution, solve, validate::validate};
 use std::io::Write;
-
-/// The paper's unit: 1000 MiB.
-const GB: f64 = 1000.0 * 1048576.0;
 
 fn main() {
     let mut out = std::io::stdout();
     let mut say = |line: String| writeln!(out, "{line}").expect("stdout should be open");
-    say("Table 1: pauses, in times that a block takes to move; L2L in ms off the paper's".into());
-    say(
-        "| row | paper: greedy, greedy* | memory | greedy+ | greedy | greedy* | first half | L2L \
-        off |"
-            .into(),
-    );
-    say("|---|---|---|---|---|---|---|---|".into());
-    for row in &TABLE_1 {
-        for blocks in [1.1, 6.0] {
-            let mut instance = row.instance();
-            let block = instance.layers[1].weight_bytes as f64;
-            instance.memory_bytes = instance.floor_bytes() + (blocks * block) as u64;
-            let block_ms = block / instance.bytes_per_micro / 1e3;
-            let paper = |millis: u32| f64::from(millis - row.compute) / block_ms;
-            let pause = |algorithm| {
-                checked(&instance, algorithm).map_or("-".into(), |solution| {
-                    format!(
-                        "{:.2}",
-                        (solution.schedule.period - solution.compute_micros) / 1e3 / block_ms
-                    )
-                })
-            };
-            let l2l = checked(&instance, Algorithm::L2l).expect("L2L should fit");
-            say(format!(
-                "| {} | {:.1}, {:.1} | floor + {blocks} | {} | {} | {} | {} | {:+.2} |",
-                row.name(),
-                paper(row.greedy),
-                paper(row.greedy_star),
-                pause(Algorithm::GreedyPlus),
-                pause(Algorithm::Greedy),
-                pause(Algorithm::GreedyStar),
-                pause(Algorithm::FirstHalf),
-                l2l.schedule.period / 1e3 - f64::from(row.l2l),
-            ));
-        }
+    for blocks in [1.1, 6.0] {
+        say(format!(
+            "Table 1, ms, with {blocks} blocks more than the least memory\n"
+        ));
+        say(table_1(blocks)
+            .expect("the chains should have schedules")
+            .markdown());
     }
-    say("\nFigure 4, GPT-2 38: step over its operations, %; greedy+ over the bound, %".into());
-    say(
-        "| batch, memory GB | GB/s | bound | greedy+ | over the bound | greedy | greedy* | first \
-        half | L2L |"
-            .into(),
-    );
-    say("|---|---|---|---|---|---|---|---|---|".into());
-    for (row, gb) in [(5, 13.0), (5, 9.0), (8, 13.0), (8, 9.0)] {
-        for bandwidth in [0.5, 1.0, 2.0, 4.0, 8.0, 12.0] {
-            let mut instance = TABLE_1[row].instance();
-            instance.memory_bytes = (gb * GB) as u64;
-            instance.bytes_per_micro = bandwidth * MIB_PER_MS;
-            let best = checked(&instance, Algorithm::GreedyPlus).expect("greedy+ should fit");
-            let over = |a: f64, b: f64| 100.0 * (a / b - 1.0).max(0.0);
-            let other = |algorithm| {
-                checked(&instance, algorithm).map_or("-".into(), |solution| {
-                    format!(
-                        "{:.2}",
-                        over(solution.schedule.period, solution.compute_micros)
-                    )
-                })
-            };
-            say(format!(
-                "| {}, {gb} | {bandwidth} | {:.2} | {:.2} | {:.2} | {} | {} | {} | {} |",
-                TABLE_1[row].batch,
-                over(best.bound_micros, best.compute_micros),
-                over(best.schedule.period, best.compute_micros),
-                over(best.schedule.period, best.bound_micros),
-                other(Algorithm::Greedy),
-                other(Algorithm::GreedyStar),
-                other(Algorithm::FirstHalf),
-                other(Algorithm::L2l),
-            ));
-        }
-    }
+    say("Figure 4, GPT-2 with 36 blocks: the step over its operations, %\n".into());
+    say(table_of_figure_4()
+        .expect("the chains should have schedules")
+        .markdown());
     say(
         "\nTime of greedy+, half-way between the least memory and all, GPT-2's blocks, batch 32; \
         ms"

@@ -9,6 +9,7 @@ use passes::pipeline::{self, Budget, Kernels, Options};
 use std::collections::BTreeMap;
 
 const DOC: &str = include_str!("../../docs/passes.md");
+const README: &str = include_str!("../../README.md");
 const MODEL: &str = include_str!("../../docs/mlp.ir");
 
 /// The result of each pass on the model, by name, as in the dumps of `plan docs/mlp.ir --optimizer
@@ -67,5 +68,39 @@ fn every_pass_is_told() {
             DOC.contains(&format!("| `{name}` |")),
             "docs/passes.md should have a row for {name}"
         );
+    }
+}
+
+/// The sample of `train` in README.md is that of the example at 20 %: its bytes and its predicted
+/// time.
+#[test]
+fn the_readme_shows_the_example() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/gpt2/gpt2.pt2");
+    let graph = torch::read(file.as_ref(), &BTreeMap::new()).unwrap().graph;
+    let device = passes::devices::named("cpu").unwrap();
+    let options = Options {
+        optimizer: Optimizer::AdamW,
+        budget: Budget::Share(0.2),
+        ..Options::default()
+    };
+    let cost = Roofline::new(&device);
+    let compiled = pipeline::compile(graph, &options, &device, &cost, &mut |_| ()).unwrap();
+    let mib = |bytes: u64| bytes as f64 / (1u64 << 20) as f64;
+    let (peak, keep) = (compiled.planned_peak, compiled.decided.keep_peak);
+    let moved = compiled.timeline.swapped_bytes;
+    for line in [
+        format!(
+            "peak          {:.1} MiB ({peak} bytes), planned = measured\n",
+            mib(peak)
+        ),
+        format!(
+            "keep          {:.1} MiB ({keep} bytes): the peak is {:.1}% of it\n",
+            mib(keep),
+            100.0 * peak as f64 / keep as f64
+        ),
+        format!(" {:.2} ms predicted;", compiled.timeline.micros / 1e3),
+        format!("moved         {:.1} MiB of swaps and states,", mib(moved)),
+    ] {
+        assert!(README.contains(&line), "README.md should have: {line}");
     }
 }

@@ -93,7 +93,7 @@ fn object(setup: &Setup, estimate: &Estimate, machines: &[Device]) -> serde_json
         json!({
             "device": device.name,
             "device_bytes": device.device_bytes,
-            "fits": estimate.total() <= device.device_bytes,
+            "fits": fits(estimate, device.device_bytes),
         })
     });
     json!({
@@ -115,6 +115,12 @@ fn object(setup: &Setup, estimate: &Estimate, machines: &[Device]) -> serde_json
         "micro_batches_in_flight": estimate.in_flight,
         "devices": fit.collect::<Vec<_>>(),
     })
+}
+
+/// Whether an estimate fits; `None` if only its states do and its activations are not known.
+fn fits(estimate: &Estimate, device_bytes: u64) -> Option<bool> {
+    let holds = estimate.total() <= device_bytes;
+    (estimate.activations.is_some() || !holds).then_some(holds)
 }
 
 /// `13.1 GB`, in powers of 1000 as in papers.
@@ -164,11 +170,14 @@ fn report(
     )?;
     write_total(out, estimate)?;
     if 1 < parallel.pipeline {
+        let layers = match estimate.activations {
+            Some(_) => format!("{} layers a stage, ", estimate.stage_layers),
+            None => String::new(),
+        };
         writeln!(
             out,
-            "\npipeline: {} layers a stage, activations of {} micro-batches, {:.1}% of the time \
-             in the bubble",
-            estimate.stage_layers,
+            "\npipeline: {layers}activations of {} micro-batches, {:.1}% of the time in the \
+             bubble",
             estimate.in_flight,
             100.0 * parallel.bubble()
         )?;
@@ -179,7 +188,7 @@ fn report(
         "\na checkpoint on disk has {}\n",
         gigabytes(estimate.checkpoint)
     )?;
-    write_machines(out, estimate.total(), machines)
+    write_machines(out, estimate, machines)
 }
 
 /// Writes the bytes by purpose.
@@ -224,11 +233,15 @@ fn write_layer(out: &mut String, estimate: &Estimate) -> std::fmt::Result {
     Ok(())
 }
 
-/// Writes which machines have `total` bytes.
-fn write_machines(out: &mut String, total: u64, machines: &[Device]) -> std::fmt::Result {
+/// Writes which machines have enough bytes.
+fn write_machines(out: &mut String, estimate: &Estimate, machines: &[Device]) -> std::fmt::Result {
+    let total = estimate.total();
     writeln!(out, "  {:<18} {:>12}", "device", "memory")?;
     for device in machines {
         let says = match device.device_bytes.checked_sub(total) {
+            Some(rest) if estimate.activations.is_none() => {
+                format!("{} left for activations", gigabytes(rest))
+            }
             Some(rest) => format!("fits, {} to spare", gigabytes(rest)),
             None => format!(
                 "does not fit, {} too much",

@@ -6,7 +6,8 @@ use crate::model::read_text;
 use crate::out;
 use crate::size::{bytes, micros, short};
 use papers::offload::validate::validate;
-use papers::offload::{self, Error, Gap, Instance, Layer, Solution, Way};
+use papers::offload::{self, Error, Gap, Instance, Layer, Solution, Way, paper};
+use papers::table::Table;
 use serde::Deserialize;
 use serde_json::json;
 use std::fmt::Write;
@@ -46,7 +47,30 @@ fn one() -> usize {
 pub(crate) fn run(args: &OffloadArgs) -> Result<(), Failure> {
     match &args.command {
         OffloadCommand::Solve(args) => solve(args),
+        OffloadCommand::Table1(args) => print(paper::table_1(args.blocks), args.json),
+        OffloadCommand::Figure4(args) => print(paper::table_of_figure_4(), args.json),
     }
+}
+
+/// Prints a table as Markdown, or as an array of objects. Numbers stay numbers.
+fn print(table: Result<Table, Error>, json: bool) -> Result<(), Failure> {
+    let table = table.map_err(|error| Failure::Bug(error.to_string()))?;
+    if !json {
+        out::text(&table.markdown());
+        return Ok(());
+    }
+    let cell = |text: &String| match text.parse::<f64>() {
+        Ok(number) => json!(number),
+        Err(_) if text == "-" => serde_json::Value::Null,
+        Err(_) => json!(text),
+    };
+    let object = |row: &Vec<String>| -> serde_json::Value {
+        let cells = table.head.iter().cloned().zip(row.iter().map(cell));
+        serde_json::Value::Object(cells.collect())
+    };
+    let rows: Vec<_> = table.rows.iter().map(object).collect();
+    out::line(&json!(rows).to_string());
+    Ok(())
 }
 
 fn solve(args: &OffloadSolveArgs) -> Result<(), Failure> {

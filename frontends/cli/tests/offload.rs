@@ -21,7 +21,18 @@ fn an_instance_is_solved_by_every_algorithm() {
         .expect(0)
         .json()[0]["bound_micros"]
         .as_f64();
-    for algorithm in ["greedy+", "greedy", "greedy*", "l2l", "first-half"] {
+    let algorithms = [
+        "greedy+",
+        "greedy",
+        "greedy*",
+        "l2l",
+        "first-half",
+        "autoswap-doa",
+        "autoswap-aoa",
+        "autoswap-wdoa",
+        "autoswap-swdoa",
+    ];
+    for algorithm in algorithms {
         let json = run(&format!(
             "offload solve {file} --algorithm {algorithm} --json"
         ))
@@ -103,4 +114,26 @@ fn what_is_wrong_is_said() {
             .expect(2)
             .says(&["bad.json", words]);
     }
+}
+
+#[test]
+fn the_papers_table_and_figure_are_printed() {
+    let rows = run("offload table1 --json").expect(0).json().remove(0);
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 15);
+    for row in rows {
+        let number = |name: &str| {
+            row[name]
+                .as_f64()
+                .unwrap_or_else(|| panic!("{name}: {row}"))
+        };
+        assert!((number("l2l") - number("their l2l")).abs() <= 1.0, "{row}");
+        assert_eq!(number("bound"), number("sum of u"), "{row}");
+        assert!(number("greedy") <= number("greedy*"), "{row}");
+    }
+    let text = run("offload figure4").expect(0).out;
+    assert_eq!(text.lines().count(), 2 + 24, "{text}");
+    run("offload table1 --blocks 2000")
+        .expect(2)
+        .says(&["1000"]);
 }

@@ -93,7 +93,7 @@ pub(super) fn fit(instance: &Instance, ops: &[Op]) -> (Schedule, Option<f64>) {
     if relaxed.micros * (1.0 + CLOSE) < schedule.period {
         for algorithm in [
             Algorithm::Greedy,
-            Algorithm::GreedyStar,
+            Algorithm::AutoSwapSwdoa,
             Algorithm::FirstHalf,
         ] {
             if let Some(found) = whole_layers(instance, ops, algorithm) {

@@ -124,7 +124,8 @@ ir::named! {
         GreedyPlus = "greedy+",
         /// The paper's Algorithms 1 and 2.
         Greedy = "greedy",
-        /// The same without discount: each absence has its own upload (Section 7).
+        /// The same layers in the same gaps, but each absence has its own upload (Section 7:
+        /// "weights are not only offloaded once").
         GreedyStar = "greedy*",
         /// Layer to layer (B. Pudipeddi et al., 2020): one layer on the device at a time, and
         /// operations wait for each prefetch.
@@ -132,6 +133,32 @@ ir::named! {
         /// The smallest number of first layers that fits (STRONGHOLD, X. Sun et al., 2022),
         /// scheduled by Algorithm 2.
         FirstHalf = "first-half",
+        /// AutoSwap (J. Zhang et al., 2019), priority DOA: the longest absences first, scheduled by
+        /// Algorithm 2.
+        AutoSwapDoa = "autoswap-doa",
+        /// AutoSwap, priority AOA: the largest product of bytes and absence first.
+        AutoSwapAoa = "autoswap-aoa",
+        /// AutoSwap, priority WDOA: absences first during which the excess of memory is large.
+        AutoSwapWdoa = "autoswap-wdoa",
+        /// AutoSwap, priority SWDOA: as WDOA, with the excess that is left after each choice.
+        AutoSwapSwdoa = "autoswap-swdoa",
+    }
+}
+
+impl Algorithm {
+    /// The priority, if this is AutoSwap.
+    fn score(self) -> Option<select::Score> {
+        match self {
+            Algorithm::AutoSwapDoa => Some(select::Score::Absence),
+            Algorithm::AutoSwapAoa => Some(select::Score::Area),
+            Algorithm::AutoSwapWdoa => Some(select::Score::Weighted),
+            Algorithm::AutoSwapSwdoa => Some(select::Score::Submodular),
+            Algorithm::GreedyPlus
+            | Algorithm::Greedy
+            | Algorithm::GreedyStar
+            | Algorithm::L2l
+            | Algorithm::FirstHalf => None,
+        }
     }
 }
 
@@ -368,7 +395,13 @@ pub fn solve(instance: &Instance, algorithm: Algorithm) -> Result<Solution, Erro
     let compute_micros = instance.compute_micros();
     let (schedule, known) = match algorithm {
         Algorithm::GreedyPlus => fit::fit(instance, &ops),
-        Algorithm::Greedy | Algorithm::GreedyStar | Algorithm::FirstHalf => (
+        Algorithm::Greedy
+        | Algorithm::GreedyStar
+        | Algorithm::FirstHalf
+        | Algorithm::AutoSwapDoa
+        | Algorithm::AutoSwapAoa
+        | Algorithm::AutoSwapWdoa
+        | Algorithm::AutoSwapSwdoa => (
             whole_layers(instance, &ops, algorithm).ok_or(Error::Stuck(algorithm))?,
             None,
         ),
@@ -387,7 +420,7 @@ pub fn solve(instance: &Instance, algorithm: Algorithm) -> Result<Solution, Erro
     })
 }
 
-/// A selection, then Algorithm 2. A selection that fills the memory to the last byte leaves no
+/// A selection, then Algorithm 2. `greedy*` has the selection of `greedy`. A selection that fills the memory to the last byte leaves no
 /// place for the next layer while one runs, so operations wait for each prefetch. If the place of
 /// one layer is left free, the pauses are as in the paper's Table 1. So the best of one, a half and
 /// none is taken.
@@ -399,9 +432,10 @@ fn whole_layers(instance: &Instance, ops: &[Op], algorithm: Algorithm) -> Option
         .fold(0.0, f64::max);
     let schedules = [1.0, 0.5, 0.0].into_iter().filter_map(|share| {
         let reserve = share * largest;
-        let away = match algorithm {
-            Algorithm::FirstHalf => select::first(instance, ops, reserve)?,
-            _ => select::greedy(instance, ops, algorithm != Algorithm::GreedyStar, reserve)?,
+        let away = match (algorithm, algorithm.score()) {
+            (Algorithm::FirstHalf, _) => select::first(instance, ops, reserve)?,
+            (_, Some(score)) => select::by_score(instance, ops, score, reserve)?,
+            (_, None) => select::greedy(instance, ops, reserve)?,
         };
         lists::schedule(instance, ops, &away, algorithm != Algorithm::GreedyStar)
     });

@@ -1,5 +1,5 @@
-//! Selects which layers leave in which gap: Algorithm 1 of the paper, and a variant that considers
-//! time.
+//! Selects which layers leave in which gap: Algorithm 1 of the paper, a variant that considers
+//! time, and two selections of others that the paper names.
 //!
 //! A choice (layer, gap) covers the operations during which the layer would be away. The most
 //! profitable choice is taken until no operation exceeds the memory. The profit is the excess that
@@ -32,15 +32,9 @@ fn excess(instance: &Instance, ops: &[Op], reserve: f64) -> Vec<f64> {
         .collect()
 }
 
-/// Algorithm 1, with `reserve` bytes left free. Without `discount`, the second gap costs as much as
-/// the first (Greedy*).
-pub(super) fn greedy(
-    instance: &Instance,
-    ops: &[Op],
-    discount: bool,
-    reserve: f64,
-) -> Option<Away> {
-    choose(instance, ops, excess(instance, ops, reserve), discount, 0.0)
+/// Algorithm 1, with `reserve` bytes left free.
+pub(super) fn greedy(instance: &Instance, ops: &[Op], reserve: f64) -> Option<Away> {
+    choose(instance, ops, excess(instance, ops, reserve), 0.0)
 }
 
 /// Algorithm 1 with a reserve for each operation, and only choices that cover at least `windows`
@@ -56,16 +50,10 @@ pub(super) fn windowed(
         .zip(reserve)
         .map(|(excess, reserve)| excess + reserve)
         .collect();
-    choose(instance, ops, excess, true, windows)
+    choose(instance, ops, excess, windows)
 }
 
-fn choose(
-    instance: &Instance,
-    ops: &[Op],
-    mut excess: Vec<f64>,
-    discount: bool,
-    windows: f64,
-) -> Option<Away> {
+fn choose(instance: &Instance, ops: &[Op], mut excess: Vec<f64>, windows: f64) -> Option<Away> {
     let n_layers = instance.layers.len();
     let mut away = vec![[0u64; 2]; n_layers];
     let mut open = choices(instance, ops, windows);
@@ -85,7 +73,7 @@ fn choose(
             let size = instance.weight(layer);
             let sums = &sums[sizes.partition_point(|&other| other < size)];
             let removed = over_covered(sums, n_layers, layer, gap);
-            let is_away = discount && away[layer][1 - gap] > 0;
+            let is_away = away[layer][1 - gap] > 0;
             let moves = if is_away { 1.0 } else { 2.0 };
             removed / (moves * size as f64)
         };
@@ -165,6 +153,74 @@ pub(super) fn first(instance: &Instance, ops: &[Op], reserve: f64) -> Option<Awa
     excess.iter().all(|&excess| excess <= 0.0).then_some(away)
 }
 
+/// A priority of AutoSwap (J. Zhang, S. H. Yeung, Y. Shu, B. He, W. Wang, "Efficient Memory
+/// Management for GPU-based Deep Learning Systems", 2019, Section 4), for a layer and a gap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Score {
+    /// Duration of absence (DOA): the time of the covered operations minus the transfers' time.
+    Absence,
+    /// Area of absence (AOA): this time multiplied by the bytes. A negative one is divided by them.
+    Area,
+    /// Weighted duration (WDOA): the integral of the excess over the covered operations.
+    Weighted,
+    /// Submodular (SWDOA): the same, of the excess that is left after each choice.
+    Submodular,
+}
+
+/// AutoSwap: choices in the order of their priority until nothing exceeds the memory minus
+/// `reserve`. AutoSwap swaps whole tensors; here a tensor is a layer's weights.
+pub(super) fn by_score(
+    instance: &Instance,
+    ops: &[Op],
+    score: Score,
+    reserve: f64,
+) -> Option<Away> {
+    let n_layers = instance.layers.len();
+    let mut away = vec![[0u64; 2]; n_layers];
+    let mut left = excess(instance, ops, reserve);
+    let first = left.clone();
+    let clock = sums(ops.iter().map(|op| op.micros));
+    let mut open = choices(instance, ops, 0.0);
+    while left.iter().any(|&excess| excess > 0.0) {
+        let weighing = if score == Score::Submodular {
+            &left
+        } else {
+            &first
+        };
+        let weighted = sums(
+            ops.iter()
+                .zip(weighing)
+                .map(|(op, excess)| op.micros * excess.max(0.0)),
+        );
+        let of = |&(layer, gap): &(usize, usize)| {
+            let bytes = instance.weight(layer) as f64;
+            let absent =
+                over_covered(&clock, n_layers, layer, gap) - 2.0 * bytes / instance.bytes_per_micro;
+            match score {
+                Score::Absence => absent,
+                Score::Area if absent < 0.0 => absent / bytes,
+                Score::Area => absent * bytes,
+                Score::Weighted | Score::Submodular => {
+                    over_covered(&weighted, n_layers, layer, gap)
+                }
+            }
+        };
+        // The first of the highest.
+        let highest = |best: usize, k: usize| {
+            if of(&open[best]) < of(&open[k]) {
+                k
+            } else {
+                best
+            }
+        };
+        let best = (0..open.len()).reduce(highest)?;
+        let (layer, gap) = open.remove(best);
+        away[layer][gap] = instance.weight(layer);
+        remove(&mut left, instance, layer, gap);
+    }
+    Some(away)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,7 +250,7 @@ mod tests {
         let instance = three();
         let ops = instance.ops();
         assert_eq!(
-            greedy(&instance, &ops, true, 0.0),
+            greedy(&instance, &ops, 0.0),
             Some(vec![[0, 10], [10, 0], [0, 0]])
         );
     }
@@ -208,5 +264,24 @@ mod tests {
             first(&instance, &ops, 0.0),
             Some(vec![[10, 10], [10, 10], [0, 0]])
         );
+    }
+
+    #[test]
+    fn autoswap_takes_the_longest_absence_first() {
+        // Gap 1 of layer 0 covers F_1, F_2, B_2, B_1: 6 µs, the most; it helps B_2 and B_1. Gap 0
+        // of layer 2 covers B_1, B_0, F_0, F_1: 6 µs; it helps B_0.
+        let instance = three();
+        let ops = instance.ops();
+        let taken = Some(vec![[0, 10], [0, 0], [10, 0]]);
+        for score in [Score::Absence, Score::Area] {
+            assert_eq!(by_score(&instance, &ops, score, 0.0), taken, "{score:?}");
+        }
+        // By the integral of the excess, both are equal, and 2 µs above the others.
+        for score in [Score::Weighted, Score::Submodular] {
+            let away = by_score(&instance, &ops, score, 0.0).unwrap();
+            let helps = excess(&instance, &ops, 0.0);
+            assert!(helps.iter().any(|&excess| excess > 0.0));
+            assert!(away.iter().flatten().any(|&bytes| bytes > 0), "{score:?}");
+        }
     }
 }
