@@ -14,8 +14,10 @@
 //! until memory is full. A number of recomputed blocks is skipped if its arithmetic alone takes
 //! longer than the best step.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
 use std::ops::{Add, Range, RangeInclusive};
+use thiserror::Error;
 
 /// The figures of a block. Times are in µs, for one step.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -95,6 +97,208 @@ pub struct Config {
     pub n_swap: usize,
     /// Blocks that are computed again.
     pub n_recompute: usize,
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Config {
+            n_persist,
+            n_buffer,
+            n_swap,
+            n_recompute,
+        } = self;
+        write!(
+            f,
+            "n_persist={n_persist},n_buffer={n_buffer},n_swap={n_swap},n_ckpt={n_recompute}"
+        )
+    }
+}
+
+/// Numbers that the user gives; the others are searched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Fixed {
+    /// Persistent chunks.
+    pub n_persist: Option<usize>,
+    /// Buffers.
+    pub n_buffer: Option<usize>,
+    /// Blocks that swap.
+    pub n_swap: Option<usize>,
+    /// Blocks that are computed again: the paper's `n_ckpt`.
+    pub n_ckpt: Option<usize>,
+}
+
+/// Numbers that no configuration of a model has.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum ConfigError {
+    /// The text is not a list of numbers.
+    #[error(
+        "`{0}` should be n_persist=N, n_buffer=N, n_swap=N or n_ckpt=N, each once, with commas \
+         between them"
+    )]
+    Text(String),
+    /// More than the model has.
+    #[error("{knob}={number}: the model has {most} {of}")]
+    TooMany {
+        /// The number's name.
+        knob: &'static str,
+        /// The number.
+        number: usize,
+        /// How many there are.
+        most: usize,
+        /// Of what.
+        of: &'static str,
+    },
+    /// The persistent chunks leave fewer chunks than buffers.
+    #[error(
+        "n_buffer={n_buffer}: with n_persist={n_persist} only {others} of {chunks} chunks need a \
+         buffer"
+    )]
+    NoChunkForBuffer {
+        /// Buffers.
+        n_buffer: usize,
+        /// Persistent chunks.
+        n_persist: usize,
+        /// The other chunks.
+        others: usize,
+        /// All chunks.
+        chunks: usize,
+    },
+    /// Fetching, computing and offloading need a buffer each.
+    #[error(
+        "n_buffer={n_buffer}: {others} chunks are not persistent and need at least {fewest} \
+         buffers: one each to fetch, compute and offload"
+    )]
+    FewBuffers {
+        /// Buffers.
+        n_buffer: usize,
+        /// Chunks that are not persistent.
+        others: usize,
+        /// The fewest buffers for them.
+        fewest: usize,
+    },
+    /// More blocks than the model has.
+    #[error("n_swap={n_swap} and n_ckpt={n_ckpt}: the model has {blocks} blocks")]
+    TooManyBlocks {
+        /// Blocks that swap.
+        n_swap: usize,
+        /// Blocks that are computed again.
+        n_ckpt: usize,
+        /// Blocks of the model.
+        blocks: usize,
+    },
+    /// Swaps would not end before the next begins.
+    #[error(
+        "n_swap={n_swap}: a swap takes as long as the forward of N_interval = {interval} blocks, \
+         so at most {most} of {blocks} blocks swap"
+    )]
+    TooManySwaps {
+        /// Blocks that swap.
+        n_swap: usize,
+        /// Blocks from one swap to the next.
+        interval: usize,
+        /// The most that may swap.
+        most: usize,
+        /// Blocks of the model.
+        blocks: usize,
+    },
+}
+
+impl Fixed {
+    /// Numbers as text: `n_persist=2,n_buffer=3`.
+    ///
+    /// # Errors
+    ///
+    /// If a part is not a known name and a number, or if a name comes twice.
+    pub fn parse(text: &str) -> Result<Fixed, ConfigError> {
+        let mut fixed = Fixed::default();
+        for part in text.split(',') {
+            let wrong = || ConfigError::Text(part.to_string());
+            let (name, number) = part.split_once('=').ok_or_else(wrong)?;
+            let number = number.trim().parse().map_err(|_| wrong())?;
+            let knob = match name.trim() {
+                "n_persist" => &mut fixed.n_persist,
+                "n_buffer" => &mut fixed.n_buffer,
+                "n_swap" => &mut fixed.n_swap,
+                "n_ckpt" => &mut fixed.n_ckpt,
+                _ => return Err(wrong()),
+            };
+            if knob.replace(number).is_some() {
+                return Err(wrong());
+            }
+        }
+        Ok(fixed)
+    }
+
+    /// True if no number is given.
+    pub fn is_free(&self) -> bool {
+        *self == Fixed::default()
+    }
+
+    /// Checks that some configuration of the model has these numbers.
+    ///
+    /// # Errors
+    ///
+    /// The first number that none has, and why.
+    pub fn check(&self, instance: &Instance) -> Result<(), ConfigError> {
+        let (chunks, blocks) = (instance.chunks.len(), instance.n_repeated());
+        for (knob, number, most, of) in [
+            ("n_persist", self.n_persist, chunks, "chunks"),
+            ("n_buffer", self.n_buffer, chunks, "chunks"),
+            ("n_swap", self.n_swap, blocks, "blocks"),
+            ("n_ckpt", self.n_ckpt, blocks, "blocks"),
+        ] {
+            if let Some(number) = number.filter(|&number| most < number) {
+                return Err(ConfigError::TooMany {
+                    knob,
+                    number,
+                    most,
+                    of,
+                });
+            }
+        }
+        if let (Some(n_persist), Some(n_buffer)) = (self.n_persist, self.n_buffer) {
+            let others = chunks - n_persist;
+            let (fewest, most) = instance.buffers(n_persist);
+            if most < n_buffer {
+                return Err(ConfigError::NoChunkForBuffer {
+                    n_buffer,
+                    n_persist,
+                    others,
+                    chunks,
+                });
+            }
+            if n_buffer < fewest {
+                return Err(ConfigError::FewBuffers {
+                    n_buffer,
+                    others,
+                    fewest,
+                });
+            }
+        }
+        if let Some(n_swap) = self.n_swap.filter(|&n| instance.most_swaps() < n) {
+            return Err(ConfigError::TooManySwaps {
+                n_swap,
+                interval: instance.interval(),
+                most: instance.most_swaps(),
+                blocks,
+            });
+        }
+        match (self.n_swap, self.n_ckpt) {
+            (Some(n_swap), Some(n_ckpt)) if blocks < n_swap + n_ckpt => {
+                Err(ConfigError::TooManyBlocks {
+                    n_swap,
+                    n_ckpt,
+                    blocks,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// True if a number is not given, or is this one.
+fn allows(fixed: Option<usize>, number: usize) -> bool {
+    fixed.is_none_or(|fixed| fixed == number)
 }
 
 /// How a block's activations are handled.
@@ -449,9 +653,18 @@ const FINE: usize = 128;
 /// For each number of swapped blocks, the outlines of each number of recomputed blocks. They do not
 /// depend on the capacity.
 pub fn outlines(instance: &Instance) -> Vec<Vec<Outline>> {
+    outlines_with(instance, &Fixed::default())
+}
+
+/// The same; given numbers are among them.
+fn outlines_with(instance: &Instance, fixed: &Fixed) -> Vec<Vec<Outline>> {
     let n = instance.n_repeated();
     let stride = n.div_ceil(FINE).max(1);
-    let tried = |number: usize, most: usize| number.is_multiple_of(stride) || number == most;
+    let tried = |number: usize, most: usize| {
+        number.is_multiple_of(stride)
+            || number == most
+            || [fixed.n_swap, fixed.n_ckpt].contains(&Some(number))
+    };
     let of_swaps = |n_swap: usize| {
         let mut activation = Config {
             n_swap,
@@ -656,6 +869,125 @@ impl<'a> Search<'a> {
             self.best = Some(found);
         }
     }
+}
+
+/// The most numbers of swapped blocks, of persistent chunks and of buffers that [`front`] tries.
+/// With more, it tries evenly spaced ones.
+const TRIED: [usize; 3] = [64, 64, 32];
+
+/// The configurations with these numbers that no other one beats in both memory and time, for any
+/// capacity, the one with the most memory first. The one that [`search`] finds for a capacity is the
+/// first that fits, if every number is tried.
+pub fn front(instance: &Instance, fixed: &Fixed) -> Vec<(Config, Predicted)> {
+    let n_chunks = instance.chunks.len();
+    let mut front = Front::default();
+    let outlines = outlines_with(instance, fixed);
+    let swaps: BTreeSet<usize> = spaced(0..=instance.most_swaps(), TRIED[0]).collect();
+    for outline in outlines.iter().flatten() {
+        let is_given = fixed.n_swap == Some(outline.n_swap);
+        if !(allows(fixed.n_swap, outline.n_swap) && (is_given || swaps.contains(&outline.n_swap)))
+            || !allows(fixed.n_ckpt, outline.n_recompute)
+        {
+            continue;
+        }
+        let mut config = Config {
+            n_swap: outline.n_swap,
+            n_recompute: outline.n_recompute,
+            ..Config::default()
+        };
+        let stages = stages(instance, &config.layout(instance).activation);
+        let persists = given_or(fixed.n_persist, spaced(0..=n_chunks, TRIED[1]));
+        for n_persist in persists.filter(|&n| n <= n_chunks) {
+            config.n_persist = n_persist;
+            let is_host_full = instance
+                .host_capacity
+                .is_some_and(|capacity| capacity < host_memory(instance, &config));
+            if !is_host_full {
+                front.try_buffers(instance, &stages, config, fixed, outline.activations);
+            }
+        }
+    }
+    front.steps.into_values().rev().collect()
+}
+
+/// Configurations by memory: with more memory, each is faster.
+#[derive(Default)]
+struct Front {
+    steps: BTreeMap<u64, (Config, Predicted)>,
+}
+
+impl Front {
+    /// Tries all numbers of buffers.
+    fn try_buffers(
+        &mut self,
+        instance: &Instance,
+        stages: &Stages,
+        config: Config,
+        fixed: &Fixed,
+        activations: u64,
+    ) {
+        let n = instance.chunks.len();
+        let (fewest, most) = instance.buffers(config.n_persist);
+        let around = around(instance, stages, &config);
+        let persistent = instance.chunks[..config.n_persist]
+            .iter()
+            .map(|chunk| chunk.persistent_bytes)
+            .sum();
+        // A chunk's backward with its predecessor in a buffer, and without.
+        let stage = |n_buffer: usize, c: usize| {
+            let config = Config { n_buffer, ..config };
+            stages.backward[c].max(moved(instance, stages, &config, c).1)
+        };
+        let cached = sums((0..n).map(|c| stage(n, c)));
+        let fetched = sums((0..n).map(|c| stage(0, c)));
+        let buffers = given_or(fixed.n_buffer, spaced(fewest..=most, TRIED[2]));
+        for n_buffer in buffers.filter(|n| (fewest..=most).contains(n)) {
+            // Chunk c - 1 is in a buffer if c is above n - n_buffer.
+            let first = (n - n_buffer + 1).min(n);
+            let backward = fetched[first] + cached[n] - cached[first];
+            let predicted = Predicted {
+                times: Times { backward, ..around },
+                memory: total(instance, activations, persistent, n_buffer),
+                evaluated: 0,
+            };
+            self.push((Config { n_buffer, ..config }, predicted));
+        }
+    }
+
+    /// Adds a configuration, and drops those that it beats; nothing if one beats it.
+    fn push(&mut self, new: (Config, Predicted)) {
+        let memory = new.1.memory;
+        if let Some((_, below)) = self.steps.range(..=memory).next_back()
+            && !better(&new, below)
+        {
+            return;
+        }
+        let beaten = self.steps.range(memory..);
+        let beaten: Vec<u64> = beaten
+            .take_while(|(_, above)| !better(above, &new))
+            .map(|(&memory, _)| memory)
+            .collect();
+        for memory in beaten {
+            self.steps.remove(&memory);
+        }
+        self.steps.insert(memory, new);
+    }
+}
+
+/// Numbers of a range: all of them, or `most` evenly spaced ones with both ends.
+fn spaced(range: RangeInclusive<usize>, most: usize) -> impl Iterator<Item = usize> {
+    let (first, last) = (*range.start(), *range.end());
+    let steps = (last - first).min(most.max(2) - 1);
+    (0..=steps).map(move |k| first + (last - first) * k / steps.max(1))
+}
+
+/// The given number, or these.
+fn given_or(
+    given: Option<usize>,
+    numbers: impl Iterator<Item = usize>,
+) -> impl Iterator<Item = usize> {
+    let free = given.is_none();
+    given.into_iter().chain(numbers.filter(move |_| free))
 }
 
 /// Prefix sums: of no number, of one, of two, ….
@@ -893,6 +1225,96 @@ pub(crate) mod tests {
                 prop_assert!(step(n_buffer + 1) <= step(n_buffer) * (1.0 + EQUAL));
             }
         }
+    }
+
+    proptest! {
+        /// For any capacity, the first of the front that fits is as fast as brute force.
+        #[test]
+        fn the_front_has_the_fastest_for_each_capacity(instance in instances()) {
+            let front = front(&instance, &Fixed::default());
+            for pair in front.windows(2) {
+                prop_assert!(pair[1].1.memory < pair[0].1.memory);
+            }
+            for (config, predicted) in &front {
+                prop_assert_eq!(predicted.memory, memory(&instance, config));
+                let (told, exact) = (predicted.times.step(), times(&instance, config).step());
+                prop_assert!((told - exact).abs() <= 1e-9 * exact, "{config:?}: {told}, {exact}");
+            }
+            for capacity in (50..900).step_by(50) {
+                let instance = Instance { capacity, ..instance.clone() };
+                let fits = front.iter().find(|(_, predicted)| predicted.memory <= capacity);
+                let (found, best) = (fits.map(|(_, p)| p.times.step()), brute(&instance));
+                prop_assert_eq!(found.is_some(), best.is_some());
+                if let (Some(found), Some(best)) = (found, best) {
+                    prop_assert!((found - best).abs() <= 1e-6 * best, "{found} {best}");
+                }
+            }
+        }
+
+        #[test]
+        fn given_numbers_are_kept(instance in instances(), knob in 0usize..4, number in 0usize..8) {
+            let mut fixed = Fixed::default();
+            [&mut fixed.n_persist, &mut fixed.n_buffer, &mut fixed.n_swap, &mut fixed.n_ckpt]
+                [knob].replace(number);
+            let found = front(&Instance { host_capacity: None, ..instance.clone() }, &fixed);
+            for (config, _) in &found {
+                let numbers = [config.n_persist, config.n_buffer, config.n_swap,
+                    config.n_recompute];
+                prop_assert_eq!(numbers[knob], number);
+            }
+            if fixed.check(&instance).is_err() {
+                prop_assert!(found.is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_are_read_and_refused() {
+        let fixed = Fixed::parse("n_ckpt=4,n_persist=1").unwrap();
+        assert_eq!((fixed.n_ckpt, fixed.n_persist), (Some(4), Some(1)));
+        assert!(!fixed.is_free() && Fixed::default().is_free());
+        for text in [
+            "",
+            "n_persist",
+            "n_persist=-1",
+            "n_persist=1,n_persist=2",
+            "blocks=3",
+        ] {
+            assert!(Fixed::parse(text).is_err(), "{text}");
+        }
+        let block = BlockCost {
+            repeated: true,
+            forward: 1.0,
+            swap_out: 3.0,
+            ..BlockCost::default()
+        };
+        let instance = Instance {
+            blocks: vec![block; 8],
+            chunks: vec![ChunkCost::default(); 6],
+            alpha: 1.0,
+            ..Instance::default()
+        };
+        for (text, words) in [
+            ("n_persist=7", "n_persist=7: the model has 6 chunks"),
+            ("n_persist=4,n_buffer=3", "only 2 of 6 chunks"),
+            ("n_persist=0,n_buffer=2", "at least 3 buffers"),
+            ("n_swap=3", "N_interval = 3 blocks, so at most 2"),
+            ("n_swap=2,n_ckpt=7", "the model has 8 blocks"),
+        ] {
+            let error = Fixed::parse(text)
+                .unwrap()
+                .check(&instance)
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(words), "{text}: {error}");
+        }
+        let text = Config {
+            n_swap: 2,
+            ..Config::default()
+        }
+        .to_string();
+        assert_eq!(text, "n_persist=0,n_buffer=0,n_swap=2,n_ckpt=0");
+        assert_eq!(Fixed::parse(&text).unwrap().n_swap, Some(2));
     }
 
     /// A limit of Eq 2: if every chunk is persistent, nothing is fetched, and the host updates

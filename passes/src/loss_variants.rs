@@ -144,6 +144,7 @@ impl<'a, 'c> Stage<'_, 'a, 'c> {
         self.problems.0[slot].get_or_init(|| {
             Problem::new(&variant.graph, self.device, &variant.cost)
                 .with_host_limit(host)
+                .with_fixed(self.options.protrain)
                 .with_parts(self.options.parts.as_ref())
                 .with_cancel(&self.options.cancel)
         })

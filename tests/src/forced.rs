@@ -88,6 +88,7 @@ pub fn finish(
     let decided = Decided {
         decisions,
         origin: Origin::Keep,
+        layout: None,
         variant,
         figures: Finished {
             peak,

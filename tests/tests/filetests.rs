@@ -19,6 +19,7 @@ use codegen::kernels::Target;
 use codegen::{Form, listing};
 use ir::text::{self, File};
 use ir::{Graph, Program, Schedule};
+use papers::protrain::Fixed;
 use passes::cost::Roofline;
 use passes::decide::{Decisions, Extent, Gap, Means, Planner, Problem, Reason, decide};
 use passes::graph::loss::Chunks;
@@ -102,6 +103,7 @@ impl Header<'_> {
             // A header has no list of paths; the pass's own test has groups.
             groups: BTreeMap::new(),
             cancel: Cancel::default(),
+            protrain: Fixed::default(),
             micro_batches: given
                 .remove("micro_batches")
                 .map(|text| bytes(text) as usize),

@@ -4,7 +4,7 @@ use ir::schedule::{InstrKind, Why};
 use ir::{Graph, Phase, Schedule};
 use lighterage_tests::gpt2::gpt2;
 use lighterage_tests::{chain, forced};
-use papers::protrain::{Activation, Config, Layout};
+use papers::protrain::{Activation, Config, Fixed, Layout};
 use passes::cost::{Roofline, Tabled};
 use passes::decide::choose::{Aim, Asked};
 use passes::decide::figures::instance;
@@ -17,9 +17,9 @@ use passes::graph::{canonical, optimizer};
 use passes::pipeline::{self, Budget, Error, Options};
 use passes::plan::Limits;
 use passes::plan::tuning::RUNGS;
-use passes::realise;
 use passes::schedule::lives::Variant;
 use passes::schedule::order::{self, Update};
+use passes::{devices, realise};
 use runtime::{Machine, StateInit};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
@@ -235,9 +235,9 @@ fn layouts_are_legal_plans() {
                 assert!(proved.is_ok(), "parts: {}", proved.unwrap_err());
             }
             let model = layout::Model::new(problem).unwrap();
-            let ladder: Vec<_> = model.ladder(RUNGS).collect();
+            let ladder = model.ladder(&Fixed::default(), 24);
             assert!(1 < ladder.len(), "{}", graph.name);
-            for config in ladder {
+            for (config, _) in ladder {
                 let decisions = model.decisions(problem, &config);
                 for (used, _) in decisions.cuts.values() {
                     means[usize::from(*used == Means::Swap)] += 1;
@@ -258,6 +258,51 @@ fn layouts_are_legal_plans() {
         0 < means[0] && 0 < means[1] && 0 < hosted,
         "{means:?} {hosted}"
     );
+}
+
+/// Numbers that the user gives are those of the plan; the others are searched. Impossible numbers
+/// are refused in the paper's words.
+#[test]
+fn protrain_keeps_the_numbers_that_are_given() {
+    let graph = small();
+    let plan = |text: &str, budget: Budget| {
+        let fixed = Fixed::parse(text).unwrap();
+        let device = devices::named("a100-80g").unwrap();
+        let cost = Roofline::new(&device);
+        let problem = Problem::new(&graph, &device, &cost).with_fixed(fixed);
+        decide(&problem, Planner::Protrain, budget)
+    };
+    let free = Budget::Bytes(u64::MAX);
+    for (text, numbers) in [
+        ("n_persist=0,n_buffer=3,n_swap=0,n_ckpt=0", [0, 3, 0, 0]),
+        ("n_persist=1,n_buffer=4,n_swap=0,n_ckpt=3", [1, 4, 0, 3]),
+    ] {
+        let layout = plan(text, free).unwrap().layout.unwrap();
+        let config = layout.config;
+        let found = [
+            config.n_persist,
+            config.n_buffer,
+            config.n_swap,
+            config.n_recompute,
+        ];
+        assert_eq!(found, numbers);
+        assert_eq!(layout.chunks.matches('P').count(), numbers[0]);
+        assert_eq!(layout.chunks.matches('B').count(), numbers[1]);
+        assert_eq!(layout.blocks.matches('R').count(), numbers[3]);
+        assert_eq!(
+            (layout.chunks.len(), layout.blocks.len()),
+            (layout.n_chunk, layout.n_block)
+        );
+    }
+    let searched = plan("n_ckpt=2", free).unwrap();
+    assert_eq!(searched.layout.unwrap().config.n_recompute, 2);
+    // Keeping everything is not among the plans, even if it is faster.
+    assert!(matches!(
+        plan("n_persist=0", Budget::Bytes(1 << 20)),
+        Err(Error::Infeasible(_))
+    ));
+    let error = plan("n_persist=99", free).unwrap_err().to_string();
+    assert!(error.contains("n_persist=99: the model has"), "{error}");
 }
 
 /// Lines of a kind, with their buffers' sizes.

@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use codegen::kernels::Target;
 use papers::estimate;
 use papers::offload::Algorithm;
+use papers::protrain::Fixed;
 use passes::decide::Planner;
 use passes::graph::loss::Chunks;
 use passes::graph::optimizer::{Master, Optimizer};
@@ -175,6 +176,12 @@ pub(crate) struct Compiling {
     /// The planner, which decides what is kept, swapped and recomputed [default: auto]
     #[arg(long, value_parser = planner())]
     pub(crate) planner: Option<Planner>,
+    /// Give some of the numbers of the planner protrain, and search the others: n_persist and
+    /// n_buffer of the chunks of parameters, n_swap and n_ckpt of the blocks. It implies --planner
+    /// protrain
+    #[arg(long, value_name = "n_persist=N,n_buffer=N,n_swap=N,n_ckpt=N",
+        value_parser = Fixed::parse)]
+    pub(crate) protrain: Option<Fixed>,
     /// The kernels. plain: one kernel for each op. generated: kernels for groups of ops [default:
     /// generated]
     #[arg(long, value_parser = named(&Kernels::ALL, Kernels::name))]
@@ -552,6 +559,32 @@ pub(crate) enum OffloadCommand {
         forward_micros, backward_micros and, if there are several like it, count."
     )]
     Solve(OffloadSolveArgs),
+    /// Print Table 1 of the paper: steps in ms on 15 chains, theirs beside ours
+    #[command(after_help = "Example:\n  lighterage offload table1 --blocks 6")]
+    Table1(OffloadTable1Args),
+    /// Print Figure 4 of the paper: the overhead of a step in percent at six bandwidths
+    #[command(after_help = "Example:\n  lighterage offload figure4")]
+    Figure4(OffloadFigure4Args),
+}
+
+/// `offload table1`.
+#[derive(Args, Debug)]
+pub(crate) struct OffloadTable1Args {
+    /// Memory beyond the least that any schedule fits, in blocks' weights. The paper does not state
+    /// its memory
+    #[arg(long, value_name = "N", default_value_t = 6.0, value_parser = parse_blocks)]
+    pub(crate) blocks: f64,
+    /// Print one JSON array with an object for each row
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `offload figure4`.
+#[derive(Args, Debug)]
+pub(crate) struct OffloadFigure4Args {
+    /// Print one JSON array with an object for each row
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// `offload solve`.
@@ -742,18 +775,27 @@ fn planner() -> impl TypedValueParser<Value = Planner> {
 }
 
 fn offload_algorithm() -> impl TypedValueParser<Value = OffloadAlgorithm> {
-    const ALL: [OffloadAlgorithm; 6] = [
-        OffloadAlgorithm::Solve(Algorithm::ALL[0]),
-        OffloadAlgorithm::Solve(Algorithm::ALL[1]),
-        OffloadAlgorithm::Solve(Algorithm::ALL[2]),
-        OffloadAlgorithm::Solve(Algorithm::ALL[3]),
-        OffloadAlgorithm::Solve(Algorithm::ALL[4]),
-        OffloadAlgorithm::Bound,
-    ];
+    const ALL: [OffloadAlgorithm; Algorithm::ALL.len() + 1] = {
+        let mut all = [OffloadAlgorithm::Bound; Algorithm::ALL.len() + 1];
+        let mut k = 0;
+        while k < Algorithm::ALL.len() {
+            all[k] = OffloadAlgorithm::Solve(Algorithm::ALL[k]);
+            k += 1;
+        }
+        all
+    };
     named(&ALL, |algorithm| match algorithm {
         OffloadAlgorithm::Solve(algorithm) => algorithm.name(),
         OffloadAlgorithm::Bound => "bound",
     })
+}
+
+/// Blocks of weights, at most a model's.
+fn parse_blocks(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(blocks) if (0.0..=1000.0).contains(&blocks) => Ok(blocks),
+        _ => Err("should be a number from 0 to 1000".into()),
+    }
 }
 
 fn effort() -> impl TypedValueParser<Value = Effort> {

@@ -11,7 +11,7 @@ use ir::text::File;
 use ir::{Device, Graph, Op, TensorType};
 use passes::cost::profile::{Profile, Profiled};
 use passes::cost::{Cost, Roofline};
-use passes::decide::Extent;
+use passes::decide::{Extent, Planner};
 use passes::devices;
 use passes::pipeline::{self, Compiled, Options};
 use passes::plan::Cancel;
@@ -295,7 +295,11 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         update: compiling.update.unwrap_or_default(),
         budget: compiling.budget.unwrap_or_default(),
         host: compiling.host,
-        planner: compiling.planner.unwrap_or_default(),
+        planner: match compiling.protrain {
+            Some(_) => Planner::Protrain,
+            None => compiling.planner.unwrap_or_default(),
+        },
+        protrain: compiling.protrain.unwrap_or_default(),
         kernels: compiling.kernels.unwrap_or_default(),
         parts: None,
         tf32: compiling.tf32,
@@ -360,6 +364,13 @@ fn run(
     extent: Extent,
 ) -> Result<(Compiled, Vec<PassTime>), Failure> {
     start_threads()?;
+    let other = compiling.planner.filter(|&p| p != Planner::Protrain);
+    if let (Some(planner), Some(_)) = (other, compiling.protrain) {
+        return Err(Failure::Input(format!(
+            "--protrain gives numbers of the planner protrain, not of {}: leave --planner out",
+            planner.name()
+        )));
+    }
     if let Some(n) = compiling.micro_batches.filter(|&n| n > MANY_MICRO_BATCHES) {
         out::note(&format!(
             "note: each of the {n} micro-batches has lines of its own, and compiling takes time in \

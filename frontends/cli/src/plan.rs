@@ -11,6 +11,7 @@ use crate::{model, module, out, size};
 use ir::{Device, Program, Stream};
 use passes::cost::{self, ProductKind, ProductRate};
 use passes::decide::bound::Certificate;
+use passes::decide::layout::Described;
 use passes::decide::{Infeasible, Problem};
 use passes::explain::{self, Count, Peak, Tally};
 use passes::pipeline::{Compiled, LossVariant};
@@ -198,6 +199,7 @@ impl Facts<'_> {
             "update": update_name(options.update),
             "planner": options.planner.name(),
             "found_by": decided.origin.name(),
+            "protrain": decided.layout.as_ref().map(protrain_json),
             "budget_bytes": decided.budget,
             "planned_peak_bytes": planned_peak,
             "keep_peak_bytes": decided.keep_peak,
@@ -320,6 +322,7 @@ impl Facts<'_> {
         self.write_bytes(out)?;
         self.write_times(out)?;
         self.write_tally(out)?;
+        self.write_protrain(out)?;
         if 1 < self.compiled.loss_chunks || 1 < self.compiled.loss_variants.len() {
             self.write_loss_variants(out)?;
         }
@@ -445,6 +448,46 @@ impl Facts<'_> {
             )?;
         }
         Ok(())
+    }
+
+    /// The layout in the words of ProTrain's paper.
+    fn write_protrain(&self, out: &mut String) -> std::fmt::Result {
+        let Some(layout) = &self.compiled.decided.layout else {
+            return Ok(());
+        };
+        let (numbers, times) = (layout.config, layout.times);
+        writeln!(out, "\nprotrain             {numbers}")?;
+        writeln!(
+            out,
+            "  chunks             N_chunk {} of {}, {:.1}% waste: {}",
+            layout.n_chunk,
+            short(layout.chunk_bytes),
+            layout.waste_percent,
+            layout.chunks
+        )?;
+        writeln!(
+            out,
+            "  blocks             N_block {}, N_interval {}: {}",
+            layout.n_block,
+            page::interval(layout),
+            layout.blocks
+        )?;
+        writeln!(
+            out,
+            "  by formula         step {}: forward {}, backward {}, updates {} on the device, {} \
+             on the host; {}",
+            micros(times.step()),
+            micros(times.forward),
+            micros(times.backward),
+            micros(times.update_device),
+            micros(times.update_host),
+            short(layout.memory)
+        )?;
+        writeln!(
+            out,
+            "  P persistent, B in its buffer from forward to backward; K kept, S swapped, R \
+             computed again"
+        )
     }
 
     fn write_peak(&self, out: &mut String) -> std::fmt::Result {
@@ -577,6 +620,31 @@ impl Facts<'_> {
         }
         Ok(())
     }
+}
+
+/// The layout in the words of ProTrain's paper.
+fn protrain_json(layout: &Described) -> Json {
+    let Described { config, times, .. } = layout;
+    let interval = (layout.n_interval != usize::MAX).then_some(layout.n_interval);
+    json!({
+        "n_persist": config.n_persist,
+        "n_buffer": config.n_buffer,
+        "n_swap": config.n_swap,
+        "n_ckpt": config.n_recompute,
+        "n_chunk": layout.n_chunk,
+        "chunk_bytes": layout.chunk_bytes,
+        "chunk_waste_percent": layout.waste_percent,
+        "n_block": layout.n_block,
+        "n_interval": interval,
+        "chunks": layout.chunks,
+        "blocks": layout.blocks,
+        "formula_ms": times.step() / 1e3,
+        "formula_forward_ms": times.forward / 1e3,
+        "formula_backward_ms": times.backward / 1e3,
+        "formula_update_device_ms": times.update_device / 1e3,
+        "formula_update_host_ms": times.update_host / 1e3,
+        "formula_bytes": layout.memory,
+    })
 }
 
 /// Positions of the points that are printed, ascending: the first, the last, the chosen one, both

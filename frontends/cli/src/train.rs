@@ -310,6 +310,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         budget,
         host,
         planner,
+        protrain,
         kernels,
         tf32,
         // The running machine simulates the link.
@@ -344,6 +345,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         ("--budget", budget.is_some()),
         ("--host", host.is_some()),
         ("--planner", planner.is_some()),
+        ("--protrain", protrain.is_some()),
         ("--kernels", other_kernels),
         ("--tf32", *tf32 && !artifact.tf32),
         ("--without", without.is_some()),

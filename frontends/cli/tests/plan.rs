@@ -624,3 +624,55 @@ fn scratch_is_that_of_what_runs_the_kernels() {
         explained.out
     );
 }
+
+#[test]
+fn protrains_numbers_are_shown_and_taken() {
+    let model = model("llama-tiny/joint_core.pt2");
+    let plan = format!("plan {model} --optimizer adamw --device rtx3090 --budget 1GiB");
+    let kept = run(&format!("{plan} --planner keep --json"))
+        .expect(0)
+        .json()
+        .remove(0);
+    assert_eq!(kept["protrain"], serde_json::Value::Null);
+    let given = run(&format!("{plan} --protrain n_persist=0,n_ckpt=1 --json"))
+        .expect(0)
+        .json()
+        .remove(0);
+    assert_eq!(
+        (&given["planner"], &given["found_by"]),
+        (&"protrain".into(), &"protrain".into())
+    );
+    let told = &given["protrain"];
+    assert_eq!(
+        (&told["n_persist"], &told["n_ckpt"]),
+        (&0.into(), &1.into())
+    );
+    let chunks = told["chunks"].as_str().unwrap();
+    assert_eq!(chunks.len() as u64, told["n_chunk"].as_u64().unwrap());
+    assert!(chunks.len() > 1 && !chunks.contains('P'), "{chunks}");
+    assert_eq!(told["blocks"].as_str().unwrap().matches('R').count(), 1);
+    let text = run(&format!("{plan} --protrain n_persist=0,n_ckpt=1"))
+        .expect(0)
+        .out;
+    for words in [
+        "protrain             n_persist=0,n_buffer=",
+        "N_chunk",
+        "N_interval",
+        "by formula",
+    ] {
+        assert!(text.contains(words), "{words:?} should be in:\n{text}");
+    }
+    for (option, code, words) in [
+        ("--protrain n_persist=x", 2, "n_persist=N"),
+        ("--protrain n_ckpt=99", 2, "n_ckpt=99: the model has"),
+        ("--protrain n_ckpt=0 --planner greedy", 2, "--planner"),
+        (
+            "--protrain n_ckpt=0 --budget 4KiB",
+            3,
+            "the smallest that fits",
+        ),
+    ] {
+        let plan = format!("plan {model} --optimizer adamw --device rtx3090 {option}");
+        run(&plan).expect(code).says(&[words]);
+    }
+}

@@ -13,6 +13,7 @@ use ir::graph::Def;
 use ir::schedule::{InstrKind, Why};
 use ir::{Graph, Id, Phase, Pool, Program, Stream, Table, Value};
 use passes::decide::bound::Certificate;
+use passes::decide::layout::Described;
 use passes::decide::{Means, Problem, Reason};
 use passes::explain::{self, Class, Peak, Residence, Tally};
 use passes::pipeline::{Compiled, Options};
@@ -298,6 +299,7 @@ fn figures(source: &Source<'_>) -> Vec<Figure> {
         ),
     ]);
     figures.extend(loss(source.compiled));
+    figures.extend(source.compiled.decided.layout.as_ref().map(protrain));
     figures
 }
 
@@ -356,6 +358,31 @@ fn share_of(part: f64, whole: f64) -> String {
         format!("{:.1}%", 100.0 * part / whole)
     } else {
         "-".into()
+    }
+}
+
+/// The layout in the words of ProTrain's paper.
+fn protrain(layout: &Described) -> Figure {
+    let times = layout.times;
+    let remark = format!(
+        "N_chunk {} of {}: {}; N_block {}, N_interval {}: {}; by formula {}, {}",
+        layout.n_chunk,
+        short(layout.chunk_bytes),
+        layout.chunks,
+        layout.n_block,
+        interval(layout),
+        layout.blocks,
+        duration(times.step()),
+        short(layout.memory)
+    );
+    ("protrain", layout.config.to_string(), remark)
+}
+
+/// `N_interval` of a layout; `-` if no number of blocks hides a swap.
+pub fn interval(layout: &Described) -> String {
+    match layout.n_interval {
+        usize::MAX => "-".into(),
+        blocks => blocks.to_string(),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::choose::{self, Aim, Asked};
 use super::greedy;
+use super::layout::{self, Described};
 use super::propose::propose;
 use super::record::{self, Draft, Origin, Record, Wanted};
 use super::shortage::infeasible;
@@ -20,6 +21,8 @@ pub struct Decided {
     pub decisions: Decisions,
     /// The search that found them.
     pub origin: Origin,
+    /// ProTrain's numbers, if its layout made them.
+    pub layout: Option<Described>,
     /// How long buffers hold their bytes in it.
     pub variant: Variant,
     /// What the plan needs and takes. The compiled program has the same figures.
@@ -69,6 +72,7 @@ pub fn decide_among(
     budget: Budget,
     extent: Extent,
 ) -> Result<(usize, Decided, Vec<Outcome>), Error> {
+    check_fixed(problems)?;
     let search = Search::new(problems, planner, budget, extent)?;
     let Planned { drafts, chosen } = search.plan();
     let Some((chosen, record)) = chosen else {
@@ -77,6 +81,7 @@ pub fn decide_among(
     let mut decided = Decided {
         decisions: Decisions::clone(&record.decisions),
         origin: record.origin,
+        layout: layout::described(&problems[chosen], &record.decisions),
         variant: record.variant,
         figures: Finished {
             peak: record.peak,
@@ -157,10 +162,10 @@ impl<'a, 'p> Search<'a, 'p> {
         }
         search.keep_peak = search.keeps.first().map_or(0, |keep| keep.0);
         search.limits = limits(problems, budget, search.keep_peak);
-        search.kept = search.kept_as_fast();
+        search.kept = search.kept_as_fast().filter(|_| !search.is_given());
         let open = extent == Extent::Curve || search.kept.is_none();
         search.planned = (0..problems.len())
-            .map(|problem| open && !search.is_beaten(problem))
+            .map(|problem| search.is_given() || open && !search.is_beaten(problem))
             .collect();
         Ok(search)
     }
@@ -173,6 +178,11 @@ impl<'a, 'p> Search<'a, 'p> {
             as_fast: self.as_fast,
         };
         choose::best(self.problems, drafts, asked)
+    }
+
+    /// True if the user gives numbers of ProTrain's: then only plans with these are made.
+    fn is_given(&self) -> bool {
+        self.problems.iter().any(|problem| !problem.fixed.is_free())
     }
 
     /// The drafts of keeping everything in one problem, and none of the others.
@@ -229,7 +239,11 @@ impl<'a, 'p> Search<'a, 'p> {
     /// off, µs.
     fn plan_for(&self, wanted: Wanted) -> (Planned, f64) {
         let (more, cut_off) = propose(self.problems, &self.planned, self.planner, wanted);
-        let own = self.keep_drafts.iter().cloned();
+        let given = self.is_given();
+        let own = self.keep_drafts.iter().map(|own| match given {
+            true => vec![],
+            false => own.clone(),
+        });
         let drafts: Vec<Vec<Draft>> = own
             .zip(more)
             .map(|(own, more)| [own, more].concat())
@@ -251,7 +265,14 @@ impl<'a, 'p> Search<'a, 'p> {
             return infeasible(problem, self.planner, &record, self.limits.device, DEVICE);
         }
         let least = self.best(drafts, Aim::LeastOnHost, Limits::NONE);
-        let (problem, record) = least.expect("keep should have a record");
+        let Some((problem, record)) = least else {
+            return Error::Graph {
+                pass: "decide",
+                message: "protrain: the host's memory holds no plan with these numbers: a larger \
+                          n_persist or a smaller n_swap needs less of it"
+                    .into(),
+            };
+        };
         let problem = &self.problems[problem];
         infeasible(problem, self.planner, &record, self.limits.host, HOST)
     }
@@ -284,6 +305,23 @@ impl<'a, 'p> Search<'a, 'p> {
         }
         all
     }
+}
+
+/// Checks that every problem has configurations with the numbers that the user gives.
+fn check_fixed(problems: &[Problem<'_>]) -> Result<(), Error> {
+    for problem in problems.iter().filter(|problem| !problem.fixed.is_free()) {
+        let checked = match layout::Model::new(problem) {
+            Some(model) => model
+                .check(&problem.fixed)
+                .map_err(|error| error.to_string()),
+            None => Err("the model has no parameters, so it has no chunks".into()),
+        };
+        checked.map_err(|error| Error::Graph {
+            pass: "decide",
+            message: format!("protrain: {error}"),
+        })?;
+    }
+    Ok(())
 }
 
 /// What a plan may need.

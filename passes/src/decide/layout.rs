@@ -1,9 +1,10 @@
 //! ProTrain as a planner: turns its [`Layout`]s into [`Decisions`], and makes its drafts.
 //!
-//! Before: a problem. After: drafts, one or a few for each of a ladder of capacities. The four
-//! numbers are searched with estimated figures of blocks and chunks ([`protrain`]). The real bytes
-//! and times are measured later, when drafts are judged. So a formula with an error of some per
-//! cent only moves a rung of the ladder. No rung depends on the budget.
+//! Before: a problem. After: drafts, one or a few for each configuration that no other one beats in
+//! memory and time. The four numbers are searched with figures of blocks and chunks
+//! ([`protrain`]). The real bytes and times are measured later, when drafts are judged. All
+//! configurations that are the answer for some budget are proposed, so the search ends at the
+//! budget itself, and yet no draft depends on it.
 //!
 //! A swapped block sends everything that its forward leaves for its backward to the host, including
 //! its input. A recomputed block keeps its input and computes the rest again. Values that cannot be
@@ -16,11 +17,54 @@ use super::figures;
 use super::record::{Draft, Wanted, propose};
 use crate::cost::is_product;
 use crate::plan::blocks::Block;
-use crate::plan::tuning::LAYOUT_SHARES;
+use crate::plan::tuning::{FAR_TOO_LARGE, LAYOUT_SHARES};
 use crate::plan::{Decisions, Gap, Means, Problem, Reason};
 use ir::{Graph, Node, Phase, State, Table, Value};
-use papers::protrain::{self, Activation, Config, Instance, Layout, Outline};
+use papers::protrain::{
+    self, Activation, Config, ConfigError, Fixed, Instance, Layout, Predicted, Times,
+};
 use std::collections::BTreeSet;
+
+/// A configuration in the paper's words, with the numbers that the paper derives before its search.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Described {
+    /// `n_persist`, `n_buffer`, `n_swap`, `n_ckpt`.
+    pub config: Config,
+    /// `N_chunk`.
+    pub n_chunk: usize,
+    /// The size of a chunk's buffer, bytes of parameters.
+    pub chunk_bytes: u64,
+    /// The share of the chunks that no parameter fills, in percent.
+    pub waste_percent: f64,
+    /// `N_block`.
+    pub n_block: usize,
+    /// `N_interval`; `usize::MAX` if no number of blocks hides a swap.
+    pub n_interval: usize,
+    /// A letter for each block, first to last: S swaps, R is computed again, K is kept.
+    pub blocks: String,
+    /// A letter for each chunk, first to last: P is persistent, B stays in its buffer from forward
+    /// to backward, `.` is fetched for each.
+    pub chunks: String,
+    /// Times by the formulas (Eqs 2 to 7).
+    pub times: Times,
+    /// Peak memory by the formulas (Eqs 8 to 11), bytes.
+    pub memory: u64,
+}
+
+/// The letter of a block.
+fn letter(activation: &Activation) -> char {
+    match activation {
+        Activation::Keep => 'K',
+        Activation::Swap => 'S',
+        Activation::Recompute => 'R',
+    }
+}
+
+/// The description of a plan that ProTrain's layout made; `None` for other decisions.
+pub fn described(problem: &Problem<'_>, decisions: &Decisions) -> Option<Described> {
+    let config = decisions.layout?;
+    Model::new(problem).map(|model| model.describe(&config))
+}
 
 /// A planner's view of a model: its chunks, and the figures of blocks and chunks.
 pub struct Model {
@@ -31,68 +75,98 @@ pub struct Model {
 impl Model {
     /// The model of a problem; `None` if it has no parameters.
     pub fn new(problem: &Problem<'_>) -> Option<Model> {
-        let packing = chunks::grid_search(
-            &chunks::sizes(problem.graph, &problem.blocks),
-            chunks::RANGE,
-        )?;
+        let sizes = chunks::sizes(problem.graph, &problem.blocks);
+        let packing = chunks::grid_search(&sizes, chunks::range(&sizes))?;
         let instance = figures::instance(problem, &problem.blocks, &packing, host_rate(problem))?;
         Some(Model { packing, instance })
     }
 
-    /// The configurations of a ladder of `rungs` capacities, largest first, each once.
-    pub fn ladder(&self, rungs: usize) -> impl Iterator<Item = Config> {
-        let n_chunks = self.instance.chunks.len();
-        let keep = protrain::memory(
-            &self.instance,
-            &Config {
-                n_persist: n_chunks,
-                ..Config::default()
-            },
-        );
-        let outlines = protrain::outlines(&self.instance);
-        let least = self.least(&outlines).min(keep).max(1);
+    /// The configurations that no other one beats in memory and time by the formulas, most memory
+    /// first; of more than `most`, those for `most` capacities from the largest to the smallest
+    /// memory, evenly spaced by ratio.
+    pub fn ladder(&self, fixed: &Fixed, most: usize) -> Vec<(Config, Predicted)> {
+        let front = protrain::front(&self.instance, fixed);
+        let (Some(first), Some(last)) = (front.first(), front.last()) else {
+            return front;
+        };
+        if front.len() <= most {
+            return front;
+        }
+        let (keep, least) = (first.1.memory.max(1), last.1.memory);
         let ratio = least as f64 / keep as f64;
-        let mut seen = BTreeSet::new();
-        (0..rungs).filter_map(move |rung| {
-            let share = ratio.powf(rung as f64 / (rungs.max(2) - 1) as f64);
+        let mut ladder: Vec<(Config, Predicted)> = vec![];
+        for rung in 0..most {
+            let share = ratio.powf(rung as f64 / (most.max(2) - 1) as f64);
             // The last rung is exactly the least, even if the power is rounded.
             let capacity = ((keep as f64 * share).ceil() as u64).max(least);
-            let instance = Instance {
-                capacity,
-                ..self.instance.clone()
-            };
-            let (config, _) = protrain::search_among(&instance, &outlines)?;
-            seen.insert(config).then_some(config)
-        })
+            let fits = front.partition_point(|(_, predicted)| capacity < predicted.memory);
+            if ladder.last().is_none_or(|last| last.0 != front[fits].0) {
+                ladder.push(front[fits]);
+            }
+        }
+        ladder
     }
 
-    /// The least memory that any configuration takes.
-    fn least(&self, outlines: &[Vec<Outline>]) -> u64 {
-        let (n_buffer, _) = self.instance.buffers(0);
-        let memory =
-            |outline: &Outline| protrain::total(&self.instance, outline.activations, 0, n_buffer);
-        outlines.iter().flatten().map(memory).min().unwrap_or(0)
+    /// Checks that the model has configurations with these numbers.
+    ///
+    /// # Errors
+    ///
+    /// The first number that none has.
+    pub fn check(&self, fixed: &Fixed) -> Result<(), ConfigError> {
+        fixed.check(&self.instance)
+    }
+
+    /// A configuration in the paper's words.
+    pub fn describe(&self, config: &Config) -> Described {
+        let layout = config.layout(&self.instance);
+        let blocks = layout.activation.iter().flatten();
+        let chunk = |c: usize| match (layout.persistent[c], layout.cached[c]) {
+            (true, _) => 'P',
+            (false, true) => 'B',
+            (false, false) => '.',
+        };
+        Described {
+            config: *config,
+            n_chunk: self.packing.chunks.len(),
+            chunk_bytes: self.packing.capacity,
+            waste_percent: self.packing.waste_percent(),
+            n_block: self.instance.n_repeated(),
+            n_interval: self.instance.interval(),
+            blocks: blocks.map(letter).collect(),
+            chunks: (0..self.packing.chunks.len()).map(chunk).collect(),
+            times: protrain::times(&self.instance, config),
+            memory: protrain::memory(&self.instance, config),
+        }
     }
 
     /// The decisions of a configuration.
     pub fn decisions(&self, problem: &Problem<'_>, config: &Config) -> Decisions {
-        decisions(
-            problem,
-            &problem.blocks,
-            &self.packing,
-            &config.layout(&self.instance),
-        )
+        let layout = config.layout(&self.instance);
+        Decisions {
+            layout: Some(*config),
+            ..decisions(problem, &problem.blocks, &self.packing, &layout)
+        }
     }
 }
 
-/// Drafts for a ladder of `rungs` capacities, as far as they are wanted; none for a graph without
-/// parameters.
-pub fn drafts(problem: &Problem<'_>, rungs: usize, wanted: &Wanted) -> Vec<Draft> {
+/// Drafts for at most `most` configurations, as far as they are wanted; none for a graph without
+/// parameters. For one budget of a large graph, configurations that are far too large by the
+/// formula are left out.
+pub fn drafts(problem: &Problem<'_>, most: usize, wanted: &Wanted) -> Vec<Draft> {
     let mut drafts = vec![];
     let Some(model) = Model::new(problem) else {
         return drafts;
     };
-    for config in model.ladder(rungs) {
+    let limit = match wanted.limits {
+        Some(limits) if problem.is_large() && problem.heuristics.end_ladders => {
+            limits.device as f64 * FAR_TOO_LARGE
+        }
+        _ => f64::INFINITY,
+    };
+    for (config, predicted) in model.ladder(&problem.fixed, most) {
+        if limit < predicted.memory as f64 {
+            continue;
+        }
         propose(problem, &model.decisions(problem, &config), &mut drafts);
         if wanted.end(problem, &drafts).is_some() {
             break;

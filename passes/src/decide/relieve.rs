@@ -85,7 +85,10 @@ fn relieved(
     candidates.retain(|candidate| 0.0 < candidate.saves);
     candidates.sort_by(|a, b| b.rate().total_cmp(&a.rate()));
     let mut tree = MaxTree::new(&bench.live);
-    let mut relieved = decisions.clone();
+    let mut relieved = Decisions {
+        layout: None,
+        ..decisions.clone()
+    };
     let mut saves = 0.0;
     for candidate in candidates {
         tree.restore(&candidate.adds);

@@ -3,6 +3,7 @@
 use super::problem::Problem;
 use ir::graph::Def;
 use ir::{Graph, Node, State, Value};
+use papers::protrain::Config;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A gap in a value's life: from its access number `gap` (the definition is number 0 of a computed
@@ -56,6 +57,8 @@ pub struct Decisions {
     pub reruns: BTreeMap<u32, Vec<Node>>,
     /// Bytes above the peak of the lines that early copies may take.
     pub ahead: u64,
+    /// ProTrain's four numbers, if these are its decisions for them.
+    pub layout: Option<Config>,
 }
 
 impl Decisions {
@@ -65,6 +68,7 @@ impl Decisions {
     }
     /// Lets states of the host live on the device. Where they are updated stays the same.
     pub fn bring_home(&mut self, graph: &Graph, states: &[State]) {
+        self.layout = None;
         for state in states {
             let before = graph.states[*state].before;
             self.hosted.remove(state);
@@ -132,6 +136,9 @@ impl Decisions {
                 graph.values[graph.states[state].before].name,
                 why(reason)
             );
+        }
+        if let Some(config) = self.layout {
+            text += &format!("  protrain {config}\n");
         }
         if 0 < self.ahead {
             text += &format!("  ahead {}\n", self.ahead);

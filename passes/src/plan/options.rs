@@ -5,6 +5,7 @@ use super::parts::Parts;
 use crate::graph::loss::Chunks;
 use crate::graph::optimizer::{Attach, Master, Optimizer};
 use crate::schedule::order::Update;
+use papers::protrain::Fixed;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -59,6 +60,9 @@ pub struct Options {
     pub host: Option<u64>,
     /// The planner.
     pub planner: Planner,
+    /// Those of ProTrain's four numbers that are given, for the planner `protrain`. With any, only
+    /// plans with these numbers are made.
+    pub protrain: Fixed,
     /// Whether other budgets are planned too.
     pub extent: Extent,
     /// Runs the step in two parts, on memory of the caller.

@@ -12,6 +12,7 @@ use ir::graph::Def;
 use ir::op::Scratch;
 use ir::schedule::buffer_bytes;
 use ir::{Device, Graph, Node, State, Table, Value};
+use papers::protrain::Fixed;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a planner reads.
@@ -54,6 +55,8 @@ pub struct Problem<'a> {
     pub heuristics: Heuristics,
     /// Ends planning from outside.
     pub cancel: Cancel,
+    /// Those of ProTrain's numbers that the user gives.
+    pub fixed: Fixed,
 }
 
 ir::ids! {
@@ -151,6 +154,7 @@ impl<'a> Problem<'a> {
             parts: None,
             heuristics: Heuristics::default(),
             cancel: Cancel::default(),
+            fixed: Fixed::default(),
         };
         problem.groups = problem.groups();
         problem
@@ -164,6 +168,11 @@ impl<'a> Problem<'a> {
     /// The same problem for planners with these heuristics.
     pub fn with_heuristics(self, heuristics: Heuristics) -> Problem<'a> {
         Problem { heuristics, ..self }
+    }
+
+    /// The same problem with these numbers of ProTrain's.
+    pub fn with_fixed(self, fixed: Fixed) -> Problem<'a> {
+        Problem { fixed, ..self }
     }
 
     /// The same problem on a host whose pool may hold `bytes`.
