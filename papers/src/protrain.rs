@@ -876,8 +876,8 @@ impl<'a> Search<'a> {
 const TRIED: [usize; 3] = [64, 64, 32];
 
 /// The configurations with these numbers that no other one beats in both memory and time, for any
-/// capacity, the one with the most memory first. The one that [`search`] finds for a capacity is the
-/// first that fits, if every number is tried.
+/// capacity, the one with the most memory first. The one that [`search`] finds for a capacity is
+/// the first that fits, if every number is tried.
 pub fn front(instance: &Instance, fixed: &Fixed) -> Vec<(Config, Predicted)> {
     let n_chunks = instance.chunks.len();
     let mut front = Front::default();

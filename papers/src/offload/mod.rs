@@ -420,10 +420,10 @@ pub fn solve(instance: &Instance, algorithm: Algorithm) -> Result<Solution, Erro
     })
 }
 
-/// A selection, then Algorithm 2. `greedy*` has the selection of `greedy`. A selection that fills the memory to the last byte leaves no
-/// place for the next layer while one runs, so operations wait for each prefetch. If the place of
-/// one layer is left free, the pauses are as in the paper's Table 1. So the best of one, a half and
-/// none is taken.
+/// A selection, then Algorithm 2. `greedy*` has the selection of `greedy`. A selection that fills
+/// the memory to the last byte leaves no place for the next layer while one runs, so operations
+/// wait for each prefetch. If the place of one layer is left free, the pauses are as in the paper's
+/// Table 1. So the best of one, a half and none is taken.
 fn whole_layers(instance: &Instance, ops: &[Op], algorithm: Algorithm) -> Option<Schedule> {
     let largest = instance
         .layers
