@@ -5,6 +5,7 @@
 //! whose handler raises an exception, such as KeyboardInterrupt, sets the flag at which the
 //! compiler looks. Its threads end first, then the exception goes on: nothing is left behind.
 
+use crate::process::needs_threads;
 use passes::plan::{Cancel, Cancelled};
 use pyo3::prelude::*;
 use std::panic::resume_unwind;
@@ -23,6 +24,7 @@ pub(crate) fn interruptible<T: Send>(
     py: Python<'_>,
     work: impl FnOnce(&Cancel) -> PyResult<T> + Send,
 ) -> PyResult<T> {
+    needs_threads()?;
     py.detach(|| {
         let cancel = Cancel::new();
         scope(|scope| {

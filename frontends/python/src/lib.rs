@@ -5,7 +5,8 @@
 //! This module has no logic of its own: [`plan`] calls the compiler, [`machine`] the runtime,
 //! [`parts`] runs forward and backward of a step one by one, [`foreign`] has PyTorch compute what
 //! has no kernel, [`dlpack`] lends tensors, [`errors`] has Python's exceptions. Every call that
-//! takes long leaves the GIL to others, and [`interrupt`] lets Ctrl-C end it.
+//! takes long leaves the GIL to others, and [`interrupt`] lets Ctrl-C end it. After a fork,
+//! [`process`] refuses what needs threads.
 
 mod dlpack;
 mod errors;
@@ -15,6 +16,7 @@ mod machine;
 mod noted;
 mod parts;
 mod plan;
+mod process;
 
 use pyo3::prelude::*;
 

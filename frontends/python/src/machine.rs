@@ -3,6 +3,7 @@
 use crate::dlpack::View;
 use crate::errors::error;
 use crate::foreign::Calls;
+use crate::process::{Threaded, needs_threads};
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use runtime::{Port, StateInit};
@@ -11,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// A step in memory. Its pools are allocated once, and live as long as the machine or any view.
 #[pyclass(frozen, module = "lighterage._lighterage")]
 pub(crate) struct Machine {
-    machine: Mutex<runtime::Machine>,
+    machine: Threaded<Mutex<runtime::Machine>>,
     inputs: Vec<String>,
     loss: String,
     /// What PyTorch computes of it.
@@ -32,7 +33,7 @@ impl Machine {
             inputs,
             loss: loss.name.clone(),
             calls,
-            machine: Mutex::new(machine),
+            machine: Threaded::new(Mutex::new(machine)),
         })
     }
 
@@ -106,6 +107,7 @@ impl Machine {
     /// Runs one step on the inputs as they are, without the GIL. Returns its time, ms. Ctrl-C is
     /// answered after the step, so states are never half new because of it.
     fn step(&self, py: Python<'_>) -> PyResult<f64> {
+        needs_threads()?;
         let report = py.detach(|| {
             let mut machine = self.locked();
             for name in &self.inputs {

@@ -5,6 +5,7 @@
 use crate::dlpack::{self, Capsule};
 use crate::errors::error;
 use crate::foreign::Calls;
+use crate::process::{Threaded, needs_threads};
 use artifact::{Artifact, CommandKind, Operand, Place, StateKind};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -21,7 +22,7 @@ struct Generator([i64; 2]);
 /// A machine, with the addresses of the states that it was loaded for.
 struct Loaded {
     states: Vec<usize>,
-    machine: Machine,
+    machine: Threaded<Machine>,
     /// Dropped after the machine, which works on it.
     _generators: Vec<Generator>,
 }
@@ -198,7 +199,7 @@ impl Arenas {
         self.made.fetch_add(1, Ordering::Relaxed);
         Ok(Loaded {
             states: states.to_vec(),
-            machine: machine.map_err(error)?,
+            machine: Threaded::new(machine.map_err(error)?),
             _generators: generators,
         })
     }
@@ -287,6 +288,7 @@ impl Arenas {
         outputs: Vec<usize>,
         seed: i64,
     ) -> PyResult<Ticket> {
+        needs_threads()?;
         let ticket = py.detach(|| -> PyResult<Ticket> {
             let mut loaded = self.take(&states)?;
             for path in &self.generators {
@@ -320,6 +322,7 @@ impl Arenas {
         inputs: Vec<usize>,
         outputs: Vec<usize>,
     ) -> PyResult<f64> {
+        needs_threads()?;
         let ran = py.detach(|| -> PyResult<f64> {
             let turn = locked(&self.turns).get(&number).and_then(Weak::upgrade);
             let loaded = turn.as_ref().and_then(|turn| locked(&turn.loaded).take());

@@ -418,6 +418,70 @@ def test_frozen_parameters_and_other_threads() -> None:
     assert b.layers[0].weight.grad is None
 
 
+@pytest.mark.parametrize("rows", [(8, 8), (8, 5)])
+def test_unfrozen_parameters_are_trained(rows: tuple[int, int]) -> None:
+    """Dynamo does not notice them: backends of PyTorch leave them without gradients."""
+    a, b, _ = twins()
+    for model in (a, b):
+        model.requires_grad_(False)
+    c = compiled(b)
+    # The second size gets a graph with a symbol.
+    for n in rows:
+        torch.testing.assert_close(c(batch(rows=n)), a(batch(rows=n)))
+    for thawed in (-1, 0):
+        for model in (a, b):
+            model.layers[thawed].requires_grad_(True)
+            model.zero_grad()
+        for seed, n in enumerate(rows):
+            step(a, batch(seed, rows=n))
+            step(c, batch(seed, rows=n))
+        assert_same(a, b)
+    assert a.layers[3].weight.grad is None
+    assert lt.stats().eager_graphs == 0
+
+
+class Checkpointed(nn.Module):
+    """Dropout in a block that is computed again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 64), nn.Linear(64, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def block(x: torch.Tensor) -> torch.Tensor:
+            return F.dropout(torch.tanh(self.first(x)), 0.5)
+
+        return self.last(checkpoint(block, x, use_reentrant=False))
+
+
+def test_dropout_in_a_checkpoint_has_one_mask() -> None:
+    torch.manual_seed(0)
+    model = Checkpointed()
+    c = compiled(model)
+    torch.manual_seed(3)
+    before = c(batch())
+    before.sum().backward()
+    slope = model.first.bias.grad
+    assert slope is not None
+    with torch.no_grad():
+        model.first.bias.sub_(1e-3 * slope)
+    torch.manual_seed(3)
+    # The gradient explains how the result changes.
+    fall = (before - c(batch())).double().sum() / 1e-3
+    assert float(fall) == pytest.approx(float(slope.double().square().sum()), rel=0.02)
+
+
+@pytest.mark.parametrize("context", [torch.autograd.graph.save_on_cpu, torch.autograd.detect_anomaly])
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_what_autograd_saves_may_be_packed_and_watched(context: Callable[[], Any]) -> None:
+    a, b, c = twins()
+    for model in (a, c):
+        with context():
+            loss = model(batch()).square().mean()
+        loss.backward()
+    assert_same(a, b)
+
+
 def test_a_parameter_that_changes_between_forward_and_backward_is_an_error() -> None:
     _, b, c = twins()
     loss = c(batch()).square().mean()

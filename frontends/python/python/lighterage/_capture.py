@@ -86,6 +86,7 @@ def capture(
 
     Raises CaptureError: the model cannot be traced, or keeps state where a trace cannot follow.
     """
+    _refuse_wrappers(model)
     if not torch.__version__.startswith(TORCH + "."):
         raise CaptureError(f"tracing needs torch {TORCH}, and this is {torch.__version__}")
     tied = _tied(model)
@@ -226,6 +227,22 @@ def _tied(model: nn.Module) -> list[list[str]]:
 # What a trace cannot follow ------------------------------------------------------------------------------------------
 
 
+def _refuse_wrappers(model: nn.Module) -> None:
+    """Refuse what acts on gradients where they arrive in `grad`: a step has gradients, but no `grad`."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            raise CaptureError(
+                f"{name or 'the model'} is a DistributedDataParallel, and a step would not average gradients over "
+                f"processes. torch.compile(model, backend='lighterage') plans the activations of such a model"
+            )
+    for name, parameter in model.named_parameters():
+        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise CaptureError(
+                f"{name} has a hook for its accumulated gradient (register_post_accumulate_grad_hook), which a step "
+                f"would not call. Hooks of register_hook become a part of the step; so does the update"
+            )
+
+
 @contextlib.contextmanager
 def _unchanged(model: nn.Module, stand_ins: list[torch.Tensor]) -> Iterator[None]:
     """Refuse a model whose forward replaces tensors in plain attributes: a trace would freeze their values.
@@ -328,6 +345,8 @@ class _Step:
         self.trained: list[str] = []
         self.stand_ins: list[torch.Tensor] = []
         self.failed_in: str | None = None
+        # Hooks of parameters, which their stand-ins get.
+        self.hooks = {name: list((p._backward_hooks or {}).values()) for name, p in model.named_parameters()}
         names = {id(tensor): name for name, tensor in [*model.named_buffers(), *model.named_parameters()]}
         # Each module once: where one module has two names, a swap of both would leave the second's stand-in behind.
         self.names = {
@@ -349,6 +368,9 @@ class _Step:
             raise CaptureError("the loss should be one scalar")
         if loss.grad_fn is None:
             raise CaptureError("the loss depends on no parameter that requires a gradient")
+        for name in self.candidates:
+            for hook in self.hooks[name]:
+                given[name].register_hook(hook)  # type: ignore[no-untyped-call]
         _tag_backward(loss.grad_fn)
         with traceback.annotate({"phase": "bwd"}):
             gradients = torch.autograd.grad(loss, [given[name] for name in self.candidates], allow_unused=True)

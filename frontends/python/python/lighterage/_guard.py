@@ -23,6 +23,9 @@ from .errors import ShapeError, StaleError
 
 _training = operator.attrgetter("training")
 _requires_grad = operator.attrgetter("requires_grad")
+_hooks_of = operator.attrgetter("_backward_hooks")
+# A module's tables of hooks.
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 class Places:
@@ -57,15 +60,29 @@ class Guard:
         self._live = [module for _, module, _ in self._modules]
         self._modes = [training for _, _, training in self._modules]
         self._children = [(path, module, list(module._modules.items())) for path, module, _ in self._modules]
+        self._hooks = self._called()
         for bound in self.bound:
             bound.bind()
-        self._places = self._note()
+        self._note()
 
-    def _note(self) -> Places:
-        tables: list[dict[str, Any]] = [module._modules for module in self._live]
+    def _note(self) -> None:
+        self._tables_of_tensors = list(map(_hooks_of, self._tensors))
+        tables: list[dict[Any, Any]] = [table for table in self._tables_of_tensors if table is not None]
         for module in self._live:
+            tables.append(module._modules)
             tables += [table for table in (module._parameters, module._buffers) if table]
-        return Places(tables, [], self._tensors)
+            tables += [getattr(module, name) for name in _HOOKS]
+        self._places = Places(tables, [], self._tensors)
+
+    def _called(self) -> list[tuple[str, list[Any]]]:
+        """The hooks of each module and each parameter."""
+        hooks = [
+            (path, [hook for name in _HOOKS for hook in getattr(module, name).values()])
+            for path, module, _ in self._modules
+        ]
+        hooks += [(bound.path, list((_hooks_of(bound.tensor) or {}).values())) for bound in self.bound]
+        # Models of transformers add hooks in their first call, which note what modules return.
+        return [(path, [h for h in found if not _module_of(h).startswith("transformers.")]) for path, found in hooks]
 
     def check(self) -> None:
         """Refuse a model that is not the one that was compiled, and take back what moved.
@@ -76,12 +93,19 @@ class Guard:
             self._places.are_same()
             and list(map(_training, self._live)) == self._modes
             and list(map(_requires_grad, self._tensors)) == self._flags
+            and list(map(_hooks_of, self._tensors)) == self._tables_of_tensors
         ):
             return
         self._check_modules()
         for bound in self.bound:
             bound.check()
-        self._places = self._note()
+        for (path, were), (_, are) in zip(self._hooks, self._called(), strict=True):
+            if list(map(id, were)) != list(map(id, are)):
+                raise StaleError(
+                    f"{path or 'the model'} has other hooks than when the step was compiled, and the step would not "
+                    f"call them; compile again"
+                )
+        self._note()
 
     def _check_modules(self) -> None:
         for path, module, training in self._modules:
@@ -92,6 +116,10 @@ class Guard:
             if names := _changed(children, module._modules.items()):
                 paths = ", ".join(f"{path}.{name}" if path else name for name in names)
                 raise StaleError(f"{paths}: another module than when the step was compiled; compile again")
+
+
+def _module_of(function: Any) -> str:
+    return str(getattr(function, "__module__", ""))
 
 
 def _changed(before: Iterable[tuple[str, Any]], now: Iterable[tuple[str, Any]]) -> list[str]:

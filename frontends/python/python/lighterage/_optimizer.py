@@ -51,6 +51,8 @@ def kind_of(optimizer: torch.optim.Optimizer) -> Kind:
     Raises Unsupported: there is none, or an option has no counterpart.
     """
     name = type(optimizer).__name__
+    if _has_hooks(optimizer):
+        raise Unsupported(f"{name} has hooks of its step(), which a compiled step does not call: call them beside it")
     if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
         raise Unsupported(f"{name} has no counterpart: SGD, Adam and AdamW of torch.optim have")
     for group in optimizer.param_groups:
@@ -65,6 +67,10 @@ def kind_of(optimizer: torch.optim.Optimizer) -> Kind:
     if isinstance(optimizer, torch.optim.Adam):
         return ADAMW
     return MOMENTUM if any(group["momentum"] for group in optimizer.param_groups) else SGD
+
+
+def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 def groups_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, int]:
@@ -141,8 +147,11 @@ class State:
     def write_options(self, probe: bool = False) -> None:
         """Write the options for the next step: those of the user's groups, or those of a probe.
 
-        Raises StaleError: they are no longer those of the update that was compiled.
+        Raises StaleError: they are no longer those of the update that was compiled. Unsupported: there is no update
+        with them.
         """
+        if _has_hooks(self._optimizer):
+            kind_of(self._optimizer)
         groups = self._optimizer.param_groups
         options = [_read(group) for group in groups]
         if probe or options != self._options_read:

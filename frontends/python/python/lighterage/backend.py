@@ -18,10 +18,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils.dlpack import from_dlpack
 
 from . import _watch
@@ -29,7 +30,7 @@ from ._capture import without_onednn
 from ._joint import joint, module_path
 from ._program import Options, Program
 from ._stats import counts
-from .errors import Error, Infeasible, Unsupported
+from .errors import Error, Infeasible, StaleError, Unsupported
 from .export import coarse
 
 # The key of a graph module's metadata with its program.
@@ -234,7 +235,7 @@ def backend(
     chosen = Options.of(options)
     if any(isinstance(value, torch.SymInt) for value in example_inputs):
         return _by_shape(gm, chosen)
-    return _compiled(gm, example_inputs, chosen)
+    return _by_flags(gm, example_inputs, chosen)
 
 
 def _compiled(gm: fx.GraphModule, inputs: list[Any], options: Options) -> Callable[..., Any]:
@@ -254,12 +255,40 @@ def _compiled(gm: fx.GraphModule, inputs: list[Any], options: Options) -> Callab
         return compile(gm, inputs)
 
 
+def _by_flags(gm: fx.GraphModule, inputs: list[Any], options: Options) -> Callable[..., Any]:
+    """A graph, and another plan where parameters have been unfrozen, which Dynamo does not notice."""
+    first = _compiled(gm, inputs, options)
+    frozen: list[int] | None = None
+    others: dict[tuple[int, ...], Callable[..., Any]] = {}
+
+    def run(*args: Any) -> Any:
+        nonlocal frozen
+        if frozen is None:
+            frozen = [i for i, arg in enumerate(args) if isinstance(arg, nn.Parameter) and not arg.requires_grad]
+        trained = tuple(i for i in frozen if args[i].requires_grad) if frozen else ()
+        if not trained:
+            return first(*args)
+        if trained not in others:
+            try:
+                others[trained] = _compiled(_specialised(gm, args), list(args), options)
+            except DataDependentOutputException as error:
+                # With dynamic=True, numbers of the model are tensors, and their values are not in the graph.
+                raise StaleError(
+                    "parameters were unfrozen after torch.compile traced the model: torch._dynamo.reset() has it "
+                    "traced again"
+                ) from error
+        return others[trained](*args)
+
+    return run
+
+
 def _by_shape(gm: fx.GraphModule, options: Options) -> Callable[..., Any]:
     """A graph with symbolic sizes: a plan for each list of sizes that comes."""
     plans: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def run(*args: Any) -> Any:
-        key = tuple(arg.shape if isinstance(arg, torch.Tensor) else arg for arg in args)
+        # Dynamo does not notice parameters that are unfrozen.
+        key = tuple((arg.shape, arg.requires_grad) if isinstance(arg, torch.Tensor) else arg for arg in args)
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         if key not in plans:
             plans[key] = _compiled(_specialised(gm, args), tensors, options)
