@@ -159,7 +159,8 @@ macro_rules! ops {
             // nll_sum(logp, target[, before: f64[]]) -> the rows' losses, added one after the other
             // to `before`, or to 0: f64[].
             NllSum(NllSum) "nll_sum": takes(2, 3).real().inplace(&[(2, 0)]) => nll_sum;
-            NllLossBwd(NllLossBwd) "nll_loss_bwd": takes(3, 3).real() => nll_loss_bwd;
+            NllLossBwd(NllLossBwd) "nll_loss_bwd": takes(3, 3).access(Row).real()
+                => nll_loss_bwd;
             // gather(x, index), scatter(x, index, source), scatter_value(x, index); scatter_add
             // adds.
             Gather(Along) "gather": takes(2, 2) => gather;

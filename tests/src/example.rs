@@ -35,6 +35,10 @@ pub fn is_reduction(op: OpKind) -> bool {
 pub fn is_update(op: OpKind) -> bool {
     is_elementwise(op) && op.facts().options_from.is_some()
 }
+/// True for ops of which an operand has indices, so that random numbers do not fit.
+pub fn reads_indices(op: OpKind) -> bool {
+    matches!(op, OpKind::NllLossBwd)
+}
 fn is_elementwise(op: OpKind) -> bool {
     op.facts().access == Access::Element
 }

@@ -1,10 +1,10 @@
-//! The negative log likelihood loss and its derivative, and the norm over gradients.
+//! The negative log likelihood loss, and the norm over gradients.
 
 use super::Kernel;
 use super::grid::{Grid, THREADS, Tensor, Unit, kind_of};
 use crate::mlir::{Arith, Emit, Kind, Predicate, Type, Value};
 use ir::DType;
-use ir::op::attrs::{ClipScale, NllLoss, NllLossBwd, NllSum};
+use ir::op::attrs::{ClipScale, NllLoss, NllSum};
 use ir::op::square_parts;
 
 /// The terms of some rows: -logp[i, target[i]], and whether the row counts.
@@ -123,54 +123,6 @@ pub(super) fn nll_sum(k: &mut Kernel<'_>, a: &NllSum) {
             g.once(|g| g.put(loss, zero, sum));
         });
     });
-}
-
-/// A thread writes zeros, 16 bytes at once if rows permit it. If the row's target is among these
-/// elements, it then writes that element.
-pub(super) fn nll_loss_bwd(k: &mut Kernel<'_>, a: &NllLossBwd) {
-    let (rows, classes, dtype) = (k.y().shape()[0], k.y().shape()[1], k.y().dtype());
-    let unit = Unit::dividing([classes * dtype.bytes()]);
-    let each = unit.0 / dtype.bytes();
-    let n = rows * classes / each;
-    k.elements(n, |g, i| {
-        let (targets, dx) = (g.operand(1), g.result(0));
-        let nothing = g.b.constant(0, unit.ty());
-        g.put_bits(dx, i, nothing, unit);
-        let [row, piece] = g.divided(i, classes / each);
-        let target = g.get(targets, row);
-        let ignored = g.b.long(a.ignore as u64);
-        let counts = g.b.compare(Predicate::Ne, target, ignored);
-        let first = g.times(piece, each);
-        let past = g.b.subi(target, first);
-        let is_here = g.below(past, each);
-        let writes = g.b.andi(counts, is_here);
-        g.when(writes, |g| {
-            let slope = slope(g, a.reduction, row);
-            let slope = g.rounded(slope, dtype);
-            let from = g.times(i, each);
-            let at = g.b.addi(from, past);
-            g.put(dx, at, slope);
-        });
-    });
-}
-
-/// -dloss of a row, divided by the weight for a mean.
-fn slope(g: &mut Grid, reduction: i64, row: Value) -> Value {
-    let (dloss, weight, zero) = (g.operand(0), g.operand(2), g.b.long(0));
-    let at = if reduction == NllLoss::NONE {
-        row
-    } else {
-        zero
-    };
-    let dloss = g.get(dloss, at);
-    let dloss = g.double(dloss);
-    let minus = g.b.arith(Arith::Negf, &[dloss]);
-    if reduction != NllLoss::MEAN {
-        return minus;
-    }
-    let weight = g.get(weight, zero);
-    let weight = g.double(weight);
-    g.b.divf(minus, weight)
 }
 
 /// The sum of squares in f64: of each part by a block, then of the parts.

@@ -73,7 +73,6 @@ fn write(k: &mut Kernel<'_>, op: &Op) -> Result<(), &'static str> {
         Op::Pow => functions::pow(k),
         Op::NllLoss(a) => loss::nll_loss(k, a),
         Op::NllSum(a) => loss::nll_sum(k, a),
-        Op::NllLossBwd(a) => loss::nll_loss_bwd(k, a),
         Op::SumSquares => loss::sum_squares(k),
         Op::ClipScale(a) => loss::clip_scale(k, a),
         Op::Rand(a) => random::rand(k, a),

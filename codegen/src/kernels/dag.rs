@@ -68,6 +68,8 @@ pub(super) enum Prim {
     /// Random words: the element's number selects one; operands are the seed and the step, I64
     /// both.
     Random(u32),
+    /// The number of the element in its row.
+    Column,
 }
 
 /// A node.
@@ -287,6 +289,29 @@ impl Dag {
             span,
             stage: 0,
         })
+    }
+
+    pub(super) fn column(&mut self) -> Id {
+        let span = Span {
+            rows: false,
+            columns: true,
+        };
+        self.node(Node {
+            prim: Prim::Column,
+            args: vec![],
+            kind: Kind::I32,
+            span,
+            stage: 0,
+        })
+    }
+
+    /// `value` in the column whose number is `place`, and 0 in the row's other columns. `place` is
+    /// -1 for a row of zeros.
+    pub(super) fn placed(&mut self, value: Id, place: Id) -> Id {
+        let column = self.column();
+        let is_here = self.compare(Predicate::Eq, column, place);
+        let zero = self.bits(0, self.kind(value));
+        self.select(is_here, value, zero)
     }
 
     /// Marks a value that should be kept instead of computed again.

@@ -496,6 +496,7 @@ impl<'a, M: Threads> Emitter<'a, M> {
                     let [seed, step] = [0, 1].map(|i| self.scalar(node.args[i]));
                     self.random([seed, step], stream, at, width)
                 }
+                Prim::Column => self.columns(at, width),
                 _ => {
                     let arg = |&a: &Id| self.element(a, width, &known);
                     let args: Vec<Value> = node.args.iter().map(arg).collect();
@@ -505,6 +506,20 @@ impl<'a, M: Threads> Emitter<'a, M> {
             known.insert(id, value);
         }
         known
+    }
+
+    /// The numbers `at..at + width`.
+    fn columns(&mut self, at: Value, width: u64) -> Value {
+        let first = self.b.convert(Convert::Trunci, at, Kind::I32);
+        if width == 1 {
+            return first;
+        }
+        let lanes = self.b.outside(0, |b| {
+            let lanes = b.longs((0..width).collect());
+            b.convert(Convert::Trunci, lanes, Kind::I32)
+        });
+        let first = self.b.broadcast(first, lanes.ty());
+        self.b.addi(first, lanes)
     }
 
     /// Elements that an earlier pass kept.

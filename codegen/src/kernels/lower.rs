@@ -6,7 +6,7 @@ use super::Step;
 use super::dag::{Dag, Exponentials, Fold, Functions, Id, Span};
 use crate::mlir::{Arith, Convert, Kind, Predicate};
 use ir::op::Number;
-use ir::op::attrs::{Dropout, Full, LayerNorm, LayerNormBwd, Reduction};
+use ir::op::attrs::{Dropout, Full, LayerNorm, LayerNormBwd, NllLoss, NllLossBwd, Reduction};
 use ir::op::body::{Along, Space};
 use ir::{DType, Op, TensorType};
 
@@ -199,6 +199,7 @@ impl<'a> Lowering<'a> {
             Op::Sgd => self.sgd(step)?,
             Op::SgdMomentum => self.sgd_momentum(step)?,
             Op::Dropout(dropout) => self.dropout(step, dropout)?,
+            Op::NllLossBwd(loss) => vec![self.nll_loss_bwd(step, loss)?],
             Op::Where => {
                 // Elements are only chosen, so their bits stay the same.
                 let [c, x, y] = [
@@ -408,6 +409,7 @@ impl<'a> Lowering<'a> {
             | Op::Sgd
             | Op::SgdMomentum
             | Op::Dropout(_)
+            | Op::NllLossBwd(_)
             | Op::Where => unreachable!("{} should be lowered by itself", op.name()),
 
             // No kernels are generated for these ops: they are `Whole` in the table.
@@ -433,7 +435,6 @@ impl<'a> Lowering<'a> {
             | Op::EmbeddingBwd(_)
             | Op::NllLoss(_)
             | Op::NllSum(_)
-            | Op::NllLossBwd(_)
             | Op::Gather(_)
             | Op::Scatter(_)
             | Op::ScatterAdd(_)
@@ -789,6 +790,36 @@ impl<'a> Lowering<'a> {
         let change = self.dag.mul(lr, b);
         let p = self.dag.sub(p, change);
         Ok([p, b].map(|x| Known::Node(self.narrow(x, dtype))).to_vec())
+    }
+
+    // --- the loss ---
+
+    /// `-dloss / weight`, computed in f64, in the target's column of each row that counts.
+    fn nll_loss_bwd(&mut self, step: &Step, loss: &NllLossBwd) -> Lowered<Known> {
+        let columns = self.space.columns();
+        if i32::try_from(columns).is_err() {
+            return Err("its rows have too many elements".into());
+        }
+        let [dloss, target, weight] = [0, 1, 2].map(|i| step.inputs[i]);
+        let (dloss, target, weight) = (self.wide(dloss)?, self.wide(target)?, self.wide(weight)?);
+        let kind = wide(loss.dtype);
+        let slope = self.widened(dloss, Kind::F64);
+        let mut slope = self.dag.same(Arith::Negf, &[slope]);
+        if loss.reduction == NllLoss::MEAN {
+            let weight = self.widened(weight, Kind::F64);
+            slope = self.dag.div(slope, weight);
+        }
+        let slope = self.widened(slope, kind);
+
+        let [ignored, classes, none] =
+            [loss.ignore, columns as i64, -1].map(|x| self.dag.int(x, Kind::I64));
+        let counts = self.dag.differs(target, ignored);
+        let inside = self.dag.compare(Predicate::Ult, target, classes);
+        let counts = self.dag.same(Arith::Andi, &[counts, inside]);
+        let place = self.dag.select(counts, target, none);
+        let place = self.dag.convert(Convert::Trunci, place, Kind::I32);
+        let dx = self.dag.placed(slope, place);
+        Ok(Known::Node(self.narrow(dx, loss.dtype)))
     }
 
     // --- random numbers ---

@@ -22,6 +22,9 @@ pub enum Combines<'a> {
         /// The layout of the results and the other operands.
         kind: Rows<'a>,
     },
+    /// Each element depends on its row's element of the operands and on its place in the row. The
+    /// result is a matrix; operands with an element per row have one dimension.
+    Places,
     /// Nothing is combined.
     Nothing,
 }
@@ -60,6 +63,7 @@ impl<'a> Combines<'a> {
                 operand: 1,
                 kind: Rows::Backward { mask: &norm.mask },
             },
+            Op::NllLossBwd(_) => Combines::Places,
             // A test checks each op that reads whole rows.
             _ => Combines::Nothing,
         }

@@ -227,7 +227,7 @@ impl Space {
                 }
             }
             Combines::Line { .. } | Combines::Rows { .. } => Along::Rows,
-            Combines::Nothing => Along::Nothing,
+            Combines::Places | Combines::Nothing => Along::Nothing,
         }
     }
 }
@@ -474,6 +474,7 @@ impl Finder<'_> {
                 operand,
                 kind,
             } => self.normalisation(step, at, dims, operand, kind),
+            Combines::Places => self.places(step, at),
             _ if step.op.is_alias() => {
                 let (x, y) = (step.inputs[0], at);
                 match (self.varies[x], self.varies[y]) {
@@ -528,6 +529,24 @@ impl Finder<'_> {
         }
         Ok(news)
     }
+    /// A step whose operands have an element for each row of its result, or a single one.
+    fn places(&mut self, step: &Step, at: usize) -> Result<bool, SpaceError> {
+        if !self.is_full(at) {
+            return Err(SpaceError::CombinesParts);
+        }
+        let types = self.types;
+        let columns = self.last_dim(at);
+        let mut news = false;
+        for &v in step.inputs.iter().filter(|&&v| 1 < types[v].numel()) {
+            news |= self.settle(v, self.all & !columns)?;
+        }
+        Ok(news)
+    }
+    /// The axes of a widest value's last dimension.
+    fn last_dim(&self, v: usize) -> Axes {
+        let dims = self.dims(self.types[v].shape());
+        dims.last().copied().unwrap_or(0)
+    }
     /// A step whose operands are broadcast to its results.
     fn elements(&mut self, step: &Step, at: usize) -> Result<bool, SpaceError> {
         let types = self.types;
@@ -581,6 +600,7 @@ impl Finder<'_> {
         let shape = |x: Option<usize>| self.types[x.expect("it should have operands")].shape();
         let gone = match Combines::of(&step.op) {
             Combines::Nothing => return Ok(None),
+            Combines::Places => self.last_dim(at),
             Combines::Dims(_) => {
                 let kept = self.varies[at].expect("the result should have been settled");
                 self.all & !kept
