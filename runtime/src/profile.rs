@@ -29,7 +29,7 @@ use crate::validate::{self, ALIGN};
 use crate::{Error, Options, kernel};
 use artifact::{Artifact, Attr, DType, Kernel, MemorySpace, Object, Operand, Place, Pool, Range};
 #[cfg(feature = "cuda")]
-pub use gpu::{drawn, gpu, index_bound};
+pub use gpu::{drawn, gpu, index_bound, link};
 use ops::OpKind;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

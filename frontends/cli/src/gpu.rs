@@ -1,11 +1,12 @@
 //! The GPUs of this machine, and which machine that `--device` knows describes them.
 
 use crate::failure::Failure;
-use crate::size::short;
+use crate::size::{rate, short};
 use codegen::kernels::Target;
 use ir::Device;
 use passes::devices;
 use runtime::cuda::{self, Driver, DriverError, Found};
+use runtime::profile;
 
 /// A GPU's number from `cuda` or `cuda:1`; `None` for other names of devices.
 pub(crate) fn number(name: &str) -> Option<Result<u32, Failure>> {
@@ -24,7 +25,8 @@ pub(crate) fn number(name: &str) -> Option<Result<u32, Failure>> {
 pub(crate) struct Here {
     /// The GPU.
     pub(crate) found: Found,
-    /// Its figures. The memory is what is free beside the driver's context.
+    /// Its figures. The memory is what is free beside the driver's context, and the link's rate is
+    /// measured.
     pub(crate) device: Device,
     /// Memory of the context and of other programs, bytes.
     pub(crate) taken: u64,
@@ -60,6 +62,7 @@ impl Here {
         let mut device = like.clone();
         device.sm = target(&found).and_then(|target| target.sm());
         device.device_bytes = plannable(free);
+        device.link_bandwidth = two_digits(profile::link(&open).map_err(refused)?);
         Ok(Here {
             found,
             device,
@@ -80,9 +83,11 @@ impl Here {
         };
         format!(
             "note: cuda:{number} is {name}{like}; the driver's context and other programs take {} \
-             of its memory beside the plan, which may have {}",
+             of its memory beside the plan, which may have {}; copies to the host and from it run \
+             at {}",
             short(self.taken),
-            short(self.device.device_bytes)
+            short(self.device.device_bytes),
+            rate(self.device.link_bandwidth)
         )
     }
 }
@@ -94,6 +99,12 @@ fn plannable(free: u64) -> u64 {
         Some(left) if left >= STEP => left / STEP * STEP,
         _ => free,
     }
+}
+
+/// A rate with two digits, so that the noise of a measurement changes few plans.
+fn two_digits(rate: f64) -> f64 {
+    let unit = 10f64.powf(rate.max(1.0).log10().floor() - 1.0);
+    (rate / unit).round() * unit
 }
 
 /// The machines that `--device` knows by name.
@@ -190,6 +201,14 @@ mod tests {
         assert_eq!(plannable(80 << 30), (80 << 30) - SPARE);
         assert_eq!(plannable((80 << 30) + 12345), plannable(80 << 30));
         assert_eq!(plannable(64 << 20), 64 << 20);
+    }
+
+    #[test]
+    fn noise_changes_no_rate() {
+        assert_eq!(two_digits(53.4e9), two_digits(52.6e9));
+        assert_eq!(two_digits(53.4e9), 53e9);
+        assert_eq!(two_digits(9.96e9), 10e9);
+        assert_eq!(two_digits(1.0), 1.0);
     }
 
     #[test]

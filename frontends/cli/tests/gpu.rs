@@ -212,6 +212,7 @@ fn a_model_trains_on_the_gpu_that_is_there() {
         "cuda:0 is stand-in",
         "times are those of h",
         "beside the plan",
+        "copies to the host and from it run at",
     ]);
     let tight = train("--device cuda:0", "--budget 60%");
     let cpu = train("", "");

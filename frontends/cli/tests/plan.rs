@@ -453,12 +453,12 @@ fn the_same_command_gives_the_same_bytes() {
 #[test]
 fn explain_says_why_and_what_else_would_cost() {
     let args = format!("explain {} --optimizer adamw --budget 40%", model(GPT2));
-    let object = &run(&format!("{args} %_log_softmax --json"))
+    let object = &run(&format!("{args} %addmm_2 --json"))
         .expect(0)
         .json()[0];
     assert_eq!(
         (&object["name"], &object["class"]),
-        (&"_log_softmax".into(), &"activation".into())
+        (&"addmm_2".into(), &"activation".into())
     );
     assert!(!object["events"].as_array().unwrap().is_empty());
     let gaps = object["gaps"].as_array().unwrap();
@@ -468,7 +468,7 @@ fn explain_says_why_and_what_else_would_cost() {
     }
     // Names without the sign; a reshape; a state's path; a module.
     assert!(
-        run(&format!("{args} _log_softmax"))
+        run(&format!("{args} addmm_2"))
             .expect(0)
             .out
             .contains("instead: step")
@@ -491,9 +491,9 @@ fn explain_says_why_and_what_else_would_cost() {
             .out
             .contains("values")
     );
-    run(&format!("{args} %_log_softmx"))
+    run(&format!("{args} %addmm_2x"))
         .expect(2)
-        .says(&["_log_softmax"]);
+        .says(&["addmm_2"]);
     let removed = run(&format!("explain {} %flat --device test", mlp()))
         .expect(0)
         .out;

@@ -30,7 +30,7 @@ struct Case {
     wrong: i64,
 }
 
-const CASES: [Case; 11] = [
+const CASES: [Case; 10] = [
     Case {
         inputs: "input %x : f32[8,4]\n input %i : i64[6]",
         node: "%y = embedding %x, %i : f32[6,4]",
@@ -110,15 +110,6 @@ const CASES: [Case; 11] = [
         is_wide: true,
         right: -100,
         wrong: 4,
-    },
-    Case {
-        inputs: "input %x : f32[]\n input %i : i64[6]\n input %s : f32[]",
-        node: "%y = nll_loss_bwd %x, %i, %s dtype=f32 ignore=-100 reduction=1 shape=[6,4] : \
-               f32[6,4]",
-        n: [6, 1, 1],
-        is_wide: true,
-        right: -100,
-        wrong: -1,
     },
 ];
 
