@@ -453,9 +453,7 @@ fn the_same_command_gives_the_same_bytes() {
 #[test]
 fn explain_says_why_and_what_else_would_cost() {
     let args = format!("explain {} --optimizer adamw --budget 40%", model(GPT2));
-    let object = &run(&format!("{args} %addmm_2 --json"))
-        .expect(0)
-        .json()[0];
+    let object = &run(&format!("{args} %addmm_2 --json")).expect(0).json()[0];
     assert_eq!(
         (&object["name"], &object["class"]),
         (&"addmm_2".into(), &"activation".into())
