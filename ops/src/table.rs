@@ -154,8 +154,8 @@ macro_rules! ops {
                 => embedding_bwd, embedding_bwd_work;
             // nll_loss(logp[N,C], target[N]) -> loss, weight; reduction 0 none, 1 mean, 2 sum;
             // targets equal to `ignore` do not count, and weight is the number of those that do.
-            // nll_loss_bwd(dloss, target, weight) -> dlogp[shape]. The forward reports a target that
-            // is no class; here its row may be zeros.
+            // nll_loss_bwd(dloss, target, weight) -> dlogp[shape]. The forward reports a target
+            // that is no class; here its row may be zeros.
             NllLoss(NllLoss) "nll_loss": takes(2, 2).real() => nll_loss;
             // nll_sum(logp, target[, before: f64[]]) -> the rows' losses, added one after the other
             // to `before`, or to 0: f64[].
