@@ -12,7 +12,7 @@ example := examples/gpt2
 python := frontends/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test lint bench accuracy native wheel test-python venv export
+.PHONY: help setup build demo test lint bench accuracy native wheel wheel-kernels test-python venv export
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -58,10 +58,21 @@ accuracy: build ## compare predicted with measured peaks and step times; needs `
 
 native: setup ## build the Python package's native module where its tests find it
 	$(CARGO) build --locked -p lighterage-python
-	cp target/debug/lib_lighterage.so $(python)/python/lighterage/_lighterage.abi3.so
+	install target/debug/lib_lighterage.so $(python)/python/lighterage/_lighterage.abi3.so
+
+# With zig, whose linker knows the symbols of every glibc, the wheel runs on each Linux of the last ten years.
+zig = $(shell $(PYTHON) -c 'import ziglang' 2>/dev/null && echo --zig --compatibility manylinux2014)
 
 wheel: ## build the Python package as a wheel into target/wheels; needs `make venv`, and no libpython
-	$(PYTHON) -m maturin build --locked --manifest-path $(python)/Cargo.toml --out target/wheels
+	CARGO_ZIGBUILD_PYTHON_PATH=$(PYTHON) \
+		$(PYTHON) -m maturin build --locked --manifest-path $(python)/Cargo.toml --out target/wheels $(zig)
+
+# No manylinux has libzstd, so it is linked into the program; the linker takes the first file that it finds.
+wheel-kernels: setup ## build the kernel generator as a wheel, lighterage-kernels, for systems as new as this one
+	mkdir -p target/static
+	ln -sf $$(cc -print-file-name=libzstd.a) $$(cc -print-file-name=libz.a) target/static/
+	RUSTFLAGS="-L native=$(CURDIR)/target/static" $(PYTHON) -m maturin build --locked \
+		--manifest-path codegen/mlir/Cargo.toml --out target/wheels
 
 test-python: ## test the Python package; skipped where torch is not installed
 	@if $(PYTHON) -c 'import mypy, pytest, ruff, torch' 2>/dev/null; then \

@@ -7,7 +7,7 @@ use passes::plan::Cancel;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The name of the program.
 const PROGRAM: &str = "lighterage-mlir";
@@ -53,9 +53,17 @@ pub enum GeneratorError {
 /// Folders in which cargo puts tests, benches and examples, below the folder of programs.
 const CARGO_FOLDERS: [&str; 2] = ["deps", "examples"];
 
-/// The path of the program: `LIGHTERAGE_MLIR`, or the folder of the running program. A test of
-/// cargo finds it in the folder above. No other folder above is searched, because another user
-/// might write to it.
+/// Where the program was installed, if the running program is an interpreter that loaded us.
+static INSTALLED: OnceLock<PathBuf> = OnceLock::new();
+
+/// Says where the program was installed. Only the first call counts.
+pub fn installed_at(program: PathBuf) {
+    INSTALLED.get_or_init(|| program);
+}
+
+/// The path of the program: `LIGHTERAGE_MLIR`, what [`installed_at`] was told, or the folder of the
+/// running program. A test of cargo finds it in the folder above. No other folder above is
+/// searched, because another user might write to it.
 pub fn find() -> Result<PathBuf, GeneratorError> {
     if let Some(path) = std::env::var_os("LIGHTERAGE_MLIR") {
         let path = PathBuf::from(path);
@@ -66,6 +74,9 @@ pub fn find() -> Result<PathBuf, GeneratorError> {
             "LIGHTERAGE_MLIR is {}, which is not a file",
             path.display()
         )));
+    }
+    if let Some(path) = INSTALLED.get().filter(|path| path.is_file()) {
+        return Ok(path.clone());
     }
     let running = std::env::current_exe().map_err(|e| {
         GeneratorError::Missing(format!(

@@ -48,7 +48,7 @@ mod tests;
 
 pub use cache::{Cache, compile_kernels, compile_kernels_until};
 pub(crate) use emit::{Function, SYMBOL};
-pub use generator::{Generator, GeneratorError, Stage, find, run_all};
+pub use generator::{Generator, GeneratorError, Stage, find, installed_at, run_all};
 pub(crate) use lower::{storage, wide};
 pub use target::{CpuTarget, GpuTarget, Target};
 

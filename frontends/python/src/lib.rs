@@ -30,6 +30,7 @@ fn _lighterage(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<parts::Ticket>()?;
     module.add_function(wrap_pyfunction!(plan::compile, module)?)?;
     module.add_function(wrap_pyfunction!(plan::devices, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::generator_at, module)?)?;
     module.add_function(wrap_pyfunction!(noted::have, module)?)?;
     Ok(())
 }

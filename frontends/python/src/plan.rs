@@ -21,6 +21,7 @@ use report::page::{self, PassTime, Source};
 use report::size::{bytes, micros, parse_budget, parse_bytes, short};
 use report::{curve, explained};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 /// The budget as Python gives it.
@@ -80,6 +81,12 @@ fn device(name: &str) -> PyResult<Device> {
 #[pyfunction]
 pub(crate) fn devices() -> Vec<&'static str> {
     passes::devices::names()
+}
+
+/// Says where the kernel generator is, if `LIGHTERAGE_MLIR` does not.
+#[pyfunction]
+pub(crate) fn generator_at(program: PathBuf) {
+    kernels::installed_at(program);
 }
 
 /// The kind of kernels. `auto` generates them if the generator is installed.

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import lighterage as lt
+from lighterage import _compat
 
 logger = logging.getLogger(__name__)
 
@@ -594,6 +595,7 @@ class Talking(Net):
         return self.layers[2:](hidden)
 
 
+@pytest.mark.skipif(_compat.release() < (2, 11), reason="Dynamo has no setting for it")
 def test_a_warning_breaks_no_graph_and_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -609,7 +611,8 @@ def test_a_warning_breaks_no_graph_and_is_said(
     c = compiled(b)
     step(c, batch())
     step(c, batch())
-    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    records = [record for record in caplog.records if record.name != "lighterage"]
+    said = [record.getMessage() for record in records if record.levelno >= logging.WARNING]
     assert said == ["8 rows"]
     assert lt.stats().graphs == 1
     step(a, batch())
@@ -682,10 +685,15 @@ def in_place(model: nn.Module, options: dict[str, Any]) -> Any:
     return model
 
 
-SILENT: list[tuple[Callable[[], nn.Module], Callable[[nn.Module, dict[str, Any]], Any], str]] = [
+SILENT: list[Any] = [
     (hooked, in_torch_compile, r"runs Linear.forward \(.*linear.py:\d+\) in eager mode.*Module-level backwards hooks"),
     (interrupted, in_torch_compile, r"runs Linear.forward .*: Call to `torch._dynamo.graph_break"),
-    (lambda: Net().layers, in_place, r"runs Linear.forward .*`compile\(\)` of a module does nothing"),
+    pytest.param(
+        lambda: Net().layers,
+        in_place,
+        r"runs Linear.forward .*`compile\(\)` of a module does nothing",
+        marks=pytest.mark.skipif(_compat.release() >= (2, 15), reason="Dynamo compiles such a module"),
+    ),
     (Managed, in_torch_compile, r"runs .*forward.* in eager mode.*context manager"),
 ]
 
@@ -718,7 +726,7 @@ def test_more_shapes_than_dynamo_allows_are_an_error() -> None:
     for rows in range(2, 10):
         step(model, batch(rows=rows))
     for rows in (10, 11):
-        with pytest.raises(lt.Unsupported, match=r"Net.forward .* recompile limit exceeded"):
+        with pytest.raises(lt.Unsupported, match=r"Net.forward .* recompile.limit"):
             step(model, batch(rows=rows))
     assert step(model, batch(rows=3)).isfinite()
     assert lt.stats().graphs == 8
@@ -782,7 +790,8 @@ def test_data_parallel_models_are_planned_inside_and_outside(tmp_path: Path) -> 
     ]
     for rank in ranks:
         said, failed = rank.communicate(timeout=300)
-        assert (rank.returncode, said) == (0, "equal\n"), failed
+        # Gloo of some releases talks.
+        assert (rank.returncode, said.splitlines()[-1:]) == (0, ["equal"]), failed
 
 
 def test_options_are_checked() -> None:

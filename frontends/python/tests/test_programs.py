@@ -291,6 +291,49 @@ def test_a_forked_process_has_the_parameters_and_no_step() -> None:
 # What is installed ---------------------------------------------------------------------------------------------------
 
 
+LOSSES = """
+import sys, sysconfig, torch
+if len(sys.argv) > 1:
+    sysconfig.get_path = lambda *_: sys.argv[1]
+import lighterage as lt
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model, x = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 4)), torch.ones(2, 4)
+for _ in range(2):
+    optimizer, loss = torch.optim.SGD(model.parameters(), lr=0.1), lambda m, x: m(x).square().mean()
+    step = lt.compile(model, optimizer, loss, example=x)
+print(step.plan.kernels, *(step(x).item() for _ in range(3)))
+"""
+
+
+def test_without_a_generator_steps_have_the_packages_kernels_and_one_note(tmp_path: Path) -> None:
+    def losses(folder: Path, **environment: str) -> tuple[str, list[float], str]:
+        program = tmp_path / "losses.py"
+        program.write_text(LOSSES)
+        clean = {name: value for name, value in os.environ.items() if name != "LIGHTERAGE_MLIR"}
+        env = {**clean, "PYTHONPATH": str(PACKAGE), "LIGHTERAGE_CACHE": str(tmp_path / "cache"), **environment}
+        ran = subprocess.run([sys.executable, program, folder], env=env, capture_output=True, text=True, check=True)
+        kernels, *found = ran.stdout.split()
+        return kernels, list(map(float, found)), ran.stderr
+
+    kernels, plain, note = losses(tmp_path / "nothing")
+    assert kernels == "plain"
+    assert note.count("lighterage-kernels") == 1
+    assert losses(tmp_path, LIGHTERAGE_MLIR="/nonexistent")[:2] == (kernels, plain)
+
+    generator = PACKAGE.parents[2] / "target/debug/lighterage-mlir"
+    if not generator.is_file():
+        pytest.skip(f"there is no {generator}")
+    # As pip puts it among the scripts of an environment.
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    (scripts / generator.name).symlink_to(generator)
+    kernels, generated, note = losses(scripts)
+    assert kernels == "generated"
+    assert "lighterage-kernels" not in note
+    assert generated == pytest.approx(plain, rel=1e-5)
+
+
 def test_import_loads_neither_torch_nor_the_native_module() -> None:
     program = "import lighterage, sys; print([m for m in ('torch', 'lighterage._lighterage') if m in sys.modules])"
     assert python(program) == "[]\n"

@@ -32,6 +32,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 from torch.nn.utils import stateless
 from torch.utils import _pytree as pytree
 
+from . import _compat
 from .errors import CaptureError, unsupported
 
 Tag = dict[str, Any]
@@ -40,9 +41,6 @@ Loss = Callable[..., torch.Tensor]
 
 # The tables of a module's hooks.
 HOOKS = {name for name in vars(nn.Module()) if name.startswith("_forward_") and "hooks" in name}
-
-# The private names that are imported above, and the tags of `_record`, were checked with this release only.
-TORCH = "2.11"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +84,8 @@ def capture(
 
     Raises CaptureError: the model cannot be traced, or keeps state where a trace cannot follow.
     """
+    _compat.check()
     _refuse_wrappers(model)
-    if not torch.__version__.startswith(TORCH + "."):
-        raise CaptureError(f"tracing needs torch {TORCH}, and this is {torch.__version__}")
     tied = _tied(model)
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     batch = _Batch.of(signature(model, loss), tuple(args), dict(kwargs or {}))
@@ -326,11 +323,8 @@ def _without_checkpointing(model: nn.Module) -> Iterator[None]:
     def nothing(*_: Any, **__: Any) -> Iterator[None]:
         yield
 
-    module = torch.utils.checkpoint
-    with (
-        mock.patch.object(module, "CheckpointFunction", Plain),
-        mock.patch.object(module, "_checkpoint_without_reentrant_generator", nothing),
-    ):
+    patches: dict[str, Any] = dict.fromkeys(_compat.checkpoint_generators(), nothing)
+    with mock.patch.multiple(torch.utils.checkpoint, CheckpointFunction=Plain, **patches):
         yield
 
 
@@ -372,7 +366,7 @@ class _Step:
             for hook in self.hooks[name]:
                 given[name].register_hook(hook)  # type: ignore[no-untyped-call]
         _tag_backward(loss.grad_fn)
-        with traceback.annotate({"phase": "bwd"}):
+        with _compat.annotate({"phase": "bwd"}):
             gradients = torch.autograd.grad(loss, [given[name] for name in self.candidates], allow_unused=True)
         reached = [(n, g) for n, g in zip(self.candidates, gradients, strict=True) if g is not None]
         self.trained[:] = [name for name, _ in reached]

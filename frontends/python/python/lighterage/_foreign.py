@@ -19,6 +19,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils.dlpack import from_dlpack
 
+from . import _compat
 from ._lighterage import Plan
 from .errors import Error, Lacking, unsupported
 from .export import is_random
@@ -60,7 +61,7 @@ class Calls:
         """
         if fallback not in POLICIES:
             raise Error(f"fallback: {fallback!r} is none of {', '.join(POLICIES)}")
-        self._nodes = {node.name: node for node in graph.nodes if node.op == "call_function"}
+        self._nodes = {node.name: _compat.called(node) for node in graph.nodes if node.op == "call_function"}
         self._fallback = fallback
         self._calls: dict[str, _Call] = {}
 

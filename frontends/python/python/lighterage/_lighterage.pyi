@@ -1,9 +1,10 @@
 """The native module. Its classes are written in Rust, in `frontends/python/src`."""
 
 from collections.abc import Callable
+from os import PathLike
 from typing import Any, final
 
-__all__ = ["Arenas", "Machine", "Plan", "Ticket", "View", "compile", "devices", "have"]
+__all__ = ["Arenas", "Machine", "Plan", "Ticket", "View", "compile", "devices", "generator_at", "have"]
 
 @final
 class Plan:
@@ -225,6 +226,9 @@ def compile(
 
 def devices() -> list[str]:
     """Names of the devices that come with Lighterage."""
+
+def generator_at(program: str | PathLike[str]) -> None:
+    """Says where the kernel generator is, if `LIGHTERAGE_MLIR` does not."""
 
 def have(tables: list[dict[Any, Any]], lists: list[list[Any]], objects: list[Any]) -> bool:
     """Whether some dicts, and then some lists, have these objects in this order. Only identities count."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import _foreign, _lighterage
+from . import _foreign, _kernels, _lighterage
 from ._joint import ALIGN, Joint, Result, Source, aligned
 from ._lighterage import Arenas
 from ._stats import counts
@@ -85,6 +85,7 @@ class Program:
             calls=calls,
             command=f'torch.compile(..., backend="lighterage", options={{"budget": {options.budget!r}}})',
         )
+        _kernels.tell(options.kernels, self.plan)
         self.arenas: Arenas = self.plan.arenas(options.threads)
         self._inputs = [[described.inputs[name] for name in names] for names in self.arenas.inputs]
         results = [*described.forward, *(value for _, value in described.mutations), *described.backward]

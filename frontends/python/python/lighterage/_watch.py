@@ -21,6 +21,7 @@ from torch import nn
 from torch._dynamo import convert_frame, eval_frame, external_utils
 from torch._dynamo.utils import counters
 
+from . import _compat
 from ._stats import counts
 from .errors import Unsupported
 
@@ -58,7 +59,8 @@ def begin(backend: Callable[..., Any]) -> None:
     """Let Dynamo trace what it can, and say what it cannot, if `backend` is the one that it compiles for."""
     config = torch._dynamo.config
     # Each part of a graph has its own plan, so no graph should break at a warning.
-    config.ignore_logging_functions = _Logged(config.ignore_logging_functions)
+    setting = _compat.logging_functions()
+    setattr(config, setting, _Logged(getattr(config, setting)))
     # Otherwise nn.LSTM, nn.GRU and nn.RNN run in eager mode.
     config.allow_rnn = True
     convert = convert_frame.CatchErrorsWrapper.__call__

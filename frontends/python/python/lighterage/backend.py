@@ -25,7 +25,7 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils.dlpack import from_dlpack
 
-from . import _watch
+from . import _compat, _watch
 from ._capture import without_onednn
 from ._joint import joint, module_path
 from ._program import Options, Program
@@ -241,7 +241,10 @@ def backend(
 def _compiled(gm: fx.GraphModule, inputs: list[Any], options: Options) -> Callable[..., Any]:
     holders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     sources = [getattr(node, "_dynamo_source", None) for node in holders]
-    names = [node.name if s is None else module_path(s.name) for node, s in zip(holders, sources, strict=True)]
+    names = [
+        node.name if s is None else module_path(_compat.source_name(s))
+        for node, s in zip(holders, sources, strict=True)
+    ]
     compiler = _Compiler(options, names)
     compile = aot_autograd(
         fw_compiler=compiler.forward,

@@ -24,7 +24,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from . import _foreign, _lighterage, _optimizer
+from . import _foreign, _kernels, _lighterage, _optimizer
 from ._capture import Loss, call_model
 from ._guard import Batch, Guard
 from ._lighterage import Machine, Plan
@@ -170,6 +170,7 @@ def compile(
         command=f"lighterage.compile(..., budget={budget!r}, device={device!r})",
     )
     calls.warn(plan)
+    _kernels.tell(kernels, plan)
     planned = time.perf_counter()
     machine = plan.load(threads)
     loaded = time.perf_counter()
