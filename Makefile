@@ -7,12 +7,13 @@ CARGO ?= cargo
 PYTHON ?= $(or $(wildcard .venv/bin/python),python3)
 STEPS ?= 60
 BUDGET ?= 50%
+PAPERS ?= docs/papers.md
 
 example := examples/gpt2
 python := frontends/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test lint bench accuracy native wheel wheel-kernels test-python venv export
+.PHONY: help setup build demo test lint bench papers accuracy native wheel wheel-kernels test-python venv export
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -52,6 +53,10 @@ lint: ## formatting, clippy, documentation, crate dependencies and structure, wa
 
 bench: build ## compare step times with PyTorch's on this machine; needs `make venv`
 	$(PYTHON) benches/step_time.py
+
+papers: setup ## write docs/papers.md: figures and tables of five papers, theirs beside ours; ONLY=SECTION prints one
+	$(if $(ONLY),$(CARGO) bench -q --locked -p lighterage-tests --bench papers -- $(ONLY), \
+		$(CARGO) bench -q --locked -p lighterage-tests --bench papers > $(PAPERS).new && mv $(PAPERS).new $(PAPERS))
 
 accuracy: build ## compare predicted with measured peaks and step times; needs `make venv`
 	$(PYTHON) benches/accuracy.py

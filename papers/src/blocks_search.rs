@@ -606,7 +606,7 @@ mod tests {
                 },
                 Choice {
                     held: block.input,
-                    extra: block.forward,
+                    extra: block.recompute,
                 },
             ],
             false => vec![Choice {

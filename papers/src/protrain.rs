@@ -30,12 +30,15 @@ pub struct BlockCost {
     pub forward: f64,
     /// Its backward, without any recompute.
     pub backward: f64,
+    /// Computing it again in its backward: at most its forward, because not every result is needed
+    /// again.
+    pub recompute: f64,
     /// Bytes that it holds from its forward for its backward, including its input.
     pub activation: u64,
     /// Bytes of its input, which it holds if it is computed again.
     pub input: u64,
     /// The most bytes that it needs while it runs, in addition to `activation`: gradients,
-    /// temporaries.
+    /// temporaries, whether it is kept or computed again.
     pub transient: u64,
     /// Swapping its activation out.
     pub swap_out: f64,
@@ -62,6 +65,9 @@ pub struct ChunkCost {
     pub persistent_bytes: u64,
     /// Bytes on the host if it is not.
     pub host_bytes: u64,
+    /// Bytes of its parameters that blocks of other chunks read too, in addition to the buffers, if
+    /// it is not persistent: tied embeddings.
+    pub tied_bytes: u64,
 }
 
 /// A model on a machine, in figures.
@@ -335,12 +341,15 @@ pub struct Times {
     pub update_device: f64,
     /// Updates of the other chunks, on the host during the backward.
     pub update_host: f64,
+    /// The wait for the first chunks that are not persistent, in addition: their gradients come
+    /// last, and the next forward needs their new parameters first. Eq 2 does not have this term.
+    pub tail: f64,
 }
 
 impl Times {
-    /// The step (Eq 2).
+    /// The step (Eq 2, and the tail).
     pub fn step(&self) -> f64 {
-        self.forward + (self.backward + self.update_device).max(self.update_host)
+        self.forward + (self.backward + self.update_device).max(self.update_host) + self.tail
     }
 }
 
@@ -387,9 +396,10 @@ impl Instance {
             usize::MAX
         }
     }
-    /// The most blocks that may swap.
+    /// The most blocks that may swap. The last block does not: its backward comes first.
     pub fn most_swaps(&self) -> usize {
-        self.n_repeated() / self.interval()
+        let blocks = self.n_repeated();
+        (blocks / self.interval()).min(blocks.saturating_sub(1))
     }
     /// The fewest and the most buffers for a number of persistent chunks.
     pub fn buffers(&self, n_persist: usize) -> (usize, usize) {
@@ -451,6 +461,7 @@ pub(super) struct Stages {
     pub(super) forward: Vec<f64>,
     pub(super) backward: Vec<f64>,
     contended: Vec<bool>,
+    n_blocks: Vec<u32>,
 }
 
 pub(super) fn stages(instance: &Instance, activation: &[Option<Activation>]) -> Stages {
@@ -459,16 +470,18 @@ pub(super) fn stages(instance: &Instance, activation: &[Option<Activation>]) -> 
         forward: vec![0.0; n],
         backward: vec![0.0; n],
         contended: vec![false; n],
+        n_blocks: vec![0; n],
     };
     let interval = instance.interval();
     // The number of following blocks during which the last swap is still running.
     let mut swapping = 0;
     for (block, activation) in instance.blocks.iter().zip(activation) {
         stages.forward[block.chunk] += block.forward;
+        stages.n_blocks[block.chunk] += 1;
         stages.backward[block.chunk] += block.backward;
         match activation {
             Some(Activation::Swap) => swapping = interval,
-            Some(Activation::Recompute) => stages.backward[block.chunk] += block.forward,
+            Some(Activation::Recompute) => stages.backward[block.chunk] += block.recompute,
             _ => {}
         }
         if activation.is_some() {
@@ -526,9 +539,51 @@ pub(super) fn around(instance: &Instance, stages: &Stages, config: &Config) -> T
 fn chunk_times(instance: &Instance, stages: &Stages, config: &Config) -> Times {
     let stage = |c: usize| stages.backward[c].max(moved(instance, stages, config, c).1);
     let backward = (0..instance.chunks.len()).map(stage).sum();
+    with_tail(
+        instance,
+        stages,
+        config,
+        Times {
+            backward,
+            ..around(instance, stages, config)
+        },
+    )
+}
+
+/// The times with the wait for chunks whose new parameters the next forward needs early. The host
+/// updates one chunk after the other, the last chunk first, each when its gradients have arrived.
+/// From a chunk's use in one forward to its use in the next, no step is shorter than its own
+/// backward, offload, update and fetch.
+fn with_tail(instance: &Instance, stages: &Stages, config: &Config, times: Times) -> Times {
+    let n = instance.chunks.len();
+    // Ends of the stages before each chunk's forward.
+    let first = &instance.chunks[0];
+    let mut start = match config.n_persist {
+        0 => first.gather + first.upload,
+        _ => 0.0,
+    };
+    let mut starts = vec![0.0; n];
+    for (c, at) in starts.iter_mut().enumerate() {
+        *at = start;
+        start += stages.forward[c].max(moved(instance, stages, config, c).0);
+    }
+    let (mut clock, mut updated, mut longest) = (times.forward, 0.0f64, 0.0f64);
+    for c in (config.n_persist..n).rev() {
+        let chunk = &instance.chunks[c];
+        // Gradients leave block by block. Those of the last block end the chunk's update.
+        let part = 1.0 / stages.n_blocks[c].max(1) as f64;
+        let leaves = part * (chunk.reduce + chunk.offload);
+        let first = clock + part * stages.backward[c] + leaves;
+        updated = updated.max(first) + (1.0 - part) * chunk.update_host;
+        let last = clock + stages.backward[c] + leaves;
+        updated = updated.max(last) + part * chunk.update_host;
+        clock += stages.backward[c].max(moved(instance, stages, config, c).1);
+        longest = longest.max(updated + chunk.gather + chunk.upload - starts[c]);
+    }
+    let step = Times { tail: 0.0, ..times }.step();
     Times {
-        backward,
-        ..around(instance, stages, config)
+        tail: (longest - step).max(0.0),
+        ..times
     }
 }
 
@@ -538,30 +593,38 @@ pub fn times(instance: &Instance, config: &Config) -> Times {
     chunk_times(instance, &stages(instance, &layout.activation), config)
 }
 
-/// Bytes of swapped blocks that are still on the device while each block's forward runs. The link
-/// transfers one block after the other.
+/// Bytes of swapped blocks that are still on the device while each later block's forward runs. The
+/// link transfers one block after the other, each tensor as soon as it is computed. So a block's
+/// bytes become free evenly, from the start of its forward. While a later block runs, its own bytes
+/// grow as evenly, so the mean of what is left at its start and at its end counts.
 pub(super) fn leaving(instance: &Instance, swapped: impl Fn(usize) -> bool) -> Vec<u64> {
-    let (mut clock, mut link, mut bytes) = (0.0, 0.0f64, 0u64);
-    // When each swap ends, and the bytes that it frees.
-    let mut swaps: VecDeque<(f64, u64)> = VecDeque::new();
+    let (mut clock, mut link) = (0.0, 0.0f64);
+    // Start, end and bytes of each swap.
+    let mut swaps: VecDeque<(f64, f64, u64)> = VecDeque::new();
+    let left = |swaps: &VecDeque<(f64, f64, u64)>, at: f64| -> f64 {
+        let of = |&(start, end, bytes): &(f64, f64, u64)| {
+            bytes as f64 * ((end - at) / (end - start)).clamp(0.0, 1.0)
+        };
+        swaps.iter().map(of).sum()
+    };
     let blocks = instance.blocks.iter().enumerate();
     blocks
         .map(|(i, block)| {
-            while let Some(&(_, gone)) = swaps
-                .front()
-                .filter(|(over, _)| *over <= clock * (1.0 + EQUAL))
-            {
-                bytes -= gone;
+            while swaps.front().is_some_and(|swap| swap.1 <= clock) {
                 swaps.pop_front();
             }
-            let here = bytes;
-            clock += block.forward;
+            let end = clock + block.forward;
+            let here = 0.5 * (left(&swaps, clock) + left(&swaps, end));
             if swapped(i) {
-                link = link.max(clock) + block.swap_out;
-                swaps.push_back((link, block.activation));
-                bytes += block.activation;
+                let start = link.max(clock);
+                // The last tensor leaves after the forward.
+                link = (start + block.swap_out).max(end);
+                if start < link {
+                    swaps.push_back((start, link, block.activation));
+                }
             }
-            here
+            clock = end;
+            here.ceil() as u64
         })
         .collect()
 }
@@ -597,12 +660,20 @@ pub fn total(instance: &Instance, activations: u64, persistent: u64, n_buffer: u
     (instance.alpha * used as f64).ceil() as u64
 }
 
+/// For each number of persistent chunks, the bytes of these and of what others share.
+fn states(instance: &Instance) -> Vec<u64> {
+    let mut bytes: u64 = instance.chunks.iter().map(|chunk| chunk.tied_bytes).sum();
+    let mut states = vec![bytes];
+    for chunk in &instance.chunks {
+        bytes = bytes + chunk.persistent_bytes - chunk.tied_bytes.min(bytes);
+        states.push(bytes);
+    }
+    states
+}
+
 /// Peak of the device's memory, bytes (Eqs 8 to 11).
 pub fn memory(instance: &Instance, config: &Config) -> u64 {
-    let persistent = instance.chunks[..config.n_persist]
-        .iter()
-        .map(|chunk| chunk.persistent_bytes)
-        .sum();
+    let persistent = states(instance)[config.n_persist];
     total(
         instance,
         activation_peak(instance, &config.layout(instance).activation),
@@ -630,6 +701,27 @@ pub fn host_memory(instance: &Instance, config: &Config) -> u64 {
 /// recomputed blocks, then the one with the least memory. `None` if nothing fits.
 pub fn search(instance: &Instance) -> Option<(Config, Predicted)> {
     search_among(instance, &outlines(instance))
+}
+
+/// The same, except that everything stays on the device if this fits and is at most the share
+/// `near` slower: a gain below the error of the predictions is none ("offloading only when it
+/// improves performance", section 6).
+pub fn choose(instance: &Instance, near: f64) -> Option<(Config, Predicted)> {
+    let (config, best) = search(instance)?;
+    let all = Config {
+        n_persist: instance.chunks.len(),
+        ..Config::default()
+    };
+    let (times, memory) = (times(instance, &all), memory(instance, &all));
+    if memory <= instance.capacity && times.step() <= best.times.step() * (1.0 + near) {
+        let predicted = Predicted {
+            times,
+            memory,
+            ..best
+        };
+        return Some((all, predicted));
+    }
+    Some((config, best))
 }
 
 /// Time and memory of the blocks' activations, which do not depend on the chunks.
@@ -685,7 +777,7 @@ fn outlines_with(instance: &Instance, fixed: &Fixed) -> Vec<Vec<Outline>> {
         let outline = |n_recompute: usize| {
             if let Some(&block) = n_recompute.checked_sub(1).and_then(|last| kept.get(last)) {
                 activation[block] = Some(Activation::Recompute);
-                backward += instance.blocks[block].forward;
+                backward += instance.blocks[block].recompute;
             }
             tried(n_recompute, n - n_swap).then(|| {
                 let activations = held_peak(instance, &activation, &leaving);
@@ -752,7 +844,7 @@ impl<'a> Search<'a> {
         let chunks = || instance.chunks.iter();
         Search {
             instance,
-            persistent: sums(chunks().map(|chunk| chunk.persistent_bytes)),
+            persistent: states(instance),
             hosted: sums(chunks().map(|chunk| chunk.host_bytes)),
             update_device: sums(chunks().map(|chunk| chunk.update_device)),
             update_host: sums(chunks().map(|chunk| chunk.update_host)),
@@ -929,10 +1021,7 @@ impl Front {
         let n = instance.chunks.len();
         let (fewest, most) = instance.buffers(config.n_persist);
         let around = around(instance, stages, &config);
-        let persistent = instance.chunks[..config.n_persist]
-            .iter()
-            .map(|chunk| chunk.persistent_bytes)
-            .sum();
+        let persistent = states(instance)[config.n_persist];
         // A chunk's backward with its predecessor in a buffer, and without.
         let stage = |n_buffer: usize, c: usize| {
             let config = Config { n_buffer, ..config };
@@ -945,21 +1034,30 @@ impl Front {
             // Chunk c - 1 is in a buffer if c is above n - n_buffer.
             let first = (n - n_buffer + 1).min(n);
             let backward = fetched[first] + cached[n] - cached[first];
-            let predicted = Predicted {
+            let mut predicted = Predicted {
                 times: Times { backward, ..around },
                 memory: total(instance, activations, persistent, n_buffer),
                 evaluated: 0,
             };
-            self.push((Config { n_buffer, ..config }, predicted));
+            let config = Config { n_buffer, ..config };
+            // The tail takes a pass over all chunks. Without it the time is a lower bound.
+            if self.is_wanted(&(config, predicted)) {
+                predicted.times = with_tail(instance, stages, &config, predicted.times);
+                self.push((config, predicted));
+            }
         }
+    }
+
+    /// False if one with no more memory is at least as good.
+    fn is_wanted(&self, new: &(Config, Predicted)) -> bool {
+        let below = self.steps.range(..=new.1.memory).next_back();
+        below.is_none_or(|(_, below)| better(new, below))
     }
 
     /// Adds a configuration, and drops those that it beats; nothing if one beats it.
     fn push(&mut self, new: (Config, Predicted)) {
         let memory = new.1.memory;
-        if let Some((_, below)) = self.steps.range(..=memory).next_back()
-            && !better(&new, below)
-        {
+        if !self.is_wanted(&new) {
             return;
         }
         let beaten = self.steps.range(memory..);
@@ -1088,10 +1186,10 @@ pub(crate) mod tests {
         // Two kept, four inputs.
         assert_eq!(memory(&instance, &config), 204);
         // With both swaps at the start, the first two blocks still wait for the link while the
-        // fourth block runs.
+        // fourth block runs; the first one leaves meanwhile.
         let mut piled = config.layout(&instance).activation;
         piled.swap(1, 3);
-        assert_eq!(activation_peak(&instance, &piled), 301);
+        assert!(memory(&instance, &config) < activation_peak(&instance, &piled));
     }
 
     /// Small instances of all kinds.
@@ -1102,6 +1200,7 @@ pub(crate) mod tests {
                 chunk: 0,
                 forward: f64::from(forward),
                 backward: f64::from(backward),
+                recompute: 0.75 * f64::from(forward),
                 activation,
                 input: input.min(activation),
                 transient,
@@ -1128,6 +1227,7 @@ pub(crate) mod tests {
                     update_host: f64::from(host),
                     persistent_bytes: bytes,
                     host_bytes: bytes,
+                    tied_bytes: bytes / 4,
                 },
             );
         let parts = (
@@ -1360,7 +1460,8 @@ pub(crate) mod tests {
                 forward: 6.0,
                 backward: 12.0,
                 update_device: 3.0,
-                update_host: 0.0
+                update_host: 0.0,
+                tail: 0.0
             }
         );
         assert_eq!(all.step(), 21.0);
@@ -1375,6 +1476,9 @@ pub(crate) mod tests {
         );
         assert_eq!(none.forward, 9.0 + 9.0 + 9.0 + 2.0);
         assert_eq!(none.backward, 9.0 + 9.0 + 9.0);
-        assert_eq!(none.step(), none.forward + 150.0);
+        assert_eq!(none.step() - none.tail, none.forward + 150.0);
+        // The first gradients arrive when a backward and an offload are over: 4 + 9. Then the host
+        // updates 3 chunks, and the next step fetches the last one of them, the first chunk.
+        assert_eq!(none.tail, 4.0 + 9.0);
     }
 }

@@ -9,6 +9,7 @@
 //! sizes of dynamic requests.
 
 use addresses::caching::{self, Segments};
+use lighterage_tests::document::allocation::{self, ALIGN};
 use lighterage_tests::megatron::Setup;
 use papers::stalloc;
 use placement::check;
@@ -16,9 +17,6 @@ use placement::trace::Trace;
 use placement::{Effort, Options, lower_bound, place};
 use std::io::Write;
 use std::time::Instant;
-
-/// Alignment of sizes and addresses, as in PyTorch's requests.
-const ALIGN: u64 = 512;
 
 fn say(text: &str) {
     writeln!(std::io::stdout(), "{text}").expect("stdout should be open");
@@ -32,52 +30,15 @@ fn main() {
     let only = |name: &str| args.is_empty() || args.iter().any(|arg| arg == name);
     if only("figure8") {
         say("\nFigure 8: recomputation (R), virtual pipeline (V), ZeRO (Z), offloading (O)\n");
-        table(
-            &[
-                ("GPT-2", Setup::gpt2()),
-                ("Llama2-7B", Setup::llama2()),
-                ("Qwen1.5-MoE", Setup::qwen_moe()),
-            ]
-            .map(|(name, setup)| {
-                ["", "R", "V", "VR", "ZR", "ZOR"]
-                    .map(|letters| (format!("{name} {letters}"), with(&setup, letters)))
-            })
-            .concat(),
-        );
+        table(&allocation::figure_8());
     }
     if only("figure9") {
         say("\nFigure 9: stages of the pipeline, with recomputation or a virtual pipeline\n");
-        let scaled = |stages: usize| Setup {
-            stages,
-            layers: 8 * stages,
-            micro_batches: 4 * stages,
-            ..Setup::llama2()
-        };
-        let rows = [2, 4, 8].map(|stages| {
-            ["R", "V"].map(|letters| {
-                (
-                    format!("{stages} stages {letters}"),
-                    with(&scaled(stages), letters),
-                )
-            })
-        });
-        table(&rows.concat());
+        table(&allocation::figure_9());
     }
     if only("figure10") {
         say("\nFigure 10: Llama2-7B with recomputation, sequences of a micro-batch\n");
-        let rows = [1, 2, 4, 8, 16, 32, 64].map(|batch| {
-            (
-                format!("{batch}"),
-                with(
-                    &Setup {
-                        batch,
-                        ..Setup::llama2()
-                    },
-                    "R",
-                ),
-            )
-        });
-        table(&rows);
+        table(&allocation::figure_10());
     }
     if only("table2") {
         say(
@@ -89,80 +50,7 @@ fn main() {
              paper's requests | s |",
         );
         say("|---|---|---|---|---|---|---|");
-        for (name, setup, requests, seconds) in [
-            (
-                "GPT-2 N",
-                with(
-                    &Setup {
-                        micro_batches: 32,
-                        ..Setup::gpt2()
-                    },
-                    "",
-                ),
-                12_785,
-                24.4,
-            ),
-            (
-                "GPT-2 R",
-                with(
-                    &Setup {
-                        micro_batches: 32,
-                        ..Setup::gpt2()
-                    },
-                    "R",
-                ),
-                16_569,
-                21.9,
-            ),
-            (
-                "Llama2 N",
-                with(
-                    &Setup {
-                        micro_batches: 128,
-                        ..Setup::llama2()
-                    },
-                    "",
-                ),
-                66_529,
-                105.0,
-            ),
-            (
-                "Llama2 R",
-                with(
-                    &Setup {
-                        micro_batches: 128,
-                        ..Setup::llama2()
-                    },
-                    "R",
-                ),
-                86_721,
-                136.0,
-            ),
-            (
-                "MoE N",
-                with(
-                    &Setup {
-                        micro_batches: 48,
-                        ..Setup::qwen_moe()
-                    },
-                    "",
-                ),
-                196_759,
-                374.0,
-            ),
-            (
-                "MoE R",
-                with(
-                    &Setup {
-                        micro_batches: 48,
-                        ..Setup::qwen_moe()
-                    },
-                    "R",
-                ),
-                281_669,
-                145.0,
-            ),
-        ] {
+        for (name, setup, requests, seconds) in allocation::table_2() {
             let trace = setup.trace();
             let [theirs, fast, normal] = [
                 timed(|| drop(theirs_of(&trace))),
@@ -174,18 +62,6 @@ fn main() {
                 "| {name} | {n} | {theirs:.2} | {fast:.2} | {normal:.2} | {requests} | {seconds} |"
             ));
         }
-    }
-}
-
-/// A setup with the optimizations that the letters mean.
-fn with(setup: &Setup, letters: &str) -> Setup {
-    let has = |letter| letters.contains(letter);
-    Setup {
-        recompute: has('R'),
-        virtual_stages: if has('V') { 2 } else { 1 },
-        zero: if has('Z') { 2 } else { 1 },
-        offload: has('O'),
-        ..setup.clone()
     }
 }
 

@@ -4,6 +4,7 @@
 pub mod attention;
 pub mod chain;
 pub mod code;
+pub mod document;
 pub mod evaluate;
 pub mod example;
 pub mod forced;

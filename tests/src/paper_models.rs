@@ -2,9 +2,12 @@
 //! for its search.
 //!
 //! The paper gives links and memories. It does not print its measured rates, so these are assumed:
-//! products at 32 % (RTX 3090, FP16 with FP32 accumulation at 142 TFLOP/s) and 48 % (A100, 312
-//! TFLOP/s) of the peak, PCIe at about 80 % of its nominal bandwidth, collectives over PCIe through
-//! the host at 5 GB/s, Adam on the host at the limit of the memory bandwidth.
+//! products at 77 % (RTX 3090, FP16 with FP32 accumulation at 71 TFLOP/s) and 48 % (A100, 312
+//! TFLOP/s) of the peak, PCIe at 66 and 79 % of its nominal bandwidth, collectives over PCIe
+//! through the host at 5 GB/s, Adam at 30 bytes a parameter at the limit of the memory bandwidth,
+//! also on the host. 93 % of the host's memory is for states: the rest is the system's and the
+//! program's.
+//! `tests/data/protrain` has a device file for each machine.
 
 use papers::blocks_search::Choice;
 use papers::protrain::{BlockCost, ChunkCost, Instance};
@@ -75,14 +78,14 @@ pub struct Machine {
 
 /// RTX 3090: 24 GiB, PCIe 3 at 15.8 GB/s, no NVLink; host with 384 GiB.
 pub const RTX3090: Machine = Machine {
-    flops: 45e12,
-    link: 12e9,
+    flops: 55e12,
+    link: 10.5e9,
     collective: 5e9,
     shared_link: true,
     device_bytes: 24 << 30,
-    host_bytes: 384 << 30,
+    host_bytes: (384 << 30) / 100 * 93,
     memory_bandwidth: 7.5e11,
-    update_device: 1e10,
+    update_device: 2.5e10,
     update_host: 3e9,
 };
 /// A100: 80 GiB, PCIe 4 at 31.5 GB/s, NVLink at 300 GB/s; host with 1 TB.
@@ -92,9 +95,9 @@ pub const A100: Machine = Machine {
     collective: 200e9,
     shared_link: false,
     device_bytes: 80 << 30,
-    host_bytes: 1_000_000_000_000,
-    memory_bandwidth: 1.2e12,
-    update_device: 2e10,
+    host_bytes: 930_000_000_000,
+    memory_bandwidth: 1.5e12,
+    update_device: 5e10,
     update_host: 1.2e10,
 };
 
@@ -109,9 +112,9 @@ pub fn packing(model: &Model) -> Packing {
 
 /// The work of a device in a step of `batch` sequences on `world` devices. Mixed precision: 2 bytes
 /// of parameter, 2 of gradient, 12 of master copy and moments, the latter divided among the devices
-/// also for persistent chunks; the host holds the
-/// 12. Activations are those of Korthikanti et al.: `sbh (34 + 5 as / h)` bytes a block; the logits
-///     take 6 bytes each.
+/// also for persistent chunks; the host holds the 12 bytes. Activations are those of Korthikanti et
+/// al.: `sbh (34 + 5 as / h)` bytes a block; the logits take 8 bytes each: 2, a shifted copy of 2,
+/// and 4 in f32. `alpha` is 1, because the paper does not state its own.
 pub fn instance(model: &Model, machine: &Machine, batch: u64, world: u64) -> Instance {
     let &Model {
         hidden: h,
@@ -136,6 +139,7 @@ pub fn instance(model: &Model, machine: &Machine, batch: u64, world: u64) -> Ins
         chunk: chunk_of[i],
         forward,
         backward: 2.0 * forward,
+        recompute: forward,
         activation: activation as u64,
         input: (2.0 * tokens * hf) as u64,
         transient: 0,
@@ -151,7 +155,7 @@ pub fn instance(model: &Model, machine: &Machine, batch: u64, world: u64) -> Ins
         chunk: chunk_of[blocks + 1],
         forward: head,
         backward: 2.0 * head,
-        activation: (6.0 * tokens * VOCABULARY as f64) as u64,
+        activation: (8.0 * tokens * VOCABULARY as f64) as u64,
         ..BlockCost::default()
     });
     let chunks = packing.chunks.iter().map(|chunk| {
@@ -167,6 +171,7 @@ pub fn instance(model: &Model, machine: &Machine, batch: u64, world: u64) -> Ins
             update_host: 1e6 * parameters / machine.update_host,
             persistent_bytes: (parameters * (4.0 + 12.0 / wf)) as u64,
             host_bytes: 12 * chunk.bytes / 2,
+            tied_bytes: 0,
         }
     });
     Instance {
@@ -177,7 +182,7 @@ pub fn instance(model: &Model, machine: &Machine, batch: u64, world: u64) -> Ins
         capacity: machine.device_bytes,
         host_capacity: Some(machine.host_bytes),
         shared_link: machine.shared_link,
-        alpha: 1.05,
+        alpha: 1.0,
     }
 }
 

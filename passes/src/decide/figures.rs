@@ -1,14 +1,24 @@
 //! The figures that ProTrain's planner uses: an [`Instance`] from a problem's blocks and the
 //! packing of its states into chunks.
 
+use super::activations;
 use super::chunks::{Chunk, Packing};
-use crate::plan::Problem;
+use crate::alloc::{lifetimes, live_bytes};
 use crate::plan::blocks::Block;
+use crate::plan::machine::DEVICE;
 use crate::plan::users::users;
+use crate::plan::{Decisions, Means, Problem};
+use crate::realise;
 use ir::graph::Def;
-use ir::{Graph, Node, Phase, State, StateKind, Table, Value};
-use papers::protrain::{BlockCost, ChunkCost, Instance};
+use ir::schedule::{InstrKind, Why};
+use ir::{Graph, Id, Node, Phase, State, StateKind, Table, Value};
+use papers::protrain::{Activation, BlockCost, ChunkCost, Instance};
 use std::collections::BTreeSet;
+use std::ops::Range;
+
+/// Bytes that are reserved for each used byte. Gaps between addresses are at most half a per cent
+/// in most plans; gradients that are on their way to the host take the rest.
+const ALPHA: f64 = 1.01;
 
 /// The instance of a graph on one device. `host_rate`: bytes of states that the host updates in a
 /// µs, each byte of parameters, gradients and optimizer's states counted once. `None` if the
@@ -35,7 +45,8 @@ pub fn instance(
         }
     }
     let held = held(graph, &block_of, blocks.len());
-    let transient = transients(problem, &block_of, blocks.len(), &held);
+    let kept = Trace::new(problem, blocks, &block_of, &held, Activation::Keep)?;
+    let again = Trace::new(problem, blocks, &block_of, &held, Activation::Recompute)?;
     let chunk_of = packing.chunk_of(blocks.len());
     let run = |nodes: &[Node]| {
         nodes
@@ -52,9 +63,12 @@ pub fn instance(
             chunk,
             forward: run(&block.forward),
             backward: run(&block.backward),
+            recompute: again.reruns[i],
             activation: held.activation[i],
-            input: held.input[i],
-            transient: transient[i],
+            input: again.held[i],
+            transient: kept.needs[i]
+                .max(again.needs[i])
+                .saturating_sub(held.activation[i]),
             swap_out: swap,
             swap_in: swap,
         }
@@ -62,7 +76,9 @@ pub fn instance(
     let costs = costs.collect();
     let updates = updates(graph);
     let chunks = packing.chunks.iter();
-    let chunks = chunks.map(|chunk| chunk_cost(problem, blocks, chunk, &updates, host_rate));
+    let waits = waits(problem, &block_of);
+    let chunks =
+        chunks.map(|chunk| chunk_cost(problem, blocks, chunk, &updates, &waits, host_rate));
     let fixed = graph
         .states
         .values()
@@ -73,11 +89,11 @@ pub fn instance(
         blocks: costs,
         chunks: chunks.collect(),
         buffer_bytes: bytes.max().unwrap_or(0),
-        base: fixed + held.shared,
+        base: fixed,
         capacity: problem.device.device_bytes,
         host_capacity: Some(problem.host_limit.unwrap_or(problem.device.host_bytes)),
         shared_link: false,
-        alpha: 1.0,
+        alpha: ALPHA,
     })
 }
 
@@ -87,6 +103,7 @@ fn chunk_cost(
     blocks: &[Block],
     chunk: &Chunk,
     updates: &Table<State, Option<Node>>,
+    waits: &[Wait],
     host_rate: f64,
 ) -> ChunkCost {
     let graph = problem.graph;
@@ -104,6 +121,10 @@ fn chunk_cost(
                 .sum::<u64>();
         }
     }
+    let of_chunk = waits
+        .iter()
+        .filter(|wait| wait.block.is_some_and(|b| chunk.blocks.contains(&b)));
+    let waiting: u64 = of_chunk.map(|wait| wait.bytes).sum();
     let (offload, update_host) = match gradients {
         0 => (0.0, 0.0),
         _ => (
@@ -118,9 +139,33 @@ fn chunk_cost(
         reduce: 0.0,
         update_device,
         update_host,
-        persistent_bytes: all + gradients,
+        persistent_bytes: all + waiting,
         host_bytes: all,
+        tied_bytes: tied(problem, blocks, chunk),
     }
+}
+
+/// Bytes of a chunk's parameters that blocks of other chunks read too.
+fn tied(problem: &Problem<'_>, blocks: &[Block], chunk: &Chunk) -> u64 {
+    let graph = problem.graph;
+    let others = blocks[..chunk.blocks.start]
+        .iter()
+        .chain(&blocks[chunk.blocks.end..]);
+    let nodes: BTreeSet<Node> = others
+        .flat_map(|block| block.forward.iter().chain(&block.backward))
+        .copied()
+        .collect();
+    let states = blocks[chunk.blocks.clone()]
+        .iter()
+        .flat_map(|block| &block.states);
+    let values = states.map(|&state| graph.states[state].before);
+    values
+        .filter(|&value| {
+            let mut readers = problem.uses[problem.root[value]].iter();
+            readers.any(|&at| nodes.contains(&problem.lines[at as usize]))
+        })
+        .map(|value| graph.values[value].ty.bytes())
+        .sum()
 }
 
 /// The node that updates each state that is trained.
@@ -146,21 +191,133 @@ fn moments(graph: &Graph, update: Node) -> impl Iterator<Item = Value> {
     })
 }
 
-/// The bytes that blocks hold between forward and backward.
+/// A complete gradient that waits for its update while other blocks run.
+struct Wait {
+    /// The block that computes it.
+    block: Option<usize>,
+    /// Its bytes.
+    bytes: u64,
+    /// The lines after its own until its update, as positions in [`Problem::lines`].
+    lines: Range<usize>,
+}
+
+/// The gradients that wait for updates after the whole backward. With updates in the backward there
+/// are none.
+fn waits(problem: &Problem<'_>, block_of: &Table<Node, Option<usize>>) -> Vec<Wait> {
+    let graph = problem.graph;
+    let phase = |at: usize| graph.nodes[problem.lines[at]].phase;
+    let mut waits = vec![];
+    for (at, &node) in problem.lines.iter().enumerate() {
+        for &value in &graph.nodes[node].outputs {
+            let Some(&last) = problem.uses[value].last() else {
+                continue;
+            };
+            let last = last as usize;
+            let is_gradient = phase(at) == Phase::Backward && phase(last) == Phase::Optimizer;
+            let passes_others = problem.lines[at..last]
+                .iter()
+                .any(|&other| block_of[other].is_some_and(|b| Some(b) != block_of[node]));
+            if is_gradient && passes_others {
+                waits.push(Wait {
+                    block: block_of[node],
+                    bytes: graph.values[value].ty.bytes(),
+                    lines: at + 1..last + 1,
+                });
+            }
+        }
+    }
+    waits
+}
+
+/// What a step with one decision for all repeated blocks needs, with all states on the device: the
+/// paper's trace of memory before and during each operation (section 3.2), line by line.
+struct Trace {
+    /// The most bytes while each block runs, without states, without what earlier blocks hold, and
+    /// without gradients that wait for a late update.
+    needs: Vec<u64>,
+    /// Bytes that each block holds from forward to backward.
+    held: Vec<u64>,
+    /// Time of the lines that run again for each block, µs.
+    reruns: Vec<f64>,
+}
+
+impl Trace {
+    fn new(
+        problem: &Problem<'_>,
+        blocks: &[Block],
+        block_of: &Table<Node, Option<usize>>,
+        held: &Held,
+        activation: Activation,
+    ) -> Option<Trace> {
+        let graph = problem.graph;
+        let layout: Vec<Option<Activation>> = blocks
+            .iter()
+            .map(|block| block.repeated.then_some(activation))
+            .collect();
+        let mut decisions = Decisions::default();
+        activations::cut(problem, block_of, &layout, false, &mut decisions);
+        let mut trace = Trace {
+            needs: vec![0; blocks.len()],
+            held: held.activation.clone(),
+            reruns: vec![0.0; blocks.len()],
+        };
+        for (gap, _) in decisions
+            .cuts
+            .iter()
+            .filter(|(_, cut)| cut.0 == Means::Recompute)
+        {
+            if let Some(block) = graph.def_node(gap.value).and_then(|node| block_of[node]) {
+                let bytes = graph.values[gap.value].ty.bytes();
+                trace.held[block] = trace.held[block].saturating_sub(bytes);
+            }
+        }
+        let schedule = realise::unnamed(problem, &decisions).ok()?;
+        let live = live_bytes(&schedule, &lifetimes(&schedule), DEVICE);
+        let states: u64 = graph
+            .states
+            .values()
+            .map(|s| graph.values[s.before].ty.bytes())
+            .sum();
+        let before = sums(&trace.held);
+        let waits = waits(problem, block_of);
+        for (instr, data) in schedule.instrs.iter() {
+            let InstrKind::Run { node, .. } = data.kind else {
+                continue;
+            };
+            let Some(block) = block_of[node] else {
+                continue;
+            };
+            if data.why == Why::Recompute {
+                trace.reruns[block] += problem.cost.run(graph, node);
+            }
+            let at = problem.position[node].map_or(0, |at| at as usize);
+            let of_others = |wait: &&Wait| wait.block != Some(block) && wait.lines.contains(&at);
+            let waiting: u64 = waits.iter().filter(of_others).map(|wait| wait.bytes).sum();
+            let need = live[instr.index()].saturating_sub(states + before[block] + waiting);
+            trace.needs[block] = trace.needs[block].max(need);
+        }
+        Some(trace)
+    }
+}
+
+/// The sum of all numbers before each.
+fn sums(numbers: &[u64]) -> Vec<u64> {
+    let mut sum = 0;
+    let before = |&number: &u64| {
+        sum += number;
+        sum - number
+    };
+    numbers.iter().map(before).collect()
+}
+
+/// The bytes that blocks hold between forward and backward, if they are kept.
 struct Held {
     activation: Vec<u64>,
-    input: Vec<u64>,
-    shared: u64,
-    /// The forward values that are held.
-    values: Table<Value, bool>,
 }
 
 fn held(graph: &Graph, block_of: &Table<Node, Option<usize>>, n: usize) -> Held {
     let mut held = Held {
         activation: vec![0; n],
-        input: vec![0; n],
-        shared: 0,
-        values: Table::filled(graph.values.len(), false),
     };
     let users = users(graph, &graph.order);
     let in_phase = |phase: Phase| {
@@ -185,57 +342,15 @@ fn held(graph: &Graph, block_of: &Table<Node, Option<usize>>, n: usize) -> Held 
                 .filter(|&other| other != block)
                 .collect();
             let backward = readers(Phase::Backward).next().is_some();
-            let mut hold = |to: &mut u64| {
-                *to += bytes;
-                held.values[value] = true;
-            };
             match (others.len(), others.first()) {
-                (0, _) if backward => hold(&mut held.activation[block]),
-                (0, _) => {}
+                (0, _) if backward => held.activation[block] += bytes,
                 // The next block's input, even if its backward does not read it, because the block
                 // may be computed again from it.
-                (1, Some(&reader)) => {
-                    hold(&mut held.activation[reader]);
-                    held.input[reader] += bytes;
-                }
-                _ => hold(&mut held.shared),
+                (1, Some(&reader)) => held.activation[reader] += bytes,
+                // What no backward reads is not held. What several blocks read is in the traces.
+                _ => {}
             }
         }
     }
     held
-}
-
-/// The most bytes that each block needs while it runs, in addition to what it holds: results of its
-/// forward that no backward reads, and all results of its backward except parameters' gradients,
-/// which are model states.
-fn transients(
-    problem: &Problem<'_>,
-    block_of: &Table<Node, Option<usize>>,
-    n: usize,
-    held: &Held,
-) -> Vec<u64> {
-    let graph = problem.graph;
-    let mut change = vec![0i128; problem.lines.len() + 1];
-    for (at, &node) in problem.lines.iter().enumerate() {
-        for &value in &graph.nodes[node].outputs {
-            let for_update =
-                |&user: &u32| graph.nodes[problem.lines[user as usize]].phase == Phase::Optimizer;
-            let gradient = problem.leaves[value] || problem.uses[value].iter().any(for_update);
-            if held.values[value] || gradient || graph.nodes[node].phase == Phase::Optimizer {
-                continue;
-            }
-            let bytes = i128::from(graph.values[value].ty.bytes());
-            change[at] += bytes;
-            change[problem.uses[value].last().map_or(at, |&last| last as usize) + 1] -= bytes;
-        }
-    }
-    let mut peaks = vec![0; n];
-    let mut live = 0i128;
-    for (&node, change) in problem.lines.iter().zip(&change) {
-        live += change;
-        if let Some(block) = block_of[node] {
-            peaks[block] = peaks[block].max(live as u64);
-        }
-    }
-    peaks
 }

@@ -12,14 +12,14 @@
 //! arrives in one copy for each pass, and is updated on the host. A cached chunk stays from forward
 //! to backward (ProTrain, sections 3.1 and 3.2).
 
+use super::activations;
 use super::chunks::{self, Packing};
 use super::figures;
 use super::record::{Draft, Wanted, propose};
-use crate::cost::is_product;
 use crate::plan::blocks::Block;
 use crate::plan::tuning::{FAR_TOO_LARGE, LAYOUT_SHARES};
-use crate::plan::{Decisions, Gap, Means, Problem, Reason};
-use ir::{Graph, Node, Phase, State, Table, Value};
+use crate::plan::{Decisions, Gap, Means, Problem};
+use ir::{Node, Phase, State, Table, Value};
 use papers::protrain::{
     self, Activation, Config, ConfigError, Fixed, Instance, Layout, Predicted, Times,
 };
@@ -114,6 +114,16 @@ impl Model {
     /// The first number that none has.
     pub fn check(&self, fixed: &Fixed) -> Result<(), ConfigError> {
         fixed.check(&self.instance)
+    }
+
+    /// The figures that are searched.
+    pub fn instance(&self) -> &Instance {
+        &self.instance
+    }
+
+    /// The decisions of any layout, not only of one that four numbers describe.
+    pub fn carried_out(&self, problem: &Problem<'_>, layout: &Layout) -> Decisions {
+        decisions(problem, &problem.blocks, &self.packing, layout)
     }
 
     /// A configuration in the paper's words.
@@ -274,119 +284,15 @@ fn plan(
         }
     }
     let mut decisions = Decisions::default();
-    activations(problem, &block_of, layout, parts, &mut decisions);
+    activations::cut(
+        problem,
+        &block_of,
+        &layout.activation,
+        parts,
+        &mut decisions,
+    );
     states(problem, &block_of, blocks, packing, layout, &mut decisions);
     decisions
-}
-
-/// Cuts the values that swapped and recomputed blocks leave for their backward.
-fn activations(
-    problem: &Problem<'_>,
-    block_of: &Table<Node, Option<usize>>,
-    layout: &Layout,
-    parts: bool,
-    decisions: &mut Decisions,
-) {
-    let graph = problem.graph;
-    let mut at_hand = AtHand {
-        graph,
-        block_of,
-        kept: Table::filled(graph.values.len(), false),
-        again: Table::filled(graph.values.len(), false),
-    };
-    for &node in &problem.lines {
-        let data = &graph.nodes[node];
-        let (Some(block), Phase::Forward) = (block_of[node], data.phase) else {
-            continue;
-        };
-        let cheap = !parts || !is_product(graph, node);
-        let possible = cheap && at_hand.can_rerun(node, block);
-        for &value in &data.outputs {
-            at_hand.again[value] = possible;
-            let Some(gap) = forward_to_backward(problem, value) else {
-                continue;
-            };
-            let (owner, is_input) = owner(problem, block_of, value, block);
-            let means = match owner.and_then(|owner| layout.activation[owner]) {
-                Some(_) if parts && !is_input && possible => Some(Means::Recompute),
-                Some(Activation::Swap) => Some(Means::Swap),
-                Some(Activation::Recompute) if !is_input && possible => Some(Means::Recompute),
-                _ => None,
-            };
-            at_hand.kept[value] = means != Some(Means::Recompute);
-            let bytes = graph.values[value].ty.bytes();
-            if let Some(means) = means.filter(|_| bytes > 0) {
-                let reason = Reason {
-                    bytes,
-                    swap: Some(2.0 * problem.cost.link(bytes)),
-                    recompute: possible.then(|| problem.cost.run(graph, node)),
-                    line: problem.accesses[value][gap],
-                };
-                let gap = gap as u32;
-                decisions.cuts.insert(Gap { value, gap }, (means, reason));
-            }
-        }
-    }
-}
-
-/// The values that are available to a backward.
-struct AtHand<'a> {
-    graph: &'a Graph,
-    block_of: &'a Table<Node, Option<usize>>,
-    /// Values that stay, or come back.
-    kept: Table<Value, bool>,
-    /// Values that the block that computes them can compute again.
-    again: Table<Value, bool>,
-}
-
-impl AtHand<'_> {
-    /// True if the backward of `block` can run a node of the forward again.
-    fn can_rerun(&self, node: Node, block: usize) -> bool {
-        let data = &self.graph.nodes[node];
-        let mut inputs = data.inputs.iter().map(|&input| self.graph.root(input));
-        data.op.is_pure() && inputs.all(|root| self.is_available(root, block))
-    }
-
-    fn is_available(&self, root: Value, block: usize) -> bool {
-        let graph = self.graph;
-        let Some(def) = graph.def_node(root) else {
-            return true;
-        };
-        let given = |&input: &Value| graph.def_node(graph.root(input)).is_none();
-        let alone = || graph.nodes[def].inputs.iter().all(given);
-        self.kept[root] || self.again[root] && (self.block_of[def] == Some(block) || alone())
-    }
-}
-
-/// The gap between the last access of a value in forward and the first in backward.
-fn forward_to_backward(problem: &Problem<'_>, value: Value) -> Option<usize> {
-    let phase = |at: u32| problem.graph.nodes[problem.lines[at as usize]].phase;
-    let mut gaps = problem.accesses[value].windows(2);
-    gaps.position(|pair| phase(pair[0]) == Phase::Forward && phase(pair[1]) == Phase::Backward)
-}
-
-/// The block that decides about a value that `block` computes, and whether the value is an input of
-/// that block. An input belongs to the block that reads it. A value that several blocks read
-/// belongs to no block, and stays.
-fn owner(
-    problem: &Problem<'_>,
-    block_of: &Table<Node, Option<usize>>,
-    value: Value,
-    block: usize,
-) -> (Option<usize>, bool) {
-    let readers = problem.uses[value]
-        .iter()
-        .map(|&at| problem.lines[at as usize]);
-    let others: BTreeSet<usize> = readers
-        .filter(|&reader| problem.graph.nodes[reader].phase == Phase::Forward)
-        .filter_map(|reader| block_of[reader])
-        .filter(|&reader| reader != block)
-        .collect();
-    match (others.len(), others.first()) {
-        (0, _) => (Some(block), false),
-        (1, Some(&reader)) => (Some(reader), true),
-        _ => (None, false),
-    }
 }
 
 /// Lets chunks that are not persistent live on the host.

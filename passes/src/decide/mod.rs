@@ -4,6 +4,7 @@
 //! [`among`] chooses the plan for a budget, `propose` runs the planners, [`record`] measures the
 //! bytes and times of their drafts, [`choose`] finds the best record without judging all drafts.
 
+mod activations;
 pub mod among;
 pub mod bound;
 pub mod choose;
