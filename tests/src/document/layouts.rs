@@ -18,8 +18,9 @@ pub(super) fn paper() -> Paper {
         about: "The machines are four RTX 3090s and four A100s as the paper describes them \
                 (`tests/src/paper_models.rs`): its links and memories are given, its measured \
                 rates are not, so products are taken at 77 % (RTX 3090) and 48 % (A100) of the \
-                peak, and 93 % of the host's memory is for states. `tests/data/protrain` has a \
-                device file for each. Times are those of the paper's formulas.",
+                peak, and 93 % of the host's memory is for states. These rates are assumptions: \
+                one set for each machine, within what it can reach, with which tables 2 and 4 \
+                come out. `tests/data/protrain` has a device file for each. Times are those of the paper's formulas.",
         sections: vec![
             Section {
                 name: "protrain-estimator",
