@@ -20,7 +20,8 @@ pub(super) fn paper() -> Paper {
                 rates are not, so products are taken at 77 % (RTX 3090) and 48 % (A100) of the \
                 peak, and 93 % of the host's memory is for states. These rates are assumptions: \
                 one set for each machine, within what it can reach, with which tables 2 and 4 \
-                come out. `tests/data/protrain` has a device file for each. Times are those of the paper's formulas.",
+                come out. `tests/data/protrain` has a device file for each. Times are those of \
+                the paper's formulas.",
         sections: vec![
             Section {
                 name: "protrain-estimator",
