@@ -28,6 +28,7 @@ import lighterage as lt
 from lighterage import _compat
 
 logger = logging.getLogger(__name__)
+warnings_break_no_graph = pytest.mark.skipif(_compat.release() < (2, 11), reason="Dynamo has no setting for it")
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +174,7 @@ def mlp() -> tuple[nn.Module, Callable[[Any], torch.Tensor]]:
     return Perceptron(), lambda model: model(x).square().mean()
 
 
-@pytest.mark.parametrize("make", [gpt2, llama, vit, resnet, mlp])
+@pytest.mark.parametrize("make", [pytest.param(gpt2, marks=warnings_break_no_graph), llama, vit, resnet, mlp])
 def test_a_model_trains_as_in_eager_mode_at_every_budget(make: Callable[..., Any]) -> None:
     """Losses of three steps of AdamW and the gradients are eager's; bits do not depend on the budget."""
     torch.manual_seed(0)
@@ -595,7 +596,7 @@ class Talking(Net):
         return self.layers[2:](hidden)
 
 
-@pytest.mark.skipif(_compat.release() < (2, 11), reason="Dynamo has no setting for it")
+@warnings_break_no_graph
 def test_a_warning_breaks_no_graph_and_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
