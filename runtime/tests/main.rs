@@ -5,5 +5,6 @@ mod common;
 mod foreign;
 mod kernels;
 mod machine;
+mod parts;
 mod races;
 mod validate;

@@ -111,7 +111,7 @@ fn kind_of_kernels(given: &str) -> PyResult<Kernels> {
 #[pyfunction]
 #[pyo3(signature = (pt2, *, optimizer, budget=None, device="cpu", host=None, kernels="auto",
     planner="auto", clip_norm=None, groups=None, parts=None, calls=None, tf32=false,
-    command=""))]
+    micro_batches=None, command=""))]
 #[expect(
     clippy::too_many_arguments,
     reason = "Python's keyword arguments; its callers name each"
@@ -130,6 +130,7 @@ pub(crate) fn compile(
     parts: Option<(BTreeSet<String>, BTreeSet<String>)>,
     calls: Option<Bound<'_, PyAny>>,
     tf32: bool,
+    micro_batches: Option<usize>,
     command: &str,
 ) -> PyResult<Plan> {
     let host = host.map(|text| parse_bytes(text).map_err(|e| error(format!("host: {e}"))));
@@ -144,6 +145,7 @@ pub(crate) fn compile(
         parts: parts.map(|(late, early)| Parts { late, early }),
         extent: Extent::Plan,
         tf32,
+        micro_batches,
         ..Options::default()
     };
     let mut device = self::device(device)?;

@@ -189,6 +189,47 @@ def test_groups_of_parameters_have_their_own_options(make: Any) -> None:
         step(*batch)
 
 
+@pytest.mark.parametrize(("budget", "norm"), [("100%", None), ("70%", 0.1)])
+def test_gradients_accumulate_over_batches(budget: str, norm: float | None) -> None:
+    n = 3
+    torch.manual_seed(1)
+    rounds = [[(torch.randn(24, 16), torch.randint(4, (24,))) for _ in range(n)] for _ in range(4)]
+    reference, _ = made(Mlp)
+    optimizer = adamw(list(reference.parameters()))
+    step, model, _ = compiled(accumulate=n, budget=budget, clip_grad_norm=norm)
+    assert step.check is not None
+    for batches in rounds:
+        optimizer.zero_grad()
+        losses = [reference(*batch) / n for batch in batches]
+        for loss in losses:
+            loss.backward()
+        if norm is not None:
+            nn.utils.clip_grad_norm_(reference.parameters(), norm)
+        optimizer.step()
+        assert step(list(batches)).item() == pytest.approx(sum(loss.item() for loss in losses), abs=1e-5)
+    # Running means of the norm too, which each batch moves.
+    for (name, value), expected in zip(model.state_dict().items(), reference.state_dict().values(), strict=True):
+        torch.testing.assert_close(value, expected, atol=1e-5, rtol=1e-4, msg=name)
+    assert step.measured_peak == step.plan.peak
+
+    with pytest.raises(lt.ShapeError, match="call it with a list of 3"):
+        step(*rounds[0][0])
+    with pytest.raises(lt.ShapeError, match="2 batches, and the step accumulates over 3"):
+        step(rounds[0][:2])
+    with pytest.raises(lt.ShapeError, match="x is float32"):
+        step([(x[:8], y[:8]) for x, y in rounds[0]])
+    with pytest.raises(lt.Error, match="accumulate=0"):
+        compiled(accumulate=0)
+
+
+def test_accumulating_takes_the_activations_of_one_batch() -> None:
+    model, batch = made(Tied)
+    optimizer = adamw(list(model.parameters()))
+    wide = tuple(torch.cat([x] * 4) for x in batch)
+    one, four = lt.plan(model, optimizer, example=batch), lt.plan(model, optimizer, example=batch, accumulate=4)
+    assert one.keep_peak < four.keep_peak < lt.plan(model, optimizer, example=wide).keep_peak
+
+
 def test_bits_are_the_same_at_every_budget() -> None:
     def losses(budget: str) -> list[float]:
         step, _, batch = compiled(Tied, budget=budget)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,3 +56,28 @@ def test_the_example_trains_as_in_eager_mode(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=0, atol=2e-4)
     ((peak, keep),) = re.findall(r"\((\d+), (\d+)\)\] 0", planned)
     assert int(peak) <= int(keep) / 2
+
+
+def test_the_example_of_a_whole_step_trains(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    path = [ROOT / "frontends/python/python"]
+    text = EXAMPLE.with_name("step.py").read_text()
+    assert text.count("range(20)") == 1
+    short = tmp_path / "short.py"
+    short.write_text(text.replace("range(20)", "range(6)"))
+    ours, _ = losses(short, path)
+    assert len(ours) == 6
+    assert ours[-1] < ours[0] - 1
+
+
+def test_the_notebook_runs() -> None:
+    pytest.importorskip("transformers")
+    cells = json.loads((ROOT / "examples/report.ipynb").read_text())["cells"]
+    namespace: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), namespace)
+    assert namespace["plan"].peak <= namespace["plan"].budget
+    # What is shown of the plan is what this version shows.
+    shown = [output["data"]["text/html"] for cell in cells for output in cell.get("outputs", []) if "data" in output]
+    assert ["".join(html) for html in shown] == [namespace["plan"]._repr_html_()]

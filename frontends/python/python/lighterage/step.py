@@ -28,7 +28,7 @@ from . import _foreign, _kernels, _lighterage, _optimizer
 from ._capture import Loss, call_model
 from ._guard import Batch, Guard
 from ._lighterage import Machine, Plan
-from .errors import Error, MismatchError
+from .errors import Error, MismatchError, ShapeError
 from .export import export_joint, save
 
 logger = logging.getLogger("lighterage")
@@ -69,6 +69,7 @@ def plan(
     host: str | None = None,
     planner: str = "auto",
     clip_grad_norm: float | None = None,
+    accumulate: int = 1,
     tf32: bool = False,
 ) -> Plan:
     """Plan a training step for a machine, without running it. A weightless model (`export.weightless`) is enough.
@@ -98,6 +99,7 @@ def plan(
         kernels="generated",
         planner=planner,
         clip_norm=clip_grad_norm,
+        micro_batches=_micro_batches(accumulate),
         tf32=tf32,
         command=command,
     )
@@ -115,6 +117,7 @@ def compile(
     kernels: str = "auto",
     planner: str = "auto",
     clip_grad_norm: float | None = None,
+    accumulate: int = 1,
     fallback: str = "torch",
     threads: int | None = None,
     seed: int | None = None,
@@ -135,6 +138,8 @@ def compile(
     kernels: `generated`, `plain`, or `auto`, which generates them if the kernel generator is installed.
     planner: `auto`, `keep`, `greedy`, `offload` or `protrain`.
     clip_grad_norm: the largest norm over all gradients, as in `torch.nn.utils.clip_grad_norm_`.
+    accumulate: how many batches a step takes, one after the other, in the memory of one. Its gradients and its loss are
+        their means. With more than 1, a step is called with a list of batches that are like the example.
     fallback: what computes an operation without a kernel: `torch`, inside of the plan and after one warning, or
         `error`, which raises Unsupported.
     threads: how many share a kernel, by default all that the process may use.
@@ -165,6 +170,7 @@ def compile(
         kernels=kernels,
         planner=planner,
         clip_norm=clip_grad_norm,
+        micro_batches=_micro_batches(accumulate),
         groups=groups,
         calls=calls,
         command=f"lighterage.compile(..., budget={budget!r}, device={device!r})",
@@ -182,7 +188,8 @@ def compile(
         plan.kernels,
     )
     seed = int(torch.randint(2**62, ())) if seed is None else seed
-    step = Step(model, optimizer, loss_fn, plan, machine, Batch(model, loss_fn, args, kwargs), kind, seed)
+    batch = Batch(model, loss_fn, args, kwargs)
+    step = Step(model, optimizer, loss_fn, plan, machine, batch, kind, accumulate, seed)
     random = calls.is_random or any(kind == "rng" for _, kind in machine.states)
     if check and random:
         logger.info("not compared with eager: the step draws random numbers, and its generator is not torch's")
@@ -209,14 +216,16 @@ class Step:
         machine: Machine,
         batch: Batch,
         kind: _optimizer.Kind,
+        accumulate: int,
         seed: int,
     ) -> None:
-        self.plan, self.check, self._turn = plan, None, threading.Lock()
+        self.plan, self.check, self._turn, self._accumulate = plan, None, threading.Lock(), accumulate
         self._model, self._loss_fn, self._machine, self._batch = model, loss_fn, machine, batch
         inputs = set(machine.inputs)
-        self._inputs = [
-            (i, _optimizer.lent(machine, "input", name)) for i, name in enumerate(batch.names) if name in inputs
-        ]
+        # Each batch of several has inputs of its own.
+        suffixes = [f".{k}" for k in range(accumulate)] if accumulate > 1 else [""]
+        names = [name + suffix for suffix in suffixes for name in batch.names]
+        self._inputs = [(i, _optimizer.lent(machine, "input", name)) for i, name in enumerate(names) if name in inputs]
         self._loss = _optimizer.lent(machine, "output", machine.loss).reshape(())
         parameters = dict(model.named_parameters(remove_duplicate=False))
         tensors = parameters | dict(model.named_buffers(remove_duplicate=False))
@@ -238,11 +247,14 @@ class Step:
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Run one step on a batch: forward, backward and update. Returns the loss, a scalar in memory of its own.
 
+        A step that was compiled with `accumulate` above 1 is called with a list of that many batches, each a tensor, a
+        tuple of positional arguments or a dict of named ones. The loss is the mean of theirs.
+
         Raises ShapeError: the batch is not like the example. StaleError: the model or the optimizer is not what was
         compiled. Error: a line of the step failed, for example on an index that is out of range; the step cannot run
         again then, and the model has the parameters that the line left.
         """
-        batch = self._batch.leaves(args, kwargs)
+        batch = self._batch.leaves(args, kwargs) if self._accumulate == 1 else self._leaves_of_all(args, kwargs)
         # Threads take turns, from their inputs to their losses.
         with self._turn:
             self._guard.check()
@@ -251,6 +263,15 @@ class Step:
             self._run(batch)
             self._state.stepped()
             return self._loss.clone()
+
+    def _leaves_of_all(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The leaves of several batches, one batch after the other."""
+        n = self._accumulate
+        if kwargs or len(args) != 1 or not isinstance(args[0], list):
+            raise ShapeError(f"the step accumulates over {n} batches: call it with a list of {n}")
+        if len(args[0]) != n:
+            raise ShapeError(f"{len(args[0])} batches, and the step accumulates over {n}")
+        return [leaf for batch in args[0] for leaf in self._batch.leaves(*_forms(batch))]
 
     def _run(self, batch: list[Any]) -> None:
         for i, view in self._inputs:
@@ -311,8 +332,8 @@ class Step:
 
         Raises MismatchError: the step is further from eager than rounding explains.
         """
-        loss_fn, trained = self._loss_fn or call_model, self._state.paths
-        eager = _Eager.run(self._model, loss_fn, args, kwargs, trained).clipped(clip_norm)
+        loss_fn, trained, times = self._loss_fn or call_model, self._state.paths, self._accumulate
+        eager = _Eager.run(self._model, loss_fn, args, kwargs, trained, times).clipped(clip_norm)
         ours = self._probe(args, kwargs)
         self.check = check = ours.compared(eager)
         tolerance = max(TOLERANCE.get(dtype, 0.0) for dtype in types)
@@ -321,7 +342,7 @@ class Step:
         # Some models amplify rounding in their backward: then eager itself is as far from what float64 gives.
         if max(check.loss, check.buffer) <= tolerance:
             try:
-                exact = _Eager.exact(self._model, loss_fn, args, kwargs, trained).clipped(clip_norm)
+                exact = _Eager.exact(self._model, loss_fn, args, kwargs, trained, times).clipped(clip_norm)
             except Exception:  # the user's model may not run in float64
                 logger.debug("no comparison in float64", exc_info=True)
             else:
@@ -343,7 +364,7 @@ class Step:
         kept = {b.path: b.tensor.detach().clone() for b in self._bound if b.is_buffer or self._state.probe_moves}
         try:
             self._state.write_options(probe=True)
-            self._run(self._batch.leaves(args, kwargs))
+            self._run(self._batch.leaves(args, kwargs) * self._accumulate)
             gradients = self._state.gradients(kept)
             buffers = {b.path: b.tensor.detach().clone() for b in self._bound if b.is_buffer}
         finally:
@@ -365,16 +386,23 @@ class _Eager:
 
     @staticmethod
     def run(
-        model: nn.Module, loss_fn: Loss, args: tuple[Any, ...], kwargs: dict[str, Any], trained: list[str]
+        model: nn.Module, loss_fn: Loss, args: tuple[Any, ...], kwargs: dict[str, Any], trained: list[str], times: int
     ) -> _Eager:
-        """Run the model in eager mode. Its buffers are left as they were, and `grad` of parameters is not touched."""
+        """Run the model in eager mode. Its buffers are left as they were, and `grad` of parameters is not touched.
+
+        times: how often, on the same batch. Loss and gradients are means.
+        """
         parameters = dict(model.named_parameters(remove_duplicate=False))
         buffers = dict(model.named_buffers())
         kept = {name: buffer.detach().clone() for name, buffer in buffers.items()}
         try:
-            with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-                loss = loss_fn(model, *args, **kwargs)
-                found = torch.autograd.grad(loss, [parameters[name] for name in trained], allow_unused=True)
+            ran = []
+            for _ in range(times):
+                with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+                    loss = loss_fn(model, *args, **kwargs)
+                    found = torch.autograd.grad(loss, [parameters[name] for name in trained], allow_unused=True)
+                ran.append([loss.detach(), *found])
+            loss, *found = map(_mean, zip(*ran, strict=True))
             after = {name: buffer.detach().clone() for name, buffer in buffers.items()}
         finally:
             with torch.no_grad():
@@ -384,11 +412,11 @@ class _Eager:
             name: torch.zeros_like(parameters[name]) if gradient is None else gradient
             for name, gradient in zip(trained, found, strict=True)
         }
-        return _Eager(loss.detach(), gradients, after)
+        return _Eager(loss, gradients, after)
 
     @staticmethod
     def exact(
-        model: nn.Module, loss_fn: Loss, args: tuple[Any, ...], kwargs: dict[str, Any], trained: list[str]
+        model: nn.Module, loss_fn: Loss, args: tuple[Any, ...], kwargs: dict[str, Any], trained: list[str], times: int
     ) -> _Eager:
         """The same in float64, on a copy of the model."""
 
@@ -396,7 +424,7 @@ class _Eager:
             return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
         args, kwargs = pytree.tree_map(widened, (args, kwargs))
-        return _Eager.run(copy.deepcopy(model).double(), loss_fn, args, kwargs, trained)
+        return _Eager.run(copy.deepcopy(model).double(), loss_fn, args, kwargs, trained, times)
 
     def clipped(self, norm: float | None) -> _Eager:
         """The same after `torch.nn.utils.clip_grad_norm_`."""
@@ -431,6 +459,14 @@ class _Eager:
         )
 
 
+def _mean(values: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
+    """The mean of the gradients of one parameter, or none if it has none."""
+    found = [value for value in values if value is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    return torch.stack(found).mean(0)
+
+
 def _distance(ours: torch.Tensor, theirs: torch.Tensor, least: float = 0.0) -> float:
     """The largest difference, relative to the largest value. Infinite if only one of both is finite."""
     if not ours.numel():
@@ -442,16 +478,16 @@ def _distance(ours: torch.Tensor, theirs: torch.Tensor, least: float = 0.0) -> f
     return distance if distance == distance else float("inf")
 
 
+def _forms(batch: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A batch as positional and named arguments."""
+    if isinstance(batch, torch.Tensor):
+        return (batch,), {}
+    return ((), dict(batch)) if isinstance(batch, Mapping) else (tuple(batch), {})
+
+
 def _arguments(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The example as positional and named arguments. No tensor appears twice: each is an input of its own."""
-    if isinstance(example, torch.Tensor):
-        args: tuple[Any, ...] = (example,)
-        kwargs: dict[str, Any] = {}
-    elif isinstance(example, Mapping):
-        args, kwargs = (), dict(example)
-    else:
-        args, kwargs = tuple(example), {}
-    leaves, spec = pytree.tree_flatten((args, kwargs))
+    leaves, spec = pytree.tree_flatten(_forms(example))
     seen: set[int] = set()
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
@@ -459,6 +495,13 @@ def _arguments(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
             seen.add(id(leaf))
     args, kwargs = pytree.tree_unflatten(leaves, spec)
     return args, kwargs
+
+
+def _micro_batches(accumulate: int) -> int:
+    """Raises Error: it is no number of batches."""
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise Error(f"accumulate={accumulate!r}: it is a number of batches, from 1")
+    return accumulate
 
 
 def _trained_by(optimizer: torch.optim.Optimizer | str) -> Any:
