@@ -145,7 +145,10 @@ fn accesses_beside_the_caller_s_tensors_are_refused() {
     assert!(validate(&pausing()).is_ok());
     let n = pausing().commands.len() as u32;
     let told = refusal(|a| a.pause = Some(n + 1));
-    assert!(told.contains(&format!("more than its {n} commands")), "{told}");
+    assert!(
+        told.contains(&format!("more than its {n} commands")),
+        "{told}"
+    );
 
     // w is not a state any more, so the kernel reads bytes that nobody has lent.
     let told = refusal(|a| a.states.clear());

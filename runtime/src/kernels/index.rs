@@ -340,14 +340,14 @@ fn points_shape(call: &Call<'_>, first: usize) -> ([usize; MAX_RANK], usize) {
     (shape, rank)
 }
 
-/// Calls `f` for each point in `part` of the broadcast indices, with the row of operand 0 and the
-/// number of the point. The indices are the operands from `first` on. A row consists of the
-/// dimensions that are not indexed.
+/// Calls `f` for some neighbouring points in `part` of the broadcast indices at a time, with the
+/// number of the first point, and the row of operand 0 of each. The indices are the operands from
+/// `first` on. A row consists of the dimensions that are not indexed.
 fn points(
     call: &Call<'_>,
     first: usize,
-    part: impl FnOnce(usize) -> Range<usize>,
-    mut f: impl FnMut(usize, usize),
+    part: Range<usize>,
+    f: &mut dyn FnMut(usize, &[usize]),
 ) -> Ran {
     let (x, n) = (call.in_shape(0), call.n_inputs() - first);
     let (shape, rank) = points_shape(call, first);
@@ -360,7 +360,7 @@ fn points(
             )
         })
     });
-    for (at, len) in blocks_of(part(count(shape))) {
+    for (at, len) in blocks_of(part) {
         let mut rows = [0usize; BLOCK];
         for (k, (index, order)) in indices.iter().flatten().enumerate() {
             let mut ran = Ok(());
@@ -384,10 +384,7 @@ fn points(
             });
             ran?;
         }
-        rows[..len]
-            .iter()
-            .enumerate()
-            .for_each(|(i, &row)| f(row, at + i));
+        f(at, &rows[..len]);
     }
     Ok(())
 }
@@ -400,11 +397,15 @@ pub(super) fn cut_index(call: &Call<'_>) -> Cut {
 }
 pub(super) fn index(call: &Call<'_>) -> Ran {
     let width = count(&call.in_shape(0)[call.n_inputs() - 1..]);
+    let (shape, rank) = points_shape(call, 1);
+    let part = call.part(count(&shape[..rank]));
     bits!(call.out_dtype(0), B => {
         let (x, y): (&[B], &mut [B]) = (call.input_bits(0), call.output_bits(0));
         let start = call.output_start(0);
-        points(call, 1, |n| call.part(n), |row, i| {
-            y[i * width - start..][..width].copy_from_slice(&x[row * width..][..width]);
+        points(call, 1, part, &mut |at, rows| {
+            for (i, &row) in rows.iter().enumerate() {
+                y[(at + i) * width - start..][..width].copy_from_slice(&x[row * width..][..width]);
+            }
         })
     })
 }
@@ -432,17 +433,14 @@ fn put<T: Copy>(call: &Call<'_>, y: &mut [T], values: &[T], f: impl Fn(&mut T, T
     let (mut shape, lead) = points_shape(call, first);
     shape[lead..lead + rest.len()].copy_from_slice(rest);
     let order = Broadcast::new(call.in_shape(1), &shape[..lead + rest.len()]);
-    points(
-        call,
-        first,
-        |n| 0..n,
-        |row, i| {
+    points(call, first, 0..count(&shape[..lead]), &mut |at, rows| {
+        for (i, &row) in rows.iter().enumerate() {
             let y = &mut y[row * width..][..width];
-            order.runs(i * width, width, |range, from, follow| {
+            order.runs((at + i) * width, width, |range, from, follow| {
                 for (j, y) in y[range].iter_mut().enumerate() {
                     f(y, values[if follow { from + j } else { from }]);
                 }
             });
-        },
-    )
+        }
+    })
 }

@@ -81,13 +81,19 @@ fn max_pool2d_of<T: Scalar, W: Wide>(call: &Call<'_>) {
         call.output::<i64>(1),
     );
     let planes = call.part(ys[0] * ys[1]);
-    Arch::new().dispatch(Windows {
+    let windows = Windows {
         axes: [rows, columns],
         x: &x[planes.start * rows.input * columns.input..planes.end * rows.input * columns.input],
         y,
         indices,
         wide: PhantomData::<W>,
-    });
+    };
+    // Training pools floats. Of the others there is no code for each set of instructions.
+    if is_float(T::DTYPE) {
+        Arch::new().dispatch(windows);
+    } else {
+        windows.with_simd(pulp::Scalar::new());
+    }
 }
 
 /// The windows of some planes of an image.

@@ -554,10 +554,13 @@ fn pack_numbers<R: Tiled, const WIDE: usize>(
     depth: (usize, usize),
     from: Numbers<'_, R>,
 ) {
+    // Half precision is widened to f32. So code that packs it as f64 is not made.
+    let is_f32 = const { size_of::<R>() == size_of::<f32>() };
     match from {
         Numbers::Wide(from) => pack::<R, R, WIDE>(room, panel, vectors, depth, from),
-        Numbers::Bf16(from) => pack::<bf16, R, WIDE>(room, panel, vectors, depth, from),
-        Numbers::F16(from) => pack::<f16, R, WIDE>(room, panel, vectors, depth, from),
+        Numbers::Bf16(from) if is_f32 => pack::<bf16, R, WIDE>(room, panel, vectors, depth, from),
+        Numbers::F16(from) if is_f32 => pack::<f16, R, WIDE>(room, panel, vectors, depth, from),
+        Numbers::Bf16(_) | Numbers::F16(_) => unreachable!("half precision is widened to f32"),
     }
 }
 

@@ -281,11 +281,9 @@ pub(super) fn topk(call: &Call<'_>) -> Ran {
             match call.in_dtype(0) {
                 $(<$ty as Element>::DTYPE => {
                     // NaN counts as the largest, as in PyTorch; equal elements keep their order.
-                    let before = |a: $ty, b: $ty| a > b || is_nan(a) && !is_nan(b);
-                    match call.bool("largest") {
-                        true => topk_of::<$ty>(call, before),
-                        false => topk_of::<$ty>(call, |a, b| before(b, a)),
-                    }
+                    let larger = |a: $ty, b: $ty| a > b || is_nan(a) && !is_nan(b);
+                    let largest = call.bool("largest");
+                    topk_of::<$ty>(call, |a, b| if largest { larger(a, b) } else { larger(b, a) });
                 })*
                 other => return Err(DataError::NoKernel(other)),
             }
