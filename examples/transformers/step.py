@@ -1,4 +1,4 @@
-"""A GPT-2 of transformers learns a sentence. A step is one call; parameters, moments and activations have one budget."""
+"""A GPT-2 of transformers learns a sentence. A step is one call, with one budget for all that it keeps."""
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel

@@ -19,7 +19,8 @@ Where each situation is tested; a name alone is a file, and the start of a test'
 * parameters that are written in place, moved or swapped: test_step, `change_of_values`; test_backend, `a_parameter`
 * frozen parameters, and unfrozen ones: test_step, `changed_models`; test_backend, `frozen`, `unfrozen`
 * hooks of parameters, modules and optimizers: here; test_capture
-* two models, two shapes: test_step, `two_models`, `two_steps`; test_backend, `every_shape`
+* gradients that accumulate: test_step, `gradients_accumulate`; test_integrations
+* two models, two shapes: test_step, `two_models`, `two_steps`, `batches_of_new_shapes`; test_backend, `every_shape`
 * two forwards, second backwards, dropped losses: test_backend
 * exceptions in a step: test_backend, `after_a_line_that_fails`; test_step, `failed_line`; test_foreign, `an_exception`
 * DistributedDataParallel: test_backend, `data_parallel_models`; a whole step refuses it: here

@@ -218,8 +218,50 @@ def test_gradients_accumulate_over_batches(budget: str, norm: float | None) -> N
         step(rounds[0][:2])
     with pytest.raises(lt.ShapeError, match="x is float32"):
         step([(x[:8], y[:8]) for x, y in rounds[0]])
-    with pytest.raises(lt.Error, match="accumulate=0"):
-        compiled(accumulate=0)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_batches_of_new_shapes_get_plans_of_their_own(accumulate: int) -> None:
+    torch.manual_seed(1)
+    reference, _ = made(Mlp)
+    optimizer = adamw(list(reference.parameters()))
+    step, model, batch = compiled(accumulate=accumulate, max_plans=3)
+    ours = step._state._optimizer
+    for n in (24, 8, 24, 5, 8, 24):
+        x, y = torch.randn(n, 16), torch.randint(4, (n,))
+        loss = step(x, y) if accumulate == 1 else step([(x, y)] * accumulate)
+        optimizer.zero_grad()
+        for _ in range(accumulate):
+            theirs = reference(x, y)
+            (theirs / accumulate).backward()
+        optimizer.step()
+        assert loss.item() == pytest.approx(theirs.item(), abs=1e-4)
+    for (name, value), expected in zip(model.state_dict().items(), reference.state_dict().values(), strict=True):
+        torch.testing.assert_close(value, expected, atol=1e-5, rtol=1e-4, msg=name)
+    for (name, mine), its in zip(model.named_parameters(), reference.parameters(), strict=True):
+        for key, value in optimizer.state[its].items():
+            torch.testing.assert_close(ours.state[mine][key], value, atol=1e-5, rtol=1e-4, msg=name)
+    # Three plans are all. Another type of element, or another structure, is no other shape.
+    wrong = [(torch.randn(3, 16), torch.randint(4, (3,))), (batch[0].double(), batch[1]), (batch[0],)]
+    for given in wrong:
+        with pytest.raises(lt.ShapeError):
+            step(*given) if accumulate == 1 else step([given] * accumulate)
+
+
+def test_plans_for_two_shapes_draw_one_sequence_of_random_numbers() -> None:
+    def states(sizes: list[int]) -> list[list[int]]:
+        torch.manual_seed(0)
+        model = Tied(0.5)
+        ids = torch.randint(16, (4, 6))
+        step = lt.compile(
+            model, sgd(list(model.parameters())), example=(ids, ids), kernels="plain", seed=3, max_plans=2
+        )
+        for n in sizes:
+            step(ids[:n], ids[:n])
+        return [state.tolist() for state in step.rng_state().values()]
+
+    assert states([4, 4, 4]) == states([4, 2, 4])
+    assert states([4, 4]) != states([4, 4, 4])
 
 
 def test_accumulating_takes_the_activations_of_one_batch() -> None:
@@ -888,6 +930,8 @@ def test_options_that_mean_nothing_are_refused() -> None:
         {"device": "abacus"},
         {"planner": "best"},
         {"kernels": "all"},
+        {"accumulate": 0},
+        {"max_plans": 0},
     ):
         with pytest.raises(lt.Error):
             compiled(Mlp, **options)

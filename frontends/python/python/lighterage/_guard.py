@@ -209,11 +209,31 @@ class Batch:
                 if _type(leaf) != expected:
                     raise ShapeError(
                         f"{name} is {_type(leaf)}, and the step was compiled for {expected}; pad it (or drop the last "
-                        f"batch), or compile a step for it"
+                        f"batch), or allow plans for other shapes (max_plans)"
                     )
             elif is_tensor or isinstance(leaf, torch.Tensor) or leaf != expected:
                 raise ShapeError(f"{name} is {leaf!r}, and the step was compiled for {expected!r}")
         return [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+    def sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Size, ...] | None:
+        """The shapes of a batch's tensors, if the batch differs from the example in nothing but sizes."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if spec != self._spec:
+            return None
+        shapes = []
+        for leaf, expected, is_tensor in zip(leaves, self._expected, self._tensors, strict=True):
+            if isinstance(leaf, torch.Tensor):
+                if not is_tensor or _kind(_type(leaf)) != _kind(expected):
+                    return None
+                shapes.append(leaf.shape)
+            elif is_tensor or leaf != expected:
+                return None
+        return tuple(shapes)
+
+
+def _kind(text: str) -> tuple[str, int]:
+    """The element type and the commas of a type's text."""
+    return text.partition("[")[0], text.count(",")
 
 
 def _is_plain(leaf: Any, expected: tuple[torch.dtype, torch.Size]) -> bool:

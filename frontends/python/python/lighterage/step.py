@@ -16,7 +16,7 @@ import io
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,7 @@ def compile(
     threads: int | None = None,
     seed: int | None = None,
     check: bool = True,
+    max_plans: int = 1,
 ) -> Step:
     """Compile a whole training step: forward, backward, clipping and update, within a budget of memory.
 
@@ -145,12 +146,17 @@ def compile(
     threads: how many share a kernel, by default all that the process may use.
     seed: of dropout and other random operations, by default drawn from torch's generator.
     check: compare one step with eager PyTorch first. The model and the optimizer are left as they were.
+    max_plans: for how many shapes of batches the step may have a plan. The first batch of a new shape is compiled when
+        it comes, within the same budget. Each plan has memory of its own, and parameters and moments are copied when
+        another one runs. Where there are no more plans, a batch of a new shape is a ShapeError.
 
     Raises CaptureError: the model cannot be traced. Unsupported: there is no memory for a tensor, such as a complex
     one; an operation has no kernel, and PyTorch may not or cannot compute it; or the optimizer has no counterpart.
     Infeasible: no plan fits. MismatchError: the check failed. Error: everything else.
     """
     kind, groups = _optimizer.kind_of(optimizer), _optimizer.groups_of(optimizer, model)
+    if not isinstance(max_plans, int) or max_plans < 1:
+        raise Error(f"max_plans={max_plans!r}: it is a number of plans, from 1")
     args, kwargs = _arguments(example)
     _check_loss(loss_fn)
     _check_cpu(model)
@@ -196,6 +202,27 @@ def compile(
     elif check:
         step._compare(args, kwargs, clip_grad_norm, _types(traced.program.graph))
     step._state.adopt()
+
+    def again(example: Example) -> Step:
+        return compile(
+            model,
+            optimizer,
+            loss_fn,
+            example=example,
+            budget=budget,
+            device=device,
+            host=host,
+            kernels=kernels,
+            planner=planner,
+            clip_grad_norm=clip_grad_norm,
+            accumulate=accumulate,
+            fallback=fallback,
+            threads=threads,
+            seed=seed,
+            check=check,
+        )
+
+    step._others = _Others(again, max_plans - 1)
     return step
 
 
@@ -242,6 +269,7 @@ class Step:
             given = {id(p) for group in optimizer.param_groups for p in group["params"]}
             trained = {p: parameters[p] for p in parameters if p in self._states and id(parameters[p]) in given}
         self._state = _optimizer.State(optimizer, kind, machine, plan.options, trained)
+        self._others = _Others(None, 0)
         self.reseed(seed)
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -254,7 +282,12 @@ class Step:
         compiled. Error: a line of the step failed, for example on an index that is out of range; the step cannot run
         again then, and the model has the parameters that the line left.
         """
-        batch = self._batch.leaves(args, kwargs) if self._accumulate == 1 else self._leaves_of_all(args, kwargs)
+        try:
+            batch = self._batch.leaves(args, kwargs) if self._accumulate == 1 else self._leaves_of_all(args, kwargs)
+        except ShapeError:
+            if (loss := self._of_other_shapes(args, kwargs)) is None:
+                raise
+            return loss
         # Threads take turns, from their inputs to their losses.
         with self._turn:
             self._guard.check()
@@ -272,6 +305,25 @@ class Step:
         if len(args[0]) != n:
             raise ShapeError(f"{len(args[0])} batches, and the step accumulates over {n}")
         return [leaf for batch in args[0] for leaf in self._batch.leaves(*_forms(batch))]
+
+    def _of_other_shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+        """The loss of a step with the plan for these shapes; none if there is no such plan, and may not be."""
+        one = (args, kwargs)
+        if self._accumulate > 1:
+            if not args or not isinstance(args[0], list) or len(args[0]) != self._accumulate:
+                return None
+            one = _forms(args[0][0])
+        if (sizes := self._batch.sizes(*one)) is None:
+            return None
+        with self._turn:
+            if (other := self._others.of(sizes, one[1] or one[0])) is None:
+                return None
+            # One sequence of random numbers, whichever plan draws them.
+            other.set_rng_state(self.rng_state())
+            try:
+                return other(*args, **kwargs)
+            finally:
+                self.set_rng_state(other.rng_state())
 
     def _run(self, batch: list[Any]) -> None:
         for i, view in self._inputs:
@@ -376,6 +428,24 @@ class Step:
         return _Eager(self._loss.clone(), gradients, buffers)
 
 
+class _Others:
+    """Steps of the same model for batches of other shapes."""
+
+    def __init__(self, again: Callable[[Example], Step] | None, most: int) -> None:
+        """again: compiles a step for an example. most: how many there may be."""
+        self._again, self._most = again, most
+        self._steps: dict[tuple[torch.Size, ...], Step] = {}
+
+    def of(self, sizes: tuple[torch.Size, ...], example: Example) -> Step | None:
+        """The step for these shapes, compiled at its first batch; none if there are too many."""
+        if sizes not in self._steps:
+            if self._again is None or len(self._steps) >= self._most:
+                return None
+            logger.info("another plan, for %s", ", ".join(str(list(size)) for size in sizes))
+            self._steps[sizes] = self._again(example)
+        return self._steps[sizes]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Eager:
     """What one step computes."""
@@ -396,23 +466,21 @@ class _Eager:
         buffers = dict(model.named_buffers())
         kept = {name: buffer.detach().clone() for name, buffer in buffers.items()}
         try:
-            ran = []
+            losses, found = [], []
             for _ in range(times):
                 with torch.enable_grad(), torch.random.fork_rng(devices=[]):
                     loss = loss_fn(model, *args, **kwargs)
-                    found = torch.autograd.grad(loss, [parameters[name] for name in trained], allow_unused=True)
-                ran.append([loss.detach(), *found])
-            loss, *found = map(_mean, zip(*ran, strict=True))
+                    losses.append(loss.detach())
+                    wanted = [parameters[name] for name in trained]
+                    found.append(torch.autograd.grad(loss, wanted, allow_unused=True))
             after = {name: buffer.detach().clone() for name, buffer in buffers.items()}
         finally:
             with torch.no_grad():
                 for name, buffer in buffers.items():
                     buffer.copy_(kept[name])
-        gradients = {
-            name: torch.zeros_like(parameters[name]) if gradient is None else gradient
-            for name, gradient in zip(trained, found, strict=True)
-        }
-        return _Eager(loss, gradients, after)
+        columns = zip(*found, strict=True)
+        gradients = {name: _mean(column, parameters[name]) for name, column in zip(trained, columns, strict=True)}
+        return _Eager(torch.stack(losses).mean(0), gradients, after)
 
     @staticmethod
     def exact(
@@ -459,11 +527,11 @@ class _Eager:
         )
 
 
-def _mean(values: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
-    """The mean of the gradients of one parameter, or none if it has none."""
+def _mean(values: Sequence[torch.Tensor | None], parameter: torch.Tensor) -> torch.Tensor:
+    """The mean of a parameter's gradients; zeros if it has none."""
     found = [value for value in values if value is not None]
     if len(found) < 2:
-        return found[0] if found else None
+        return found[0] if found else torch.zeros_like(parameter)
     return torch.stack(found).mean(0)
 
 
