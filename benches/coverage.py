@@ -34,9 +34,9 @@ import coverage_table
 import families_more
 import torch
 from families import CASES, Case
+from lighterage._check import distance
 from lighterage.backend import backend as lighterage_backend
 from lighterage.export import export_joint
-from lighterage.step import _distance
 from torch import nn
 
 import lighterage
@@ -233,7 +233,7 @@ def distances(ours: Run, theirs: Run) -> tuple[float, float, str]:
         (other, *_) = ours.gradients.keys() ^ theirs.gradients.keys()
         return loss, math.inf, other
     largest = max(float(g.abs().max()) for g in theirs.gradients.values() if g.numel())
-    each = {n: _distance(ours.gradients[n], g, NEGLIGIBLE * largest) for n, g in theirs.gradients.items()}
+    each = {n: distance(ours.gradients[n], g, NEGLIGIBLE * largest) for n, g in theirs.gradients.items()}
     worst = max(each, key=lambda name: each[name])
     return loss, each[worst], worst
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from .errors import CaptureError, Error, Infeasible, MismatchError, ShapeError, StaleError, Unsupported
 
 if TYPE_CHECKING:
+    from ._check import Check
     from ._lighterage import Plan, devices
     from ._stats import Stats, reset, stats
-    from .step import Check, Step, compile, plan
+    from .step import Step, compile, plan
 
 __all__ = [
     "CaptureError",
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 # Torch and the native module are loaded by the first use of one of these names.
-_LAZY = {"Check": "step", "Plan": "_lighterage", "Step": "step"}
+_LAZY = {"Check": "_check", "Plan": "_lighterage", "Step": "step"}
 _LAZY |= {"compile": "step", "devices": "_lighterage", "plan": "step"}
 _LAZY |= {"Stats": "_stats", "reset": "_stats", "stats": "_stats"}
 

@@ -10,8 +10,6 @@ eager mode and `param_groups[0]["lr"]` work on the bytes that the step reads and
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import io
 import logging
 import threading
@@ -21,41 +19,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.utils import _pytree as pytree
 
-from . import _foreign, _kernels, _lighterage, _optimizer
+from . import _check, _foreign, _kernels, _lighterage, _optimizer
 from ._capture import Loss, call_model
 from ._guard import Batch, Guard
 from ._lighterage import Machine, Plan
-from .errors import Error, MismatchError, ShapeError
+from .errors import Error, ShapeError
 from .export import export_joint, save
 
 logger = logging.getLogger("lighterage")
 
 Example = torch.Tensor | Sequence[Any] | Mapping[str, Any]
 Budget = str | int | float | None
-
-# A compiled step passes the check if its loss and its gradients differ from eager's by less than this, relative to the
-# largest, or by not much more than eager differs from itself in float64. Generated kernels, and products in another
-# order, stay below 1e-5 in f32; a gradient that is wrong differs by more than a percent.
-TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-9, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-# Gradients that are zero but for rounding are compared with this share of the largest.
-NEGLIGIBLE = 1e-2
-# The distance from gradients in float64 that is still rounding: a multiple of eager's own, and the largest one. Batch
-# norm over few values amplifies that of half precision to half of a gradient and more; one that is missing is 1 away.
-ROUNDING, MOST_ROUNDING, MOST_ROUNDING_OF_HALF = 4.0, 0.5, 0.9
-HALF = {torch.bfloat16, torch.float16}
-
-
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """How far one step was from eager PyTorch, relative to the largest value of each tensor."""
-
-    loss: float
-    gradient: float
-    worst: str  # the parameter with that gradient
-    buffer: float
 
 
 def plan(
@@ -200,7 +177,7 @@ def compile(
     if check and random:
         logger.info("not compared with eager: the step draws random numbers, and its generator is not torch's")
     elif check:
-        step._compare(args, kwargs, clip_grad_norm, _types(traced.program.graph))
+        step._compare(args, kwargs, clip_grad_norm, _check.types_of(traced.program.graph))
     step._state.adopt()
 
     def again(example: Example) -> Step:
@@ -231,7 +208,7 @@ class Step:
 
     plan: Plan
     """What the step needs and takes."""
-    check: Check | None
+    check: _check.Check | None
     """How far the first step was from eager PyTorch; None if it was not compared."""
 
     def __init__(
@@ -384,34 +361,13 @@ class Step:
 
         Raises MismatchError: the step is further from eager than rounding explains.
         """
-        loss_fn, trained, times = self._loss_fn or call_model, self._state.paths, self._accumulate
-        eager = _Eager.run(self._model, loss_fn, args, kwargs, trained, times).clipped(clip_norm)
-        ours = self._probe(args, kwargs)
-        self.check = check = ours.compared(eager)
-        tolerance = max(TOLERANCE.get(dtype, 0.0) for dtype in types)
-        if max(check.loss, check.gradient, check.buffer) <= tolerance:
-            return
-        # Some models amplify rounding in their backward: then eager itself is as far from what float64 gives.
-        if max(check.loss, check.buffer) <= tolerance:
-            try:
-                exact = _Eager.exact(self._model, loss_fn, args, kwargs, trained, times).clipped(clip_norm)
-            except Exception:  # the user's model may not run in float64
-                logger.debug("no comparison in float64", exc_info=True)
-            else:
-                most = MOST_ROUNDING_OF_HALF if types & HALF else MOST_ROUNDING
-                noise = eager.compared(exact).gradient
-                limit = min(ROUNDING * noise, most)
-                # Eager may also compute something else than the copy: hooks of parameters are not copied.
-                if noise <= most and ours.compared(exact).gradient <= limit:
-                    return
-        raise MismatchError(
-            f"the compiled step differs from eager PyTorch: relative differences are {check.loss:.1e} in the loss, "
-            f"{check.gradient:.1e} in the gradient of {check.worst or 'no parameter'}, {check.buffer:.1e} in buffers, "
-            f"and rounding explains at most {tolerance:.0e}. A model that draws random numbers outside of torch, or "
-            f"keeps state in Python, computes something else in each call; check=False skips this comparison"
+        eager = _check.Eager(
+            self._model, self._loss_fn or call_model, args, kwargs, self._state.paths, self._accumulate
         )
+        outcome = eager.run().clipped(clip_norm)
+        self.check = _check.check(self._probe(args, kwargs), outcome, lambda: eager.exact().clipped(clip_norm), types)
 
-    def _probe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Eager:
+    def _probe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _check.Outcome:
         """Loss, gradients and buffers of one step, which leaves no trace."""
         kept = {b.path: b.tensor.detach().clone() for b in self._bound if b.is_buffer or self._state.probe_moves}
         try:
@@ -425,7 +381,7 @@ class Step:
                     if bound.path in kept:
                         bound.tensor.copy_(kept[bound.path])
             self._state.reset()
-        return _Eager(self._loss.clone(), gradients, buffers)
+        return _check.Outcome(self._loss.clone(), gradients, buffers)
 
 
 class _Others:
@@ -444,106 +400,6 @@ class _Others:
             logger.info("another plan, for %s", ", ".join(str(list(size)) for size in sizes))
             self._steps[sizes] = self._again(example)
         return self._steps[sizes]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Eager:
-    """What one step computes."""
-
-    loss: torch.Tensor
-    gradients: dict[str, torch.Tensor]
-    buffers: dict[str, torch.Tensor]
-
-    @staticmethod
-    def run(
-        model: nn.Module, loss_fn: Loss, args: tuple[Any, ...], kwargs: dict[str, Any], trained: list[str], times: int
-    ) -> _Eager:
-        """Run the model in eager mode. Its buffers are left as they were, and `grad` of parameters is not touched.
-
-        times: how often, on the same batch. Loss and gradients are means.
-        """
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        buffers = dict(model.named_buffers())
-        kept = {name: buffer.detach().clone() for name, buffer in buffers.items()}
-        try:
-            losses, found = [], []
-            for _ in range(times):
-                with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-                    loss = loss_fn(model, *args, **kwargs)
-                    losses.append(loss.detach())
-                    wanted = [parameters[name] for name in trained]
-                    found.append(torch.autograd.grad(loss, wanted, allow_unused=True))
-            after = {name: buffer.detach().clone() for name, buffer in buffers.items()}
-        finally:
-            with torch.no_grad():
-                for name, buffer in buffers.items():
-                    buffer.copy_(kept[name])
-        columns = zip(*found, strict=True)
-        gradients = {name: _mean(column, parameters[name]) for name, column in zip(trained, columns, strict=True)}
-        return _Eager(torch.stack(losses).mean(0), gradients, after)
-
-    @staticmethod
-    def exact(
-        model: nn.Module, loss_fn: Loss, args: tuple[Any, ...], kwargs: dict[str, Any], trained: list[str], times: int
-    ) -> _Eager:
-        """The same in float64, on a copy of the model."""
-
-        def widened(leaf: Any) -> Any:
-            return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
-
-        args, kwargs = pytree.tree_map(widened, (args, kwargs))
-        return _Eager.run(copy.deepcopy(model).double(), loss_fn, args, kwargs, trained, times)
-
-    def clipped(self, norm: float | None) -> _Eager:
-        """The same after `torch.nn.utils.clip_grad_norm_`."""
-        if norm is None:
-            return self
-        total = torch.linalg.vector_norm(torch.stack([g.double().norm() for g in self.gradients.values()]))
-        factor = min(1.0, norm / (float(total) + 1e-6))
-        return dataclasses.replace(self, gradients={path: g * factor for path, g in self.gradients.items()})
-
-    def compared(self, other: _Eager) -> Check:
-        """How far this is from another."""
-        largest = max((float(g.abs().max()) for g in other.gradients.values() if g.numel()), default=0.0)
-        gradients = {
-            path: _distance(self.gradients[path], g, NEGLIGIBLE * largest) for path, g in other.gradients.items()
-        }
-        worst = max(gradients, key=lambda path: gradients[path], default="")
-        # A running mean may be zero but for rounding: it is compared with the running variance beside it.
-        modules: dict[str, float] = {}
-        for path, value in other.buffers.items():
-            module = path.rpartition(".")[0]
-            if value.is_floating_point() and value.numel():
-                modules[module] = max(modules.get(module, 0.0), float(value.abs().max()))
-        buffers = [
-            _distance(value, other.buffers[path], NEGLIGIBLE * modules.get(path.rpartition(".")[0], 0.0))
-            for path, value in self.buffers.items()
-        ]
-        return Check(
-            loss=_distance(self.loss.reshape(()), other.loss.reshape(())),
-            gradient=gradients.get(worst, 0.0),
-            worst=worst,
-            buffer=max(buffers, default=0.0),
-        )
-
-
-def _mean(values: Sequence[torch.Tensor | None], parameter: torch.Tensor) -> torch.Tensor:
-    """The mean of a parameter's gradients; zeros if it has none."""
-    found = [value for value in values if value is not None]
-    if len(found) < 2:
-        return found[0] if found else torch.zeros_like(parameter)
-    return torch.stack(found).mean(0)
-
-
-def _distance(ours: torch.Tensor, theirs: torch.Tensor, least: float = 0.0) -> float:
-    """The largest difference, relative to the largest value. Infinite if only one of both is finite."""
-    if not ours.numel():
-        return 0.0
-    ours, theirs = ours.double(), theirs.double()
-    if torch.equal(ours.nan_to_num(1.25, 1.5, -1.5), theirs.nan_to_num(1.25, 1.5, -1.5)):
-        return 0.0
-    distance = float((ours - theirs).abs().max()) / max(float(theirs.abs().max()), least, 1e-30)
-    return distance if distance == distance else float("inf")
 
 
 def _forms(batch: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -578,12 +434,6 @@ def _trained_by(optimizer: torch.optim.Optimizer | str) -> Any:
         return None
     given = {id(p) for group in optimizer.param_groups for p in group["params"]}
     return lambda parameter: id(parameter) in given
-
-
-def _types(graph: fx.Graph) -> set[torch.dtype]:
-    """The element types of what a graph computes; autocast has some that no parameter has."""
-    values = [value for node in graph.nodes for value in pytree.tree_leaves(node.meta.get("val"))]
-    return {value.dtype for value in values if isinstance(value, torch.Tensor)}
 
 
 def _check_loss(loss_fn: Loss | None) -> None:

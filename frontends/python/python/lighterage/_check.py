@@ -1,0 +1,182 @@
+"""The comparison of a compiled step with eager PyTorch: how far its loss, gradients and buffers may be from eager's."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from ._capture import Loss
+from .errors import MismatchError
+
+logger = logging.getLogger("lighterage")
+
+# A compiled step passes the check if its loss and its gradients differ from eager's by less than this, relative to the
+# largest, or by not much more than eager differs from itself in float64. Generated kernels, and products in another
+# order, stay below 1e-5 in f32; a gradient that is wrong differs by more than a percent.
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-9, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+# Gradients that are zero but for rounding are compared with this share of the largest.
+NEGLIGIBLE = 1e-2
+# The distance from gradients in float64 that is still rounding: a multiple of eager's own, and the largest one. Batch
+# norm over few values amplifies that of half precision to half of a gradient and more; one that is missing is 1 away.
+ROUNDING, MOST_ROUNDING, MOST_ROUNDING_OF_HALF = 4.0, 0.5, 0.9
+HALF = {torch.bfloat16, torch.float16}
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """How far one step was from eager PyTorch, relative to the largest value of each tensor."""
+
+    loss: float
+    gradient: float
+    worst: str  # the parameter with that gradient
+    buffer: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What one step computes."""
+
+    loss: torch.Tensor
+    gradients: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+
+    def clipped(self, norm: float | None) -> Outcome:
+        """The same after `torch.nn.utils.clip_grad_norm_`."""
+        if norm is None:
+            return self
+        total = torch.linalg.vector_norm(torch.stack([g.double().norm() for g in self.gradients.values()]))
+        factor = min(1.0, norm / (float(total) + 1e-6))
+        return dataclasses.replace(self, gradients={path: g * factor for path, g in self.gradients.items()})
+
+    def compared(self, other: Outcome) -> Check:
+        """How far this is from another."""
+        largest = max((float(g.abs().max()) for g in other.gradients.values() if g.numel()), default=0.0)
+        gradients = {
+            path: distance(self.gradients[path], g, NEGLIGIBLE * largest) for path, g in other.gradients.items()
+        }
+        worst = max(gradients, key=lambda path: gradients[path], default="")
+        # A running mean may be zero but for rounding: it is compared with the running variance beside it.
+        modules: dict[str, float] = {}
+        for path, value in other.buffers.items():
+            module = path.rpartition(".")[0]
+            if value.is_floating_point() and value.numel():
+                modules[module] = max(modules.get(module, 0.0), float(value.abs().max()))
+        buffers = [
+            distance(value, other.buffers[path], NEGLIGIBLE * modules.get(path.rpartition(".")[0], 0.0))
+            for path, value in self.buffers.items()
+        ]
+        return Check(
+            loss=distance(self.loss.reshape(()), other.loss.reshape(())),
+            gradient=gradients.get(worst, 0.0),
+            worst=worst,
+            buffer=max(buffers, default=0.0),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Eager:
+    """A step in eager mode."""
+
+    model: nn.Module
+    loss_fn: Loss
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    trained: list[str]  # parameters
+    times: int  # how often it runs, on the same batch; loss and gradients are means
+
+    def run(self) -> Outcome:
+        """Run the model. Its buffers are left as they were, and `grad` of parameters is not touched."""
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        buffers = dict(self.model.named_buffers())
+        kept = {name: buffer.detach().clone() for name, buffer in buffers.items()}
+        try:
+            losses, found = [], []
+            for _ in range(self.times):
+                with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+                    loss = self.loss_fn(self.model, *self.args, **self.kwargs)
+                    losses.append(loss.detach())
+                    wanted = [parameters[name] for name in self.trained]
+                    found.append(torch.autograd.grad(loss, wanted, allow_unused=True))
+            after = {name: buffer.detach().clone() for name, buffer in buffers.items()}
+        finally:
+            with torch.no_grad():
+                for name, buffer in buffers.items():
+                    buffer.copy_(kept[name])
+        columns = zip(*found, strict=True)
+        gradients = {name: _mean(column, parameters[name]) for name, column in zip(self.trained, columns, strict=True)}
+        return Outcome(torch.stack(losses).mean(0), gradients, after)
+
+    def exact(self) -> Outcome:
+        """The same in float64, on a copy of the model."""
+
+        def widened(leaf: Any) -> Any:
+            return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+        args, kwargs = pytree.tree_map(widened, (self.args, self.kwargs))
+        model = copy.deepcopy(self.model).double()
+        return dataclasses.replace(self, model=model, args=args, kwargs=kwargs).run()
+
+
+def check(ours: Outcome, eager: Outcome, exact: Callable[[], Outcome], types: set[torch.dtype]) -> Check:
+    """How far a compiled step is from eager mode.
+
+    exact: the outcome in float64, which is computed if rounding may explain the distance. types: of what a step
+    computes.
+
+    Raises MismatchError: the step is further from eager than rounding explains.
+    """
+    found = ours.compared(eager)
+    tolerance = max(TOLERANCE.get(dtype, 0.0) for dtype in types)
+    if max(found.loss, found.gradient, found.buffer) <= tolerance:
+        return found
+    # Some models amplify rounding in their backward: then eager itself is as far from what float64 gives.
+    if max(found.loss, found.buffer) <= tolerance:
+        try:
+            outcome = exact()
+        except Exception:  # the user's model may not run in float64
+            logger.debug("no comparison in float64", exc_info=True)
+        else:
+            most = MOST_ROUNDING_OF_HALF if types & HALF else MOST_ROUNDING
+            noise = eager.compared(outcome).gradient
+            limit = min(ROUNDING * noise, most)
+            # Eager may also compute something else than the copy: hooks of parameters are not copied.
+            if noise <= most and ours.compared(outcome).gradient <= limit:
+                return found
+    raise MismatchError(
+        f"the compiled step differs from eager PyTorch: relative differences are {found.loss:.1e} in the loss, "
+        f"{found.gradient:.1e} in the gradient of {found.worst or 'no parameter'}, {found.buffer:.1e} in buffers, "
+        f"and rounding explains at most {tolerance:.0e}. A model that draws random numbers outside of torch, or "
+        f"keeps state in Python, computes something else in each call; check=False skips this comparison"
+    )
+
+
+def types_of(graph: fx.Graph) -> set[torch.dtype]:
+    """The element types of what a graph computes; autocast has some that no parameter has."""
+    values = [value for node in graph.nodes for value in pytree.tree_leaves(node.meta.get("val"))]
+    return {value.dtype for value in values if isinstance(value, torch.Tensor)}
+
+
+def _mean(values: Sequence[torch.Tensor | None], parameter: torch.Tensor) -> torch.Tensor:
+    """The mean of a parameter's gradients; zeros if it has none."""
+    found = [value for value in values if value is not None]
+    if len(found) < 2:
+        return found[0] if found else torch.zeros_like(parameter)
+    return torch.stack(found).mean(0)
+
+
+def distance(ours: torch.Tensor, theirs: torch.Tensor, least: float = 0.0) -> float:
+    """The largest difference, relative to the largest value. Infinite if only one of both is finite."""
+    if not ours.numel():
+        return 0.0
+    ours, theirs = ours.double(), theirs.double()
+    if torch.equal(ours.nan_to_num(1.25, 1.5, -1.5), theirs.nan_to_num(1.25, 1.5, -1.5)):
+        return 0.0
+    distance = float((ours - theirs).abs().max()) / max(float(theirs.abs().max()), least, 1e-30)
+    return distance if distance == distance else float("inf")
