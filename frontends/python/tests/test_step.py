@@ -248,6 +248,15 @@ def test_batches_of_new_shapes_get_plans_of_their_own(accumulate: int) -> None:
             step(*given) if accumulate == 1 else step([given] * accumulate)
 
 
+def test_batches_of_one_step_have_one_shape() -> None:
+    step, _, (x, y) = compiled(accumulate=2, max_plans=2)
+    for batches in ([(x, y), (x[:8], y[:8])], [(x[:8], y[:8]), (x, y)], []):
+        with pytest.raises(lt.ShapeError):
+            step(batches)
+    # None of them took a plan.
+    assert step([(x[:8], y[:8])] * 2).isfinite()
+
+
 def test_plans_for_two_shapes_draw_one_sequence_of_random_numbers() -> None:
     def states(sizes: list[int]) -> list[list[int]]:
         torch.manual_seed(0)

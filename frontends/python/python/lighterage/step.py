@@ -285,15 +285,19 @@ class Step:
 
     def _of_other_shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
         """The loss of a step with the plan for these shapes; none if there is no such plan, and may not be."""
-        one = (args, kwargs)
+        batches = [(args, kwargs)]
         if self._accumulate > 1:
-            if not args or not isinstance(args[0], list) or len(args[0]) != self._accumulate:
+            if kwargs or not args or not isinstance(args[0], list):
                 return None
-            one = _forms(args[0][0])
-        if (sizes := self._batch.sizes(*one)) is None:
+            batches = list(map(_forms, args[0]))
+        # All batches of a step have one shape.
+        shapes = {self._batch.sizes(*batch) for batch in batches}
+        sizes = shapes.pop() if len(shapes) == 1 and len(batches) == self._accumulate else None
+        if sizes is None:
             return None
+        args_of_one, kwargs_of_one = batches[0]
         with self._turn:
-            if (other := self._others.of(sizes, one[1] or one[0])) is None:
+            if (other := self._others.of(sizes, kwargs_of_one or args_of_one)) is None:
                 return None
             # One sequence of random numbers, whichever plan draws them.
             other.set_rng_state(self.rng_state())
