@@ -32,5 +32,6 @@ fn _lighterage(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::devices, module)?)?;
     module.add_function(wrap_pyfunction!(plan::generator_at, module)?)?;
     module.add_function(wrap_pyfunction!(noted::have, module)?)?;
+    module.add_function(wrap_pyfunction!(noted::have_at, module)?)?;
     Ok(())
 }

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
 from ._capture import Loss, names_of, signature
-from ._lighterage import have
+from ._lighterage import have, have_at
 from .errors import ShapeError, StaleError
 
-_training = operator.attrgetter("training")
 _requires_grad = operator.attrgetter("requires_grad")
 _hooks_of = operator.attrgetter("_backward_hooks")
 # A module's tables of hooks.
@@ -58,7 +58,9 @@ class Guard:
         self._flags = [bound.requires_grad for bound in self.bound]
         self._modules = [(path, module, module.training) for path, module in model.named_modules()]
         self._live = [module for _, module, _ in self._modules]
-        self._modes = [training for _, _, training in self._modules]
+        # Modules without a mode of their own, such as those that torch.compile returns, have that of another one.
+        self._attributes = [vars(module) for module in self._live if "training" in vars(module)]
+        self._modes = [attributes["training"] for attributes in self._attributes]
         self._children = [(path, module, list(module._modules.items())) for path, module, _ in self._modules]
         self._hooks = self._called()
         for bound in self.bound:
@@ -66,12 +68,13 @@ class Guard:
         self._note()
 
     def _note(self) -> None:
-        self._tables_of_tensors = list(map(_hooks_of, self._tensors))
-        tables: list[dict[Any, Any]] = [table for table in self._tables_of_tensors if table is not None]
+        # Each hook that is added takes a number from this count. So tables without hooks need no look before each step.
+        self._n_hooks = RemovableHandle.next_id
+        tables: list[dict[Any, Any]] = [table for table in map(_hooks_of, self._tensors) if table]
         for module in self._live:
             tables.append(module._modules)
-            tables += [table for table in (module._parameters, module._buffers) if table]
-            tables += [getattr(module, name) for name in _HOOKS]
+            others = [module._parameters, module._buffers, *(getattr(module, name) for name in _HOOKS)]
+            tables += [table for table in others if table]
         self._places = Places(tables, [], self._tensors)
 
     def _called(self) -> list[tuple[str, list[Any]]]:
@@ -90,10 +93,10 @@ class Guard:
         Raises StaleError.
         """
         if (
-            self._places.are_same()
-            and list(map(_training, self._live)) == self._modes
+            RemovableHandle.next_id == self._n_hooks
+            and self._places.are_same()
+            and have_at(self._attributes, "training", self._modes)
             and list(map(_requires_grad, self._tensors)) == self._flags
-            and list(map(_hooks_of, self._tensors)) == self._tables_of_tensors
         ):
             return
         self._check_modules()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from os import PathLike
 from typing import Any, final
 
-__all__ = ["Arenas", "Machine", "Plan", "Ticket", "View", "compile", "devices", "generator_at", "have"]
+__all__ = ["Arenas", "Machine", "Plan", "Ticket", "View", "compile", "devices", "generator_at", "have", "have_at"]
 
 @final
 class Plan:
@@ -234,3 +234,6 @@ def generator_at(program: str | PathLike[str]) -> None:
 
 def have(tables: list[dict[Any, Any]], lists: list[list[Any]], objects: list[Any]) -> bool:
     """Whether some dicts, and then some lists, have these objects in this order. Only identities count."""
+
+def have_at(tables: list[dict[str, Any]], key: str, values: list[Any]) -> bool:
+    """Whether each of some dicts has the value with its number under a key. Only identities count."""

@@ -6,7 +6,10 @@ The user's optimizer stays the place where options and state are read and writte
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import struct
+import sys
 from itertools import chain
 from typing import Any
 
@@ -111,6 +114,12 @@ def lent(machine: Machine, kind: str, name: str) -> torch.Tensor:
     return tensor
 
 
+def _memory(tensor: torch.Tensor) -> memoryview:
+    """A tensor's memory, which the tensor keeps alive. A few bytes are read and written so without a call of torch."""
+    n = tensor.nbytes
+    return memoryview((ctypes.c_char * n).from_address(tensor.data_ptr())).cast("B") if n else memoryview(b"")
+
+
 class State:
     """The options and the moments of an optimizer, in the memory of a step."""
 
@@ -122,9 +131,10 @@ class State:
         inputs = {group: _HYPER + (f".{group}" if group else "") for group in range(len(optimizer.param_groups))}
         # A group in which nothing is trained has no input.
         self._hyper = {g: lent(machine, "input", name) for g, name in inputs.items() if name in machine.inputs}
+        self._hyper_memory = {group: _memory(hyper) for group, hyper in self._hyper.items()}
         # The options of the last step, as they were read, and what they became.
         self._options_read: list[list[Any]] = []
-        self._rows: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._rows: list[tuple[memoryview, bytes]] = []
         self._moments = {
             path: {name: lent(machine, "state", f"{name}.{path}") for name in kind.moments} for path in paths
         }
@@ -133,11 +143,13 @@ class State:
             path: {name: view.detach() for name, view in views.items()} for path, views in self._moments.items()
         }
         self._parameters: dict[str, nn.Parameter] = paths
-        self._count = lent(machine, "state", _STEP) if kind.counts_steps else torch.zeros(())
+        self._count = lent(machine, "state", _STEP) if kind.counts_steps else torch.zeros((), dtype=torch.int64)
+        self._count_memory = _memory(self._count)
         # Torch has the count for each parameter. These are views of one tensor, so that one write sets all.
         self._counts = torch.zeros(len(paths))
+        self._counts_memory = _memory(self._counts)
         self._views = list(self._counts)
-        self._seen = 0.0
+        self._seen = bytes(self._counts_memory)
         self._members = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
         # Where all was when it was last adopted.
         self._state: dict[Any, Any] | None = None
@@ -160,16 +172,15 @@ class State:
             self._options_read = options if is_fixed else []
         # Always, because the step may have used the memory of its inputs for other tensors.
         for hyper, row in self._rows:
-            hyper.copy_(row)
+            hyper[:] = row
 
     def _take_options(self, groups: list[dict[str, Any]], probe: bool) -> None:
         if kind_of(self._optimizer) != self._kind and self._kind != MOMENTUM:
             raise StaleError("the optimizer has momentum now, and the step was compiled without; compile again")
         self._rows = []
-        for group, hyper in self._hyper.items():
+        for group, hyper in self._hyper_memory.items():
             values = {**_values(groups[group]), **(self._probe() if probe else {})}
-            row = torch.tensor([values[option] for option in self._options], dtype=torch.float64)
-            self._rows.append((hyper, row.to(hyper.dtype)))
+            self._rows.append((hyper, struct.pack(f"{len(self._options)}d", *map(values.__getitem__, self._options))))
 
     def adopt(self) -> None:
         """Copy what the user's optimizer has into the step's memory, and put the step's tensors in its place.
@@ -214,18 +225,20 @@ class State:
 
     def _take_count(self) -> None:
         """The count is torch's if the user changed it, by a load or a step of the optimizer itself."""
+        if self._counts_memory == self._seen:
+            return
         counts = self._counts.tolist()
-        if counts and counts.count(counts[0]) != len(counts):
+        if counts.count(counts[0]) != len(counts):
             raise StaleError("parameters differ in their number of steps; the compiled step has one count for all")
-        if counts and counts[0] != self._seen:
-            self._count.fill_(int(counts[0]))
-            self._seen = counts[0]
+        self._count.fill_(int(counts[0]))
+        self._seen = bytes(self._counts_memory)
 
     def stepped(self) -> None:
         """Tell the user's optimizer, and its schedulers, that a step was made."""
         if self._kind.counts_steps:
-            self._seen = float(self._count)
-            self._counts.fill_(self._seen)
+            count = int.from_bytes(self._count_memory, sys.byteorder)
+            self._seen = struct.pack("f", count) * len(self._views)
+            self._counts_memory[:] = self._seen
         # Schedulers warn if they see no call of `step` before their own.
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
 
