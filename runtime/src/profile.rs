@@ -8,7 +8,8 @@
 //! operand is made again, with numbers that its op accepts, and is then driven out of the cache. A
 //! window as large as the plan's pool folds nothing. The smallest window has the size of the
 //! largest op: profiling on demand, as in "ProTrain: Efficient LLM Training via Memory-Aware
-//! Techniques" (Yao et al., 2024), section 3.2. A round takes as long as a step.
+//! Techniques" (Yao et al., 2024), section 3.2. Ops that a step has many times need not all be run,
+//! so a model may be larger than memory.
 //!
 //! Concurrent work is measured in pairs: both loop for a while, and the progress of each is
 //! compared with its progress alone.
@@ -604,9 +605,10 @@ type Work<'a> = dyn Fn(usize) -> Result<f64, Error> + Sync + 'a;
 const TURNS: usize = 5;
 
 /// Measures the machine, with the ops of a replay that has run; each measurement takes about
-/// `seconds`.
+/// `seconds`. `step` has the ops of a step in order, by their numbers in the replay.
 pub fn machine(
     replay: &Replay,
+    step: &[usize],
     link: Option<(f64, Duration)>,
     seconds: f64,
 ) -> Result<Figures, Error> {
@@ -635,7 +637,10 @@ pub fn machine(
     // returns. The step continues where the last measurement ended, so that all ops are measured.
     let next_op = AtomicUsize::new(0);
     let compute = |_: usize| {
-        let i = next_op.fetch_add(1, Ordering::Relaxed) % medians.len().max(1);
+        let at = next_op.fetch_add(1, Ordering::Relaxed) % step.len().max(1);
+        let Some(&i) = step.get(at) else {
+            return Ok(0.0);
+        };
         Ok(match replay.ops.get(i) {
             Some(Ok(op)) if op.run(&replay.team).is_ok() => medians[i] * 1e-6,
             _ => 0.0,
@@ -1006,7 +1011,13 @@ mod tests {
     fn a_machine_is_measured() {
         let mut replay = Replay::new(&step(), &[], &BTreeMap::new(), 0).unwrap();
         replay.run(1, &mut || true);
-        let figures = machine(&replay, Some((1e9, Duration::from_micros(10))), 0.002).unwrap();
+        let figures = machine(
+            &replay,
+            &[0, 1],
+            Some((1e9, Duration::from_micros(10))),
+            0.002,
+        )
+        .unwrap();
         assert!(
             figures
                 .keeps

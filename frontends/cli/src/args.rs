@@ -412,10 +412,14 @@ pub(crate) struct ProfileArgs {
     /// Slow copies between device and host down to this bandwidth, in each direction: 2GB/s
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     pub(crate) link: Option<f64>,
-    /// How often to run each op
-    #[arg(long, value_name = "N", default_value_t = 5,
-        value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub(crate) repeat: u32,
+    /// How often to run each op. Of equal ops, one is run [default: 2 to 4 times, so that all takes
+    /// about as long as four steps and a second]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) repeat: Option<u32>,
+    /// A profile of this machine, whose ops and figures of the machine are taken over and not
+    /// measured again. The file that is written has all of its ops, too
+    #[arg(long, value_name = "FILE.prof")]
+    pub(crate) reuse: Option<PathBuf>,
     /// Use the times of the fastest round instead of medians over rounds. This is for a machine
     /// with other load
     #[arg(long)]

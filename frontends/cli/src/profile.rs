@@ -2,6 +2,7 @@
 //! `--profile`.
 
 mod gpu;
+mod known;
 
 use crate::args::{Compiling, ProfileArgs};
 use crate::data::{check_writable, save_atomically};
@@ -23,7 +24,7 @@ use passes::graph::optimizer::{HYPER, Optimizer};
 use passes::pipeline::{Budget, Compiled, Kernels};
 use runtime::profile::{Content, Figures, Micros, Op, Replay, Times};
 use serde_json::json;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// Rows of the report's tables.
@@ -36,9 +37,14 @@ const MEMORY: u64 = 256 << 20;
 const DISTURBED: f64 = 1.15;
 /// The shortest and the longest measurement of the machine, seconds. A measurement takes a part of
 /// a step's time, within these limits. There are about a hundred.
-const SHORTEST: f64 = 0.01;
+const SHORTEST: f64 = 0.006;
 const LONGEST: f64 = 0.1;
-const PART: f64 = 12.0;
+const PART: f64 = 120.0;
+/// The fewest and the most rounds, if the user gives no number. In between, ops take as long as this
+/// many steps, and the ops of groups, measured apart, as this many.
+const ROUNDS: (u32, u32) = (2, 4);
+const STEPS: f64 = 2.0;
+const STEPS_APART: f64 = 0.7;
 
 /// Runs the command.
 pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
@@ -73,26 +79,53 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
         .as_ref()
         .map(|_| Step::new(&model.graph, &plain, &machine, target.as_ref()))
         .transpose()?;
+    let known = args.reuse.as_deref();
+    let known = known.map(|file| known::read(file, args, &machine.device));
+    let known = known.transpose()?;
     let start = Instant::now();
-    let n_ops = step.ops.len() + apart.as_ref().map_or(0, |apart| apart.ops.len());
-    let bar = bar(n_ops as u64 * (u64::from(args.repeat) + 1));
-    let replayed = |step: &Step| -> Result<(Replay, Times), Failure> {
+    let roofline = Roofline::new(&machine.device);
+    let mut found: BTreeMap<String, Found> = known.iter().flat_map(known::found).collect();
+    let sample = Sample::new(&step, &found);
+    let rounds = sample.rounds(args.repeat, &step, &roofline, STEPS);
+    // An op of a group that is also a line of the step is measured there.
+    let in_step = step
+        .keys
+        .iter()
+        .map(|key| (key.clone(), Err(String::new())));
+    let in_step: BTreeMap<String, Found> = in_step.chain(found.clone()).collect();
+    let apart = apart.map(|apart| (Sample::new(&apart, &in_step), apart));
+    let share = STEPS_APART;
+    let apart = apart.map(|(sample, apart)| {
+        let rounds = sample.rounds(args.repeat, &apart, &roofline, share);
+        (sample, apart, rounds)
+    });
+    let n_runs = |sample: &Sample, rounds: u32| sample.ops.len() as u64 * (u64::from(rounds) + 1);
+    let n_apart = apart
+        .as_ref()
+        .map_or(0, |(sample, _, rounds)| n_runs(sample, *rounds));
+    let bar = bar(n_runs(&sample, rounds) + n_apart);
+    let mut replayed = |sample: &Sample, step: &Step, rounds: u32| {
         let memory = args.memory.unwrap_or(MEMORY);
         let contents = contents(&step.compiled, optimizer);
-        let mut replay =
-            Replay::new(&step.ops, &step.objects, &contents, memory).map_err(failure)?;
-        let times = replay.run(args.repeat as usize, &mut || {
+        let ops: Vec<Op> = sample.ops.iter().map(|&i| step.ops[i].clone()).collect();
+        let mut replay = Replay::new(&ops, &step.objects, &contents, memory).map_err(failure)?;
+        let times = replay.run(rounds as usize, &mut || {
             if let Some(bar) = &bar {
                 bar.inc(1);
             }
             true
         });
-        Ok((replay, times))
+        sample.note(step, &times, &mut found);
+        Ok::<_, Failure>((replay, step.times(times, &found)))
     };
+    // The figures of the machine need the replay of the step, so it comes last.
     let apart = apart
-        .map(|apart| replayed(&apart).map(|(_, times)| (apart, times)))
+        .map(|(sample, step, rounds)| {
+            let (_, times) = replayed(&sample, &step, rounds)?;
+            Ok::<_, Failure>((step, times))
+        })
         .transpose()?;
-    let (replay, times) = replayed(&step)?;
+    let (replay, times) = replayed(&sample, &step, rounds)?;
     let sum = |of: fn(&Micros) -> f64| times.micros.iter().flatten().map(of).sum::<f64>();
     let (median, fastest) = (sum(|op| op.median), sum(|op| op.fastest));
     let micros = if args.fastest { fastest } else { median };
@@ -106,7 +139,11 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
         )
     });
     let seconds = (micros / 1e6 / PART).clamp(SHORTEST, LONGEST);
-    let figures = runtime::profile::machine(&replay, link, seconds).map_err(failure)?;
+    let figures = match &known {
+        Some(known) => known::figures(known),
+        None => runtime::profile::machine(&replay, &sample.lines(&step), link, seconds)
+            .map_err(failure)?,
+    };
     if let Some(bar) = &bar {
         bar.finish_and_clear();
     }
@@ -118,9 +155,75 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
         figures: &figures,
         micros,
         fastest,
+        n_run: sample.ops.len(),
+        rounds,
+        known: known.as_ref(),
         host_is_device: true,
     };
     finish(&measured, &machine.device, start)
+}
+
+/// What is known of an op, by its key: its time, or why it could not be run.
+type Found = Result<Micros, String>;
+
+/// The ops of a step that are run: of equal ones the middle one, and what runs before each, because
+/// it leaves its results in the cache.
+struct Sample {
+    /// Their numbers in the step, in order.
+    ops: Vec<usize>,
+    /// Whether each counts.
+    is_chosen: Vec<bool>,
+}
+
+impl Sample {
+    /// The sample of what is not known yet.
+    fn new(step: &Step, known: &BTreeMap<String, Found>) -> Sample {
+        let mut of_key: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for (i, key) in step.keys.iter().enumerate() {
+            of_key.entry(key).or_default().push(i);
+        }
+        of_key.retain(|&key, _| !known.contains_key(key));
+        let chosen: BTreeSet<usize> = of_key.values().map(|ops| ops[ops.len() / 2]).collect();
+        let before = chosen.iter().filter_map(|i| i.checked_sub(1));
+        let ops: BTreeSet<usize> = chosen.iter().copied().chain(before).collect();
+        Sample {
+            is_chosen: ops.iter().map(|i| chosen.contains(i)).collect(),
+            ops: ops.into_iter().collect(),
+        }
+    }
+
+    /// How many rounds take about as long as `steps` steps, one more to warm up included.
+    fn rounds(&self, given: Option<u32>, step: &Step, roofline: &Roofline, steps: f64) -> u32 {
+        let graph = &step.compiled.program.graph;
+        let time = |i: usize| roofline.run(graph, step.nodes[i]);
+        let whole: f64 = (0..step.nodes.len()).map(time).sum();
+        let share = self.ops.iter().map(|&i| time(i)).sum::<f64>() / whole.max(1e-9);
+        let most = (steps / share.max(1e-9) - 1.0) as u32;
+        given.unwrap_or(most.clamp(ROUNDS.0, ROUNDS.1))
+    }
+
+    /// Adds the times of a replay to what is known.
+    fn note(&self, step: &Step, times: &Times, found: &mut BTreeMap<String, Found>) {
+        for ((&i, &is_chosen), micros) in self.ops.iter().zip(&self.is_chosen).zip(&times.micros) {
+            if is_chosen {
+                found.insert(step.keys[i].clone(), micros.clone());
+            }
+        }
+    }
+
+    /// The lines of the step, as numbers of the sample's ops.
+    fn lines(&self, step: &Step) -> Vec<usize> {
+        let of_key: BTreeMap<&str, usize> = self
+            .ops
+            .iter()
+            .enumerate()
+            .map(|(at, &i)| (step.keys[i].as_str(), at))
+            .collect();
+        let lines = step.keys.iter();
+        lines
+            .filter_map(|key| of_key.get(key.as_str()).copied())
+            .collect()
+    }
 }
 
 /// Writes the file and reports.
@@ -171,6 +274,8 @@ struct Step {
     ops: Vec<Op>,
     /// Their nodes.
     nodes: Vec<ir::Node>,
+    /// What says that two of them are equal.
+    keys: Vec<String>,
     /// Objects of generated kernels.
     objects: Vec<Object>,
 }
@@ -258,12 +363,24 @@ impl Step {
             }
             None => vec![],
         };
+        let keys = nodes.iter().map(|&node| key(graph, node)).collect();
         Ok(Step {
             compiled,
             ops,
             nodes,
+            keys,
             objects,
         })
+    }
+
+    /// The times of all ops, from those of a sample and what was known before.
+    fn times(&self, sample: Times, found: &BTreeMap<String, Found>) -> Times {
+        let none = || Err("it was not run".to_string());
+        let micros = |key: &String| found.get(key).cloned().unwrap_or_else(none);
+        Times {
+            micros: self.keys.iter().map(micros).collect(),
+            ..sample
+        }
     }
 }
 
@@ -317,6 +434,11 @@ struct Measured<'a> {
     /// The sum of the ops' times, of the chosen times and of the fastest round, µs.
     micros: f64,
     fastest: f64,
+    /// How many ops of the step were run, and how often each.
+    n_run: usize,
+    rounds: u32,
+    /// An earlier profile, whose ops are taken over.
+    known: Option<&'a Profile>,
     /// The measured device is this machine's processor.
     host_is_device: bool,
 }
@@ -344,6 +466,13 @@ impl Measured<'_> {
                 ..figures
             });
         }
+        for (key, figures) in self.known.iter().flat_map(|known| &known.ops) {
+            let figures = OpFigures {
+                count: 0,
+                ..*figures
+            };
+            ops.entry(key.clone()).or_insert(figures);
+        }
         let factor = |[measured, modelled]: [f64; 2]| match 0.0 < measured && 0.0 < modelled {
             true => (measured / modelled).clamp(1e-6, 1e6),
             false => 1.0,
@@ -363,10 +492,10 @@ impl Measured<'_> {
             device: device.name.clone(),
             machine: first_line("/proc/sys/kernel/hostname").unwrap_or_else(|| "unknown".into()),
             cpu: cpu(),
-            cores: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+            cores: cores(),
             model: graph.name.clone(),
             kernels: self.args.kernels.unwrap_or_default(),
-            repeat: self.args.repeat,
+            repeat: self.rounds,
             profiling_seconds: seconds,
             step_micros: self.micros,
             peak_bytes: self.times.bytes + figures.bytes,
@@ -437,9 +566,11 @@ impl Measured<'_> {
             "cores": profile.cores,
             "lines": self.step.nodes.len(),
             "distinct_ops": profile.ops.len(),
+            "ops_run": self.n_run,
             "refused": self.refused(),
             "step_ms": profile.step_micros / 1e3,
             "step_fastest_ms": self.fastest / 1e3,
+            "rounds": profile.repeat,
             "profiling_ms": profile.profiling_seconds * 1e3,
             "peak_bytes": profile.peak_bytes,
             "window_bytes": self.times.bytes,
@@ -575,6 +706,10 @@ fn dearest_ops(profile: &Profile) -> String {
 fn first_line(path: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     Some(text.lines().next()?.trim().to_string())
+}
+
+fn cores() -> u32 {
+    std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
 }
 
 fn cpu() -> String {

@@ -142,3 +142,80 @@ fn a_profile_that_cannot_be_used_is_refused() {
     .expect(2)
     .says(&["--repeat"]);
 }
+
+/// What one profile has, the next one does not measure: an op's times are the same digits, and the
+/// machine's figures too. Ops of the other model are added.
+#[test]
+fn an_op_is_measured_once() {
+    let folder = Folder::new("profile-reuse");
+    let (first, both) = (folder.file("first.prof"), folder.file("both.prof"));
+    run(&format!("profile {} -o {first} --repeat 2", mlp())).expect(0);
+    let again = format!(
+        "profile {} --optimizer sgd --reuse {first} -o {both} --json",
+        mlp()
+    );
+    let object = &run(&again).expect(0).json()[0];
+    assert_eq!(object["refused"].as_object().unwrap().len(), 0);
+    let [old, new] = [&first, &both].map(|file| {
+        let text = std::fs::read_to_string(file).unwrap();
+        text.parse::<toml::Table>().unwrap()
+    });
+    let ops = |profile: &toml::Table| profile["ops"].as_table().unwrap().clone();
+    let is_update = |key: &str, name: &str| key.starts_with(&format!("{name} "));
+    for (key, op) in ops(&old) {
+        assert_eq!(ops(&new)[&key]["micros"], op["micros"], "{key}");
+    }
+    assert!(ops(&old).keys().any(|key| is_update(key, "adamw")));
+    assert!(!ops(&old).keys().any(|key| is_update(key, "sgd")));
+    assert!(ops(&new).keys().any(|key| is_update(key, "sgd")));
+    for figure in ["handoff_micros", "host_bandwidth", "link", "keeps"] {
+        assert_eq!(old[figure], new[figure], "{figure}");
+    }
+    // With nothing left to measure, the step is the same sum.
+    let same = format!("profile {} --reuse {first} -o {both} --json", mlp());
+    let object = &run(&same).expect(0).json()[0];
+    let step = old["step_micros"].as_float().unwrap() / 1e3;
+    assert!((object["step_ms"].as_f64().unwrap() / step - 1.0).abs() < 1e-9);
+    assert_eq!(object["peak_bytes"], 0);
+    for (options, why) in [
+        ("--kernels plain", "its kernels are generated"),
+        ("--device h100", "it describes cpu, not h100"),
+        ("--link 1GB/s", "leave out --link"),
+    ] {
+        run(&format!(
+            "profile {} --reuse {first} -o {both} {options}",
+            mlp()
+        ))
+        .expect(2)
+        .says(&["--reuse", why]);
+    }
+}
+
+/// Equal ops are run once: a step of many equal layers takes no more runs than one of three.
+#[test]
+fn equal_ops_are_sampled() {
+    let folder = Folder::new("profile-sampled");
+    let file = folder.file("cpu.prof");
+    let layers = |n: usize| {
+        let mut graph =
+            String::from("graph deep {\n  input %y0 : f32[8,16]\n  input %w : f32[16,16]\n");
+        for i in 1..=n {
+            let before = i - 1;
+            graph +=
+                &format!("  fwd - %a{i} = matmul %y{before}, %w ta=false tb=false : f32[8,16]\n");
+            graph += &format!("  fwd - %y{i} = tanh %a{i} : f32[8,16]\n");
+        }
+        graph + &format!("  output y = %y{n}\n}}\n")
+    };
+    let profiled = |n: usize| {
+        let model = folder.write(&format!("deep{n}.ir"), layers(n));
+        let command =
+            format!("profile {model} --optimizer none --kernels plain --repeat 1 -o {file} --json");
+        run(&command).expect(0).json()[0].clone()
+    };
+    let (few, many) = (profiled(3), profiled(60));
+    assert_eq!((&many["lines"], &few["lines"]), (&120.into(), &6.into()));
+    assert_eq!(few["distinct_ops"], many["distinct_ops"]);
+    // The matmul and the tanh of one layer, and the tanh before.
+    assert_eq!((&few["ops_run"], &many["ops_run"]), (&3.into(), &3.into()));
+}

@@ -1,8 +1,7 @@
 //! A profile of a GPU: the step runs there, traced, and the device's clock gives the time of each
 //! op. The rest of the machine is measured beside the step.
 
-use super::{LONGEST, SHORTEST};
-use super::{Measured, PART, Step, failure, finish};
+use super::{LONGEST, Measured, PART, ROUNDS, SHORTEST, Step, failure, finish};
 use crate::args::{Compiling, ProfileArgs};
 use crate::failure::Failure;
 use crate::gpu::Here;
@@ -32,6 +31,11 @@ pub(super) fn run(args: &ProfileArgs, optimizer: Optimizer, number: u32) -> Resu
             "--kernels plain: only generated kernels run on a GPU".into(),
         ));
     }
+    if args.reuse.is_some() {
+        return Err(Failure::Input(
+            "--reuse: the ops of a GPU are measured in a step, all at once".into(),
+        ));
+    }
     if args.link.is_some() {
         return Err(Failure::Input(
             "--link: the link of a GPU is measured as it is".into(),
@@ -40,15 +44,16 @@ pub(super) fn run(args: &ProfileArgs, optimizer: Optimizer, number: u32) -> Resu
     let here = Here::find(number)?;
     let model = model::read(&args.model.model, &args.model.dim)?;
     let start = Instant::now();
+    let rounds = args.repeat.unwrap_or(ROUNDS.1);
     let on = |kernels: Kernels| Traced::new(args, optimizer, &model, &here, kernels);
     // Ops in groups are measured separately too, and before: two steps may not fit at a time.
     let apart = {
         let mut apart = on(Kernels::Plain)?;
-        let times = apart.times(args.repeat)?;
+        let times = apart.times(rounds)?;
         (apart.step(), times)
     };
     let mut whole = on(Kernels::Generated)?;
-    let times = whole.times(args.repeat)?;
+    let times = whole.times(rounds)?;
     let sum = |of: fn(&Micros) -> f64| times.micros.iter().flatten().map(of).sum::<f64>();
     let (median, fastest) = (sum(|op| op.median), sum(|op| op.fastest));
     let micros = if args.fastest { fastest } else { median };
@@ -63,6 +68,9 @@ pub(super) fn run(args: &ProfileArgs, optimizer: Optimizer, number: u32) -> Resu
         figures: &figures,
         micros,
         fastest,
+        n_run: times.micros.len(),
+        rounds,
+        known: None,
         host_is_device: false,
     };
     finish(&measured, &here.device, start)
@@ -170,6 +178,7 @@ impl Traced {
             compiled: self.compiled.clone(),
             ops: vec![],
             nodes: self.launches.iter().map(|&(_, node)| node).collect(),
+            keys: vec![],
             objects: vec![],
         }
     }
