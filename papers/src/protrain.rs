@@ -68,6 +68,9 @@ pub struct ChunkCost {
     /// Bytes of its parameters that blocks of other chunks read too, in addition to the buffers, if
     /// it is not persistent: tied embeddings.
     pub tied_bytes: u64,
+    /// Bytes of its gradients that wait on the device for the last one, if gradients leave by chunk
+    /// and it is not persistent. The blocks' `transient` has one gradient.
+    pub waiting_bytes: u64,
 }
 
 /// A model on a machine, in figures.
@@ -87,6 +90,8 @@ pub struct Instance {
     pub host_capacity: Option<u64>,
     /// True if collectives also use the link to the host (no NVLink). Then their times add up.
     pub shared_link: bool,
+    /// True if the gradients of a chunk go to the host together, false if block by block.
+    pub gradients_by_chunk: bool,
     /// Bytes that are reserved for each used byte: 1 if addresses are planned, ProTrain's 1.1 if an
     /// allocator fragments memory.
     pub alpha: f64,
@@ -570,8 +575,11 @@ fn with_tail(instance: &Instance, stages: &Stages, config: &Config, times: Times
     let (mut clock, mut updated, mut longest) = (times.forward, 0.0f64, 0.0f64);
     for c in (config.n_persist..n).rev() {
         let chunk = &instance.chunks[c];
-        // Gradients leave block by block. Those of the last block end the chunk's update.
-        let part = 1.0 / stages.n_blocks[c].max(1) as f64;
+        // Those of the last block, or of all blocks, end the chunk's update.
+        let part = match instance.gradients_by_chunk {
+            true => 1.0,
+            false => 1.0 / stages.n_blocks[c].max(1) as f64,
+        };
         let leaves = part * (chunk.reduce + chunk.offload);
         let first = clock + part * stages.backward[c] + leaves;
         updated = updated.max(first) + (1.0 - part) * chunk.update_host;
@@ -660,13 +668,22 @@ pub fn total(instance: &Instance, activations: u64, persistent: u64, n_buffer: u
     (instance.alpha * used as f64).ceil() as u64
 }
 
-/// For each number of persistent chunks, the bytes of these and of what others share.
+/// For each number of persistent chunks, the bytes of these, of what others share, and of gradients
+/// that wait.
 fn states(instance: &Instance) -> Vec<u64> {
     let mut bytes: u64 = instance.chunks.iter().map(|chunk| chunk.tied_bytes).sum();
     let mut states = vec![bytes];
     for chunk in &instance.chunks {
         bytes = bytes + chunk.persistent_bytes - chunk.tied_bytes.min(bytes);
         states.push(bytes);
+    }
+    // The gradients of one chunk wait at a time.
+    let mut most = 0;
+    for (bytes, chunk) in states.iter_mut().zip(&instance.chunks).rev() {
+        if instance.gradients_by_chunk {
+            most = chunk.waiting_bytes.max(most);
+        }
+        *bytes += most;
     }
     states
 }
@@ -1228,6 +1245,7 @@ pub(crate) mod tests {
                     persistent_bytes: bytes,
                     host_bytes: bytes,
                     tied_bytes: bytes / 4,
+                    waiting_bytes: bytes / 8,
                 },
             );
         let parts = (
@@ -1263,6 +1281,7 @@ pub(crate) mod tests {
                         capacity,
                         host_capacity,
                         shared_link,
+                        gradients_by_chunk: shared_link,
                         alpha: 1.1,
                     }
                 },

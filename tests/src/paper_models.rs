@@ -172,6 +172,8 @@ pub fn instance(model: &Model, machine: &Machine, batch: u64, world: u64) -> Ins
             persistent_bytes: (parameters * (4.0 + 12.0 / wf)) as u64,
             host_bytes: 12 * chunk.bytes / 2,
             tied_bytes: 0,
+            // The paper does not say where gradients wait.
+            waiting_bytes: 0,
         }
     });
     Instance {
@@ -182,6 +184,7 @@ pub fn instance(model: &Model, machine: &Machine, batch: u64, world: u64) -> Ins
         capacity: machine.device_bytes,
         host_capacity: Some(machine.host_bytes),
         shared_link: machine.shared_link,
+        gradients_by_chunk: true,
         alpha: 1.0,
     }
 }

@@ -108,7 +108,9 @@ fn ladders_end_early() {
                 .unwrap()
                 .1
         };
-        let drafts = |wanted: &record::Wanted| layout::drafts(problem, RUNGS, wanted).len();
+        let drafts = |wanted: &record::Wanted| {
+            layout::drafts(problem, layout::Gradients::ByChunk, RUNGS, wanted).len()
+        };
         let all = drafts(&record::Wanted::ALL);
         for share in [0.7, 0.4] {
             let [curve, plan] =
@@ -234,7 +236,7 @@ fn layouts_are_legal_plans() {
                 let proved = forced::finish(problem, (*draft.decisions).clone(), Variant::ByTime);
                 assert!(proved.is_ok(), "parts: {}", proved.unwrap_err());
             }
-            let model = layout::Model::new(problem).unwrap();
+            let model = layout::Model::new(problem, layout::Gradients::ByChunk).unwrap();
             let ladder = model.ladder(&Fixed::default(), 24);
             assert!(1 < ladder.len(), "{}", graph.name);
             for (config, _) in ladder {
@@ -339,10 +341,34 @@ fn lines_of(activation: Option<Activation>, n_cached: usize) -> (Schedule, usize
             ..Config::default().layout(&instance)
         };
         assert_eq!(layout.persistent, vec![false; n]);
-        let decisions = layout::decisions(problem, &blocks, &packing, &layout);
+        let decisions = passes::plan::Decisions {
+            gradients_by_chunk: true,
+            ..layout::decisions(problem, &blocks, &packing, &layout)
+        };
         (realise::lines(problem, &decisions).unwrap(), n)
     });
     (schedule, n, graph)
+}
+
+/// With updates on the host, the gradients of a chunk leave in one copy, with the bytes that they
+/// have alone; the only gradient of a chunk leaves by itself.
+#[test]
+fn gradients_leave_by_chunk() {
+    let (schedule, n, graph) = lines_of(Some(Activation::Recompute), 0);
+    let mut sent = copies(&schedule, Why::Offload);
+    // The number of the step, which all updates read.
+    sent.retain(|&bytes| bytes != 8);
+    assert_eq!(sent.len(), n);
+    let params = graph.states.values();
+    let params = params.filter(|state| state.kind == ir::StateKind::Param);
+    let bytes = params.map(|state| graph.values[state.before].ty.bytes());
+    // Copies are of padded tensors.
+    let padded: u64 = bytes.map(ir::schedule::buffer_bytes).sum();
+    let sent: u64 = sent.iter().sum();
+    assert!(
+        (padded - 64 * n as u64..=padded).contains(&sent),
+        "{sent} of {padded}"
+    );
 }
 
 /// A block's chunk is copied in once for the forward and once for the backward, unless it is

@@ -36,7 +36,8 @@ pub(crate) fn have(
         let (mut at, mut value) = (0, ptr::null_mut());
         // SAFETY: the list has the table, and no code of Python's runs that could change either.
         // `PyDict_Next` takes any object, and finds nothing in what is no dict.
-        while unsafe { ffi::PyDict_Next(table, &raw mut at, ptr::null_mut(), &raw mut value) } != 0 {
+        while unsafe { ffi::PyDict_Next(table, &raw mut at, ptr::null_mut(), &raw mut value) } != 0
+        {
             if noted.next() != Some(value) {
                 return Ok(false);
             }

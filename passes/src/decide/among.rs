@@ -310,7 +310,7 @@ impl<'a, 'p> Search<'a, 'p> {
 /// Checks that every problem has configurations with the numbers that the user gives.
 fn check_fixed(problems: &[Problem<'_>]) -> Result<(), Error> {
     for problem in problems.iter().filter(|problem| !problem.fixed.is_free()) {
-        let checked = match layout::Model::new(problem) {
+        let checked = match layout::Model::new(problem, layout::Gradients::ByChunk) {
             Some(model) => model
                 .check(&problem.fixed)
                 .map_err(|error| error.to_string()),

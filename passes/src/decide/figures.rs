@@ -93,6 +93,7 @@ pub fn instance(
         capacity: problem.device.device_bytes,
         host_capacity: Some(problem.host_limit.unwrap_or(problem.device.host_bytes)),
         shared_link: false,
+        gradients_by_chunk: false,
         alpha: ALPHA,
     })
 }
@@ -110,11 +111,14 @@ fn chunk_cost(
     let states = blocks[chunk.blocks.clone()]
         .iter()
         .flat_map(|block| &block.states);
-    let (mut gradients, mut all, mut update_device) = (0u64, chunk.bytes, 0.0);
+    let (mut gradients, mut largest) = (0u64, 0);
+    let (mut all, mut update_device) = (chunk.bytes, 0.0);
     for &state in states {
         if let Some(update) = updates[state] {
             // A gradient has as many bytes as its parameter.
-            gradients += graph.values[graph.states[state].before].ty.bytes();
+            let bytes = graph.values[graph.states[state].before].ty.bytes();
+            gradients += bytes;
+            largest = bytes.max(largest);
             update_device += problem.cost.run(graph, update);
             all += moments(graph, update)
                 .map(|m| graph.values[m].ty.bytes())
@@ -142,6 +146,7 @@ fn chunk_cost(
         persistent_bytes: all + waiting,
         host_bytes: all,
         tied_bytes: tied(problem, blocks, chunk),
+        waiting_bytes: gradients - largest,
     }
 }
 

@@ -9,7 +9,8 @@
 //! A swapped block sends everything that its forward leaves for its backward to the host, including
 //! its input. A recomputed block keeps its input and computes the rest again. Values that cannot be
 //! computed again stay. A chunk that is not persistent lives on the host with its optimizer states,
-//! arrives in one copy for each pass, and is updated on the host. A cached chunk stays from forward
+//! arrives in one copy for each pass, its gradients leave in one copy, and it is updated on the
+//! host. (The planner `auto` sends each gradient alone.) A cached chunk stays from forward
 //! to backward (ProTrain, sections 3.1 and 3.2).
 
 use super::activations;
@@ -63,7 +64,20 @@ fn letter(activation: &Activation) -> char {
 /// The description of a plan that ProTrain's layout made; `None` for other decisions.
 pub fn described(problem: &Problem<'_>, decisions: &Decisions) -> Option<Described> {
     let config = decisions.layout?;
-    Model::new(problem).map(|model| model.describe(&config))
+    let gradients = match decisions.gradients_by_chunk {
+        true => Gradients::ByChunk,
+        false => Gradients::Alone,
+    };
+    Model::new(problem, gradients).map(|model| model.describe(&config))
+}
+
+/// How the gradients for updates on the host go there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Gradients {
+    /// A chunk in one copy, as in ProTrain.
+    ByChunk,
+    /// Each when it is complete. This takes less memory, and the updates begin earlier.
+    Alone,
 }
 
 /// A planner's view of a model: its chunks, and the figures of blocks and chunks.
@@ -74,11 +88,17 @@ pub struct Model {
 
 impl Model {
     /// The model of a problem; `None` if it has no parameters.
-    pub fn new(problem: &Problem<'_>) -> Option<Model> {
+    pub fn new(problem: &Problem<'_>, gradients: Gradients) -> Option<Model> {
         let sizes = chunks::sizes(problem.graph, &problem.blocks);
         let packing = chunks::grid_search(&sizes, chunks::range(&sizes))?;
         let instance = figures::instance(problem, &problem.blocks, &packing, host_rate(problem))?;
-        Some(Model { packing, instance })
+        Some(Model {
+            packing,
+            instance: Instance {
+                gradients_by_chunk: gradients == Gradients::ByChunk,
+                ..instance
+            },
+        })
     }
 
     /// The configurations that no other one beats in memory and time by the formulas, most memory
@@ -154,6 +174,7 @@ impl Model {
         let layout = config.layout(&self.instance);
         Decisions {
             layout: Some(*config),
+            gradients_by_chunk: self.instance.gradients_by_chunk,
             ..decisions(problem, &problem.blocks, &self.packing, &layout)
         }
     }
@@ -162,9 +183,14 @@ impl Model {
 /// Drafts for at most `most` configurations, as far as they are wanted; none for a graph without
 /// parameters. For one budget of a large graph, configurations that are far too large by the
 /// formula are left out.
-pub fn drafts(problem: &Problem<'_>, most: usize, wanted: &Wanted) -> Vec<Draft> {
+pub fn drafts(
+    problem: &Problem<'_>,
+    gradients: Gradients,
+    most: usize,
+    wanted: &Wanted,
+) -> Vec<Draft> {
     let mut drafts = vec![];
-    let Some(model) = Model::new(problem) else {
+    let Some(model) = Model::new(problem, gradients) else {
         return drafts;
     };
     let limit = match wanted.limits {
@@ -191,9 +217,12 @@ pub fn drafts(problem: &Problem<'_>, most: usize, wanted: &Wanted) -> Vec<Draft>
 /// Drafts are made for several shares of both.
 pub fn parts(problem: &Problem<'_>) -> Vec<Draft> {
     let mut drafts = vec![];
-    let Some(Model { packing, instance }) = Model::new(problem) else {
+    let Some(model) = Model::new(problem, Gradients::Alone) else {
         return drafts;
     };
+    let Model {
+        packing, instance, ..
+    } = model;
     let (n_blocks, n_chunks) = (instance.n_repeated(), instance.chunks.len());
     let shares = |n: usize| {
         (0..=LAYOUT_SHARES)

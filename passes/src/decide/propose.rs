@@ -54,7 +54,13 @@ fn parts<'a>(problem: &'a Problem<'_>, planner: Planner) -> Vec<Part<'a>> {
                 );
             }
             Planner::Protrain => {
-                let ladder = boxed(|wanted| layout::drafts(problem, RUNGS, wanted));
+                let gradients = match planner {
+                    Planner::Auto => layout::Gradients::Alone,
+                    _ => layout::Gradients::ByChunk,
+                };
+                let ladder =
+                    move |wanted: &Wanted| layout::drafts(problem, gradients, RUNGS, wanted);
+                let ladder = boxed(ladder);
                 add(Origin::Protrain, false, vec![ladder]);
             }
         }

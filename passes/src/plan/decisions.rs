@@ -50,6 +50,9 @@ pub struct Decisions {
     /// Hosted states that lie next to each other on the host and come to the device in one copy. A
     /// state is in at most one chunk. A state without a chunk comes alone.
     pub chunks: Vec<Vec<State>>,
+    /// Gradients for the host's updates of a chunk go there in one copy, when the last of them is
+    /// complete. Otherwise each goes alone, when it is complete.
+    pub gradients_by_chunk: bool,
     /// Nodes that the host runs, in its own memory: updates of hosted states.
     pub on_host: BTreeSet<Node>,
     /// Nodes that run again before a line, by the line's position in [`Problem::lines`], in order.
@@ -149,6 +152,9 @@ impl Decisions {
                 .map(|&state| format!("%{}", graph.values[graph.states[state].before].name))
                 .collect();
             text += &format!("  chunk c{k} {}\n", names.join(" "));
+        }
+        if self.gradients_by_chunk {
+            text += "  gradients leave by chunk\n";
         }
         for &node in &self.on_host {
             text += &format!("  update %{} on the host\n", graph.node_name(node));

@@ -10,7 +10,8 @@
 //!
 //! Nodes that the host runs read their operands from the host's pool and write their results there.
 //! An operand that the host does not have yet, mostly a gradient, is copied out before. Hosted
-//! states of one chunk lie in one buffer and come in one copy.
+//! states of one chunk lie in one buffer and come in one copy. If decided so, the gradients for its
+//! updates lie in one buffer too and leave in one copy; the updates wait for it.
 //!
 //! A step in two parts has its inputs, outputs and states in pools of its caller. The lines of the
 //! second part come after all lines of the first: an output that is an input which comes at the
@@ -90,6 +91,27 @@ struct Cascades {
     last: Table<Value, (u32, usize)>,
 }
 
+/// Gradients for the host that leave by chunk.
+#[derive(Default)]
+struct Gradients {
+    /// The chunk of each, and its place there. Empty if gradients do not leave by chunk.
+    place: BTreeMap<Value, (usize, u64)>,
+    chunks: Vec<GradientChunk>,
+}
+
+/// The gradients of one chunk.
+#[derive(Default)]
+struct GradientChunk {
+    values: Vec<Value>,
+    bytes: u64,
+    /// How many are not complete yet.
+    n_left: usize,
+    /// Their buffer on the device, from the first one on.
+    buffer: Option<Buffer>,
+    /// The positions of updates that wait for the last one.
+    waiting: Vec<u32>,
+}
+
 struct Lines<'a> {
     problem: &'a Problem<'a>,
     decisions: &'a Decisions,
@@ -122,6 +144,8 @@ struct Lines<'a> {
     chunk_home: Vec<Buffer>,
     /// The last copy of each chunk, and the states whose old value it holds.
     chunk_copy: Vec<Option<(Buffer, BTreeSet<State>)>>,
+    /// The gradients that leave by chunk.
+    gradients: Gradients,
     output: Vec<Option<Loc>>,
     cascades: Cascades,
     /// The number of buffers with each name so far; absent if buffers get no names.
@@ -198,6 +222,7 @@ impl<'a> Lines<'a> {
             chunk: Table::filled(graph.states.len(), None),
             chunk_home: vec![],
             chunk_copy: vec![None; decisions.chunks.len()],
+            gradients: Gradients::default(),
             output: vec![None; graph.outputs.len()],
             cascades: Cascades {
                 number: 0,
@@ -212,6 +237,7 @@ impl<'a> Lines<'a> {
     fn build(&mut self) -> Result<(), Illegal> {
         let graph = self.problem.graph;
         let in_chunks = self.chunk_homes()?;
+        self.gradients = self.gradients_by_chunk();
         for (state, data) in graph.states.iter() {
             let hosted = self.hosted[state];
             let loc = match in_chunks[state] {
@@ -334,6 +360,129 @@ impl<'a> Lines<'a> {
         Ok(homes)
     }
 
+    /// The gradients that leave by chunk: of each chunk, those that the host's updates of its states
+    /// read, if at least two can wait for each other.
+    fn gradients_by_chunk(&self) -> Gradients {
+        let mut gradients = Gradients::default();
+        if !self.decisions.gradients_by_chunk {
+            return gradients;
+        }
+        let problem = self.problem;
+        let graph = problem.graph;
+        let again: BTreeSet<Node> = self.decisions.reruns.values().flatten().copied().collect();
+        for chunk in &self.decisions.chunks {
+            let mut of = GradientChunk::default();
+            for &state in chunk {
+                let update = graph.def_node(problem.root[graph.states[state].after]);
+                let Some(update) = update.filter(|&node| self.on_host_runs[node]) else {
+                    continue;
+                };
+                let operands = graph.nodes[update].inputs.iter();
+                for value in operands.map(|&value| problem.root[value]) {
+                    let is_gradient = graph.def_node(value).is_some_and(|node| {
+                        graph.nodes[node].phase == Phase::Backward
+                            && !self.on_host_runs[node]
+                            && !again.contains(&node)
+                    });
+                    let (first, end) = self.cuts_of[value];
+                    let stays = first == end && problem.renews[value].is_empty();
+                    if is_gradient
+                        && stays
+                        && 0 < self.bytes(value)
+                        && !gradients.place.contains_key(&value)
+                        && self.readers_on_host_can_wait(value)
+                    {
+                        gradients
+                            .place
+                            .insert(value, (gradients.chunks.len(), of.bytes));
+                        of.bytes += buffer_bytes(self.bytes(value));
+                        of.values.push(value);
+                    }
+                }
+            }
+            of.n_left = of.values.len();
+            if 1 < of.n_left {
+                gradients.chunks.push(of);
+            } else {
+                of.values.iter().for_each(|value| {
+                    gradients.place.remove(value);
+                });
+            }
+        }
+        gradients
+    }
+
+    /// True if no line reads what the host computes of a value. Then the host may compute it later.
+    fn readers_on_host_can_wait(&self, value: Value) -> bool {
+        let problem = self.problem;
+        let nodes = problem.uses[value].iter();
+        nodes.map(|&at| problem.lines[at as usize]).all(|node| {
+            let mut outputs = problem.graph.nodes[node].outputs.iter();
+            !self.on_host_runs[node]
+                || outputs.all(|&output| problem.uses[problem.root[output]].is_empty())
+        })
+    }
+
+    /// The chunk of gradients that a node of the host waits for.
+    fn awaited(&self, node: Node) -> Option<usize> {
+        if self.gradients.chunks.is_empty() || !self.on_host_runs[node] {
+            return None;
+        }
+        let inputs = self.problem.graph.nodes[node].inputs.iter();
+        let mut chunks = inputs.filter_map(|&value| {
+            let root = self.problem.root[value];
+            self.gradients.place.get(&root).map(|&(chunk, _)| chunk)
+        });
+        chunks.find(|&chunk| 0 < self.gradients.chunks[chunk].n_left)
+    }
+
+    /// The place of a gradient that leaves by chunk.
+    fn place_in_chunk(&mut self, value: Value) -> Option<Loc> {
+        let &(chunk, offset) = self.gradients.place.get(&value)?;
+        let of = &self.gradients.chunks[chunk];
+        let (bytes, known) = (of.bytes, of.buffer);
+        let buffer = known.unwrap_or_else(|| {
+            let name = self.fresh(|| format!("c{chunk}.gradients"));
+            let pool = DEVICE;
+            self.schedule.buffers.push(BufferData { name, pool, bytes })
+        });
+        let of = &mut self.gradients.chunks[chunk];
+        of.buffer = Some(buffer);
+        of.n_left -= 1;
+        Some(Loc { buffer, offset })
+    }
+
+    /// Sends a chunk of gradients to the host after its last one, and runs the updates that waited.
+    fn send_gradients(&mut self, value: Value) -> Result<(), Illegal> {
+        let Some(&(chunk, _)) = self.gradients.place.get(&value) else {
+            return Ok(());
+        };
+        let of = &mut self.gradients.chunks[chunk];
+        let Some(src) = of.buffer.filter(|_| of.n_left == 0) else {
+            return Ok(());
+        };
+        of.buffer = None;
+        let bytes = of.bytes;
+        let values = std::mem::take(&mut of.values);
+        let waiting = std::mem::take(&mut of.waiting);
+        let name = self.fresh(|| format!("c{chunk}.gradients.host"));
+        let pool = HOST;
+        let buffer = self.schedule.buffers.push(BufferData { name, pool, bytes });
+        let kind = InstrKind::Copy {
+            src: src.into(),
+            dst: buffer.into(),
+            bytes,
+        };
+        self.push(kind, D2H, Why::Offload);
+        for value in values {
+            let (_, offset) = self.gradients.place[&value];
+            self.on_host[value] = Some(Loc { buffer, offset });
+        }
+        waiting
+            .into_iter()
+            .try_for_each(|position| self.line(position))
+    }
+
     /// Handles outputs and new values of states that are inputs or old values of states: they are
     /// fetched at the start, before they are overwritten. Returns the states, with copies of their
     /// new values.
@@ -398,6 +547,10 @@ impl<'a> Lines<'a> {
     fn line(&mut self, position: u32) -> Result<(), Illegal> {
         let graph = self.problem.graph;
         let node = self.problem.lines[position as usize];
+        if let Some(chunk) = self.awaited(node) {
+            self.gradients.chunks[chunk].waiting.push(position);
+            return Ok(());
+        }
         let data = &graph.nodes[node];
         let mut operands: Operands = data.inputs.iter().map(|&v| self.problem.root[v]).collect();
         operands.sort_unstable();
@@ -430,7 +583,8 @@ impl<'a> Lines<'a> {
         for value in operands.into_iter().chain(data.outputs.iter().copied()) {
             self.leave(value, position);
         }
-        Ok(())
+        let mut outputs = data.outputs.iter();
+        outputs.try_for_each(|&value| self.send_gradients(value))
     }
 
     /// Runs nodes again before a line. Their results replace earlier copies.
@@ -485,7 +639,13 @@ impl<'a> Lines<'a> {
                 self.updated[state] = true;
             }
         }
-        let place = place.unwrap_or_else(|| self.buffer(value, pool));
+        let in_chunk = match place {
+            None if pool == DEVICE => self.place_in_chunk(value),
+            _ => None,
+        };
+        let place = place
+            .or(in_chunk)
+            .unwrap_or_else(|| self.buffer(value, pool));
         if pool == HOST {
             self.on_host[value] = Some(place);
         } else {

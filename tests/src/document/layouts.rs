@@ -181,7 +181,8 @@ pub fn misses(graph: &Graph, device: &str) -> Vec<Miss> {
     let roofline = Roofline::new(&device);
     let cost = Tabled::new(&roofline, graph);
     let problem = Problem::new(graph, &device, &cost);
-    let model = layout::Model::new(&problem).expect("the model has parameters");
+    let model =
+        layout::Model::new(&problem, layout::Gradients::ByChunk).expect("the model has parameters");
     let instance = model.instance();
     let ladder = model.ladder(&Fixed::default(), 10).into_iter();
     let mut configs: Vec<Config> = ladder.map(|(config, _)| config).collect();
@@ -568,7 +569,8 @@ fn reverse() -> String {
         let roofline = Roofline::new(&device);
         let cost = Tabled::new(&roofline, &graph);
         let problem = Problem::new(&graph, &device, &cost).with_host_limit(device.host_bytes);
-        let model = layout::Model::new(&problem).expect("the model has parameters");
+        let model = layout::Model::new(&problem, layout::Gradients::ByChunk)
+            .expect("the model has parameters");
         let n = model.instance().chunks.len();
         for n_persist in [n / 4, n / 2] {
             let config = Config {
