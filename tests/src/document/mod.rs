@@ -6,7 +6,7 @@
 //! simulated, or timed on the machine that wrote the document.
 
 pub mod allocation;
-mod backward;
+pub mod backward;
 mod estimates;
 pub mod layouts;
 mod offloading;
