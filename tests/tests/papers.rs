@@ -1,8 +1,10 @@
 //! docs/papers.md is what `make papers` writes. Sections with clocks are left out, and so are those
 //! that take long without optimisation, unless `LIGHTERAGE_LONG_TESTS=1` asks for them.
 
-use lighterage_tests::document::{self, Kind, backward};
+use lighterage_tests::document::{self, Kind, backward, estimates};
 use lighterage_tests::fsdp::{self, A100, Figures, Memory, Prefetch, Setup};
+use papers::estimate::{Shape, peak};
+use std::collections::BTreeSet;
 
 const DOC: &str = include_str!("../../docs/papers.md");
 
@@ -103,4 +105,54 @@ fn a_planned_step_of_fsdp_has_no_gaps() {
     });
     let layer = 2 * fsdp::LLAMA_7B.layer();
     assert_eq!(pre.gathered - post.gathered, layer);
+}
+
+/// Each of the fifteen tensors of the formula is a value of the traced layer, with as many bytes.
+/// What the layer saves beyond them is the mean and the deviation of two norms.
+#[test]
+fn a_traced_layer_saves_what_the_formula_says() {
+    let mut saved = estimates::saved(&estimates::block());
+    let rows = estimates::block_rows();
+    assert_eq!(rows.len(), estimates::BLOCK_VALUES.len());
+    for (row, (value, _)) in rows.iter().zip(estimates::BLOCK_VALUES) {
+        assert_eq!(
+            saved.remove(value),
+            Some(row.bytes),
+            "{}: {value}",
+            row.name
+        );
+    }
+    let Shape {
+        width: d,
+        heads: a,
+        sequence: s,
+        batch: b,
+        ..
+    } = estimates::BLOCK_SHAPE;
+    let sum: u64 = rows.iter().map(|row| row.bytes).sum();
+    assert_eq!(sum, s * b * (34 * d + 5 * a * s));
+    // In bf16, as PyTorch returns them.
+    assert_eq!(saved.into_values().collect::<Vec<_>>(), [2 * s * b; 4]);
+}
+
+/// The formula of a step's peak is within 1 % of the plan, at each of its three moments.
+#[test]
+fn estimated_peaks_are_those_of_plans() {
+    let mut moments = BTreeSet::new();
+    for model in estimates::planned_models() {
+        for (optimizer, ours, update, order) in estimates::WAYS {
+            let plan = estimates::kept(model.graph.clone(), ours, order) as f64;
+            let setup = estimates::formula(&model, optimizer);
+            let peak = peak::peak(&setup, update).expect("the setup should have a formula");
+            let error = peak.bytes as f64 / plan - 1.0;
+            assert!(
+                error.abs() < 0.01,
+                "{} {}: {error}",
+                model.name,
+                optimizer.name()
+            );
+            moments.insert(peak.moment);
+        }
+    }
+    assert_eq!(moments.len(), 3);
 }

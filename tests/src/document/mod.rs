@@ -7,7 +7,7 @@
 
 pub mod allocation;
 pub mod backward;
-mod estimates;
+pub mod estimates;
 pub mod layouts;
 mod offloading;
 
