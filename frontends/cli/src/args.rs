@@ -105,7 +105,8 @@ pub(crate) enum Command {
         --recompute full --device a100-80g\n  \
         lighterage estimate --params 70B --tensor-parallel 8 --pipeline 4 --data-parallel 2 \
         --zero 1\n  \
-        lighterage estimate --layers 4 --width 256 --heads 4 --seq 128 --batch 8 --vocab 256 \\\n      \
+        lighterage estimate --layers 4 --width 256 --heads 4 --seq 128 --batch 8 --vocab \
+        256 \\\n      \
         --precision f32 --attention flash --no-dropout --update backward\n\n\
         docs/estimate.md has the formulas. With a model file, `plan` is exact.")]
     Estimate(EstimateArgs),

@@ -53,16 +53,17 @@ pub(super) fn paper() -> Paper {
                 kind: Kind::Computed,
                 command: Some("lighterage import tests/data/block/block.pt2"),
                 body: traced,
-                differs: "A layer of the post, traced by PyTorch in bf16 (`tests/data/block`): each \
-                          value that the forward makes and the backward reads, without parameters \
-                          and inputs. Fifteen tensors, as many bytes in each as in the formula, \
-                          and so `sbd (10 + 24/t + 5as/(dt))` in all, here with s = 24, b = 2, d = \
-                          32, a = 4, t = 1. But three of the post's names are not what a graph keeps. The backward \
-                          never reads attention's and the MLP's output, because a sum needs \
-                          neither for its gradient; it reads the results of the two norms, which \
-                          are the inputs of the products. It does not read the scores before the \
-                          softmax either, but the probabilities after dropout. The formula leaves \
-                          out the norms' statistics.",
+                differs: "A layer of the post, traced by PyTorch in bf16 (`tests/data/block`): \
+                          each value that the forward makes and the backward reads, without \
+                          parameters and inputs. Fifteen tensors, as many bytes in each as in \
+                          the formula, and so `sbd (10 + 24/t + 5as/(dt))` in all, here with s = \
+                          24, b = 2, d = 32, a = 4, t = 1. But three of the post's names are not \
+                          what a graph keeps. The backward never reads attention's and the MLP's \
+                          output, because a sum needs neither for its gradient; it reads the \
+                          results of the two norms, which are the inputs of the products. It \
+                          does not read the scores before the softmax either, but the \
+                          probabilities after dropout. The formula leaves out the norms' \
+                          statistics.",
                 quick: true,
             },
             Section {
