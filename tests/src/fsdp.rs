@@ -8,7 +8,7 @@
 //! reads it was issued, and its bytes serve other requests only after the device has passed that
 //! layer; the host issues the next gather at once, or waits while two are in use
 //! (`limit_all_gathers`); gradients are scattered on a third stream. The allocator shares nothing
-//! between streams ([`caching::Limited`]). A request that the device has no memory for is retried:
+//! between streams ([`Limited`]). A request that the device has no memory for is retried:
 //! the host waits for the device, returns every cached segment, and asks again.
 //!
 //! All devices run the same program, and a collective starts when the last device has reached it.

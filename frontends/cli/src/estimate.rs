@@ -153,7 +153,7 @@ fn needs(estimate: &Estimate, peak: Option<&Peak>) -> u64 {
 
 /// `13.1 GB`, `4.2 MB`, in powers of 1000 as in papers.
 fn gigabytes(bytes: u64) -> String {
-    if bytes >= 100_000_000 || bytes == 0 {
+    if bytes >= 1_000_000_000 || bytes == 0 {
         format!("{:.1} GB", bytes as f64 / 1e9)
     } else {
         format!("{:.1} MB", bytes as f64 / 1e6)
