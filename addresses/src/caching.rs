@@ -210,13 +210,8 @@ impl Allocator {
     fn reserve(&mut self, bytes: u64, kind: Kind) -> u64 {
         let small = kind.1;
         if self.rule != Segments::Expandable {
-            let size = match bytes {
-                _ if small => SMALL_SEGMENT,
-                bytes if bytes < OWN_SEGMENT => LARGE_SEGMENT,
-                bytes => bytes.next_multiple_of(ROUND_LARGE),
-            };
             let end = self.end();
-            self.add_segment(end, size, kind);
+            self.add_segment(end, segment_of(bytes, small), kind);
             return end;
         }
         // Invariant: the one segment begins at 0.
@@ -410,6 +405,102 @@ impl Allocator {
 
 fn rounded(bytes: u64) -> u64 {
     bytes.max(1).next_multiple_of(ROUND)
+}
+
+/// Bytes of the segment that comes from the system for a request of `bytes` (already rounded).
+fn segment_of(bytes: u64, small: bool) -> u64 {
+    match bytes {
+        _ if small => SMALL_SEGMENT,
+        bytes if bytes < OWN_SEGMENT => LARGE_SEGMENT,
+        bytes => bytes.next_multiple_of(ROUND_LARGE),
+    }
+}
+
+/// The allocator (separate segments) on a system with a limit, one request at a time. Sizes must
+/// add up to less than 2^62 bytes.
+///
+/// A request that fits neither in a cached block nor in the system's memory is refused. PyTorch
+/// then waits for the device, returns its cached segments ([`Limited::release_cached`]) and tries
+/// once more: a *retry*. The caller does this, because the caller has the clocks.
+pub struct Limited {
+    allocator: Allocator,
+    limit: u64,
+}
+
+/// A request that was served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Served {
+    /// The first byte.
+    pub address: u64,
+    /// Bytes that came from the system for it; 0 if a cached block was large enough.
+    pub reserved_bytes: u64,
+}
+
+impl Limited {
+    /// An empty allocator on a system with `limit` bytes.
+    pub fn new(limit: u64) -> Limited {
+        Limited {
+            allocator: Allocator::new(Segments::Fixed),
+            limit,
+        }
+    }
+
+    /// Serves a request, or refuses it: no cached block of its stream is large enough, and a new
+    /// segment would pass the limit.
+    pub fn alloc(&mut self, bytes: u64, stream: u32) -> Option<Served> {
+        let bytes = rounded(bytes);
+        let kind = (stream, bytes <= SMALL);
+        if let Some(address) = self.allocator.find(bytes, kind) {
+            self.allocator.take(address, bytes);
+            return Some(Served {
+                address,
+                reserved_bytes: 0,
+            });
+        }
+        let segment = segment_of(bytes, kind.1);
+        if self.reserved_bytes() + segment > self.limit {
+            return None;
+        }
+        let address = self.allocator.reserve(bytes, kind);
+        self.allocator.take(address, bytes);
+        Some(Served {
+            address,
+            reserved_bytes: segment,
+        })
+    }
+
+    /// Frees the block at `address`, which [`Limited::alloc`] returned.
+    pub fn free(&mut self, address: u64) {
+        self.allocator.release(address);
+    }
+
+    /// Returns all segments without a used block to the system. Returns their sizes.
+    pub fn release_cached(&mut self) -> Vec<u64> {
+        let allocator = &self.allocator;
+        let whole: Vec<(u64, u64)> = allocator
+            .segments
+            .keys()
+            .map(|&address| (address, allocator.blocks[&address]))
+            .filter(|&(address, block)| {
+                let next = allocator.blocks.get(&(address + block.bytes));
+                !block.used && next.is_none_or(|next| next.segment != address)
+            })
+            .map(|(address, block)| (address, block.bytes))
+            .collect();
+        for &(address, bytes) in &whole {
+            self.allocator
+                .remove_segment(address, bytes)
+                .expect("the segment should be free");
+            self.allocator.held.segments -= 1;
+            self.allocator.held.reserved_bytes -= bytes;
+        }
+        whole.into_iter().map(|(_, bytes)| bytes).collect()
+    }
+
+    /// Bytes from the system.
+    pub fn reserved_bytes(&self) -> u64 {
+        self.allocator.held.reserved_bytes
+    }
 }
 
 /// What the allocator reserves for the trace's requests, starting empty. Sizes must add up to less
@@ -746,6 +837,28 @@ mod tests {
                 segments: 2
             }
         );
+    }
+
+    /// 30 MiB cannot be served from 20 and 20 cached MiB. After both went back to the system, they
+    /// can. A segment with a used block stays.
+    #[test]
+    fn cached_segments_go_back_at_the_limit() {
+        let mut limited = Limited::new(50 * MIB);
+        let first = limited.alloc(20 * MIB, 0).unwrap();
+        let second = limited.alloc(20 * MIB, 1).unwrap();
+        assert_eq!((first.address, second.reserved_bytes), (0, 20 * MIB));
+        limited.free(first.address);
+        limited.free(second.address);
+        assert_eq!(limited.alloc(30 * MIB, 0), None);
+        let small = limited.alloc(1, 0).unwrap();
+        assert_eq!(limited.release_cached(), [20 * MIB; 2]);
+        assert_eq!(limited.reserved_bytes(), 2 * MIB);
+        let large = limited.alloc(30 * MIB, 0).unwrap();
+        assert_ne!(large.address, small.address);
+        // The same block again comes from the cache.
+        limited.free(large.address);
+        let again = limited.alloc(30 * MIB, 0).unwrap();
+        assert_eq!((again.address, again.reserved_bytes), (large.address, 0));
     }
 
     #[test]

@@ -5,6 +5,8 @@
 //! saves for its backward, and the memory that data, tensor and pipeline parallelism and ZeRO
 //! divide. They are estimates of a common kind of model; a plan of a traced graph is exact.
 
+pub mod peak;
+
 use thiserror::Error;
 
 ir::named! {
@@ -56,12 +58,17 @@ impl Precision {
     fn width(self) -> u64 {
         if self == Precision::F32 { 4 } else { 2 }
     }
+    /// Bytes of a moment in full precision.
+    fn moment(self) -> u64 {
+        if self == Precision::Bf16 { 2 } else { 4 }
+    }
     /// Bytes per parameter of the optimizer's memory.
     fn optimizer(self, optimizer: Optimizer) -> u64 {
-        match self {
-            Precision::F32 => optimizer.moments(4),
-            Precision::Bf16 => optimizer.moments(2),
-            Precision::Mixed => 4 + optimizer.moments(4),
+        let moments = optimizer.moments(self.moment());
+        if self == Precision::Mixed {
+            4 + moments
+        } else {
+            moments
         }
     }
 }
@@ -76,6 +83,17 @@ ir::named! {
         Selective = "selective",
         /// Everything except the input of each layer.
         Full = "full",
+    }
+}
+
+ir::named! {
+    /// What attention saves for its backward.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Attention {
+        /// Scores, probabilities and their mask.
+        Scores = "scores",
+        /// One f32 for each row of the scores: flash attention computes the rest again.
+        Flash = "flash",
     }
 }
 
@@ -196,6 +214,12 @@ pub struct Setup {
     pub precision: Precision,
     /// What is computed again.
     pub recompute: Recompute,
+    /// What attention saves.
+    pub attention: Attention,
+    /// True if there is dropout, which saves masks.
+    pub dropout: bool,
+    /// True if the optimizer updates all parameters at once, as `foreach` does in PyTorch.
+    pub foreach: bool,
     /// Adapters, if only these are trained.
     pub adapters: Option<Adapters>,
     /// How it is divided.
@@ -224,6 +248,10 @@ pub struct Estimate {
     pub gradients: u64,
     /// The optimizer's memory, including its copy of the weights if it has one.
     pub optimizer: u64,
+    /// Temporary tensors of `foreach`: the root of the second moments and the quotient of the
+    /// update, for all parameters at once. Without `foreach` they exist for one parameter at a
+    /// time, and count as zero.
+    pub temporaries: u64,
     /// Activations of the stage that holds most; `None` without a shape.
     pub activations: Option<u64>,
     /// The tensors that one layer saves for one micro-batch.
@@ -244,9 +272,11 @@ impl Estimate {
             .saturating_add(self.gradients)
             .saturating_add(self.optimizer)
     }
-    /// Everything.
+    /// Everything. The optimizer's temporaries exist when no activation does.
     pub fn total(&self) -> u64 {
-        self.states().saturating_add(self.activations.unwrap_or(0))
+        let activations = self.activations.unwrap_or(0);
+        self.states()
+            .saturating_add(activations.max(self.temporaries))
     }
 }
 
@@ -265,6 +295,12 @@ pub enum SizeError {
     /// ZeRO has no such stage.
     #[error("ZeRO has the stages 0 to 3, not {0}")]
     NoStage(u8),
+    /// The peak of a step has no formula for this.
+    #[error(
+        "the peak of a step has a formula for one device, a shape with a vocabulary, and training \
+         without recomputation, adapters and foreach"
+    )]
+    NoPeak,
     /// The adapters' share of the parameters is no share.
     #[error("adapters: their share should be above 0 and at most 100%")]
     NoShare,
@@ -293,10 +329,18 @@ pub fn estimate(setup: &Setup) -> Result<Estimate, SizeError> {
     let gradients = product(&[precision.width(), trained], parallel.shards(2)?)?;
     let optimizer = product(&[of_optimizer, trained], parallel.shards(1)?)?;
 
+    // Only AdamW's update has roots and quotients.
+    let of_temporaries = if setup.foreach && setup.optimizer == Optimizer::AdamW {
+        2 * precision.moment()
+    } else {
+        0
+    };
+    let temporaries = product(&[of_temporaries, trained], parallel.shards(1)?)?;
+
     let in_flight = parallel.pipeline.min(parallel.micro_batches);
     let (mut layer, mut stage_layers, mut activations) = (vec![], 0, None);
     if let Some(shape) = &setup.shape {
-        layer = saved(shape, precision, setup.recompute, parallel.tensor)?;
+        layer = saved(shape, setup)?;
         stage_layers = shape.layers.div_ceil(parallel.pipeline);
         if stage_layers == 0 {
             return Err(SizeError::Zero { size: "layers" });
@@ -317,6 +361,7 @@ pub fn estimate(setup: &Setup) -> Result<Estimate, SizeError> {
         parameters,
         gradients,
         optimizer,
+        temporaries,
         activations,
         layer,
         stage_layers,
@@ -384,13 +429,9 @@ fn logits(shape: &Shape, precision: Precision, t: u64) -> Result<u64, SizeError>
 /// The tensors that one layer saves for the backward of one micro-batch, on one of `t` devices:
 /// `sbd (10 + 24 / t + 5 a s / (d t))` bytes in 16 bits. Masks have one byte per element. With full
 /// recompute only the input of the first norm is kept; with selective recompute everything except
-/// the last three.
-fn saved(
-    shape: &Shape,
-    precision: Precision,
-    recompute: Recompute,
-    t: u64,
-) -> Result<Vec<Saved>, SizeError> {
+/// the last three. Flash attention saves one row of sums instead of these. Without dropout there
+/// are no masks.
+fn saved(shape: &Shape, setup: &Setup) -> Result<Vec<Saved>, SizeError> {
     let &Shape {
         width: d,
         heads: a,
@@ -408,31 +449,87 @@ fn saved(
             return Err(SizeError::Zero { size: name });
         }
     }
-    let w = precision.width();
+    let (w, t) = (setup.precision.width(), setup.parallel.tensor);
     let (whole, split, four, square) =
         ("[s, b, d]", "[s, b, d/t]", "[s, b, 4d/t]", "[b, a/t, s, s]");
-    let rows: [(&str, &str, &[u64], u64); 15] = [
-        ("norm's input before attention", whole, &[w, s, b, d], 1),
-        ("norm's input before MLP", whole, &[w, s, b, d], 1),
-        ("attention's output", whole, &[w, s, b, d], 1),
-        ("MLP's output", whole, &[w, s, b, d], 1),
-        ("dropout's mask after attention", whole, &[s, b, d], 1),
-        ("dropout's mask after MLP", whole, &[s, b, d], 1),
-        ("queries", split, &[w, s, b, d], t),
-        ("keys", split, &[w, s, b, d], t),
-        ("values", split, &[w, s, b, d], t),
-        ("attention over values", split, &[w, s, b, d], t),
-        ("MLP's first product", four, &[w, 4, s, b, d], t),
-        ("GeLU", four, &[w, 4, s, b, d], t),
-        ("attention scores", square, &[w, b, a, s, s], t),
-        ("attention probabilities", square, &[w, b, a, s, s], t),
-        ("dropout's mask in attention", square, &[b, a, s, s], t),
+    let rows: [(&str, &str, &[u64], u64, Part); 16] = [
+        (
+            "norm's input before attention",
+            whole,
+            &[w, s, b, d],
+            1,
+            Part::Layer,
+        ),
+        (
+            "norm's input before MLP",
+            whole,
+            &[w, s, b, d],
+            1,
+            Part::Layer,
+        ),
+        ("attention's output", whole, &[w, s, b, d], 1, Part::Layer),
+        ("MLP's output", whole, &[w, s, b, d], 1, Part::Layer),
+        (
+            "dropout's mask after attention",
+            whole,
+            &[s, b, d],
+            1,
+            Part::Mask,
+        ),
+        ("dropout's mask after MLP", whole, &[s, b, d], 1, Part::Mask),
+        ("queries", split, &[w, s, b, d], t, Part::Layer),
+        ("keys", split, &[w, s, b, d], t, Part::Layer),
+        ("values", split, &[w, s, b, d], t, Part::Layer),
+        (
+            "attention over values",
+            split,
+            &[w, s, b, d],
+            t,
+            Part::Layer,
+        ),
+        (
+            "MLP's first product",
+            four,
+            &[w, 4, s, b, d],
+            t,
+            Part::Layer,
+        ),
+        ("GeLU", four, &[w, 4, s, b, d], t, Part::Layer),
+        (
+            "attention scores",
+            square,
+            &[w, b, a, s, s],
+            t,
+            Part::Scores,
+        ),
+        (
+            "attention probabilities",
+            square,
+            &[w, b, a, s, s],
+            t,
+            Part::Scores,
+        ),
+        (
+            "dropout's mask in attention",
+            square,
+            &[b, a, s, s],
+            t,
+            Part::ScoresMask,
+        ),
+        (
+            "sums of attention's rows",
+            "[b, a/t, s]",
+            &[4, b, a, s],
+            t,
+            Part::Sums,
+        ),
     ];
-    let rows = rows.into_iter().enumerate();
-    rows.map(|(i, (name, shape, sizes, parts))| {
-        let kept = match recompute {
+    let exist = rows.into_iter().filter(|&(.., part)| part.exists(setup));
+    let rows = exist.enumerate();
+    rows.map(|(i, (name, shape, sizes, parts, part))| {
+        let kept = match setup.recompute {
             Recompute::None => true,
-            Recompute::Selective => shape != square,
+            Recompute::Selective => !matches!(part, Part::Scores | Part::ScoresMask),
             Recompute::Full => i == 0,
         };
         Ok(Saved {
@@ -443,6 +540,35 @@ fn saved(
         })
     })
     .collect()
+}
+
+/// What a saved tensor belongs to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// The layer.
+    Layer,
+    /// A dropout of the layer.
+    Mask,
+    /// Attention by its parts.
+    Scores,
+    /// The dropout in attention by its parts.
+    ScoresMask,
+    /// Flash attention.
+    Sums,
+}
+
+impl Part {
+    /// Whether a layer of this kind saves it.
+    fn exists(self, setup: &Setup) -> bool {
+        let flash = setup.attention == Attention::Flash;
+        match self {
+            Part::Layer => true,
+            Part::Mask => setup.dropout,
+            Part::Scores => !flash,
+            Part::ScoresMask => !flash && setup.dropout,
+            Part::Sums => flash,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -458,6 +584,9 @@ mod tests {
             optimizer: Optimizer::AdamW,
             precision: Precision::Mixed,
             recompute: Recompute::None,
+            attention: Attention::Scores,
+            dropout: true,
+            foreach: false,
             adapters: None,
             parallel: Parallel::default(),
         }
@@ -742,6 +871,47 @@ mod tests {
         );
         assert_eq!(qlora.total(), 8_200_000_000);
         assert_eq!(of(false).parameters, 20_400_000_000);
+    }
+
+    /// `foreach` has two tensors as large as the moments at once. They come after the activations.
+    #[test]
+    fn foreach_takes_another_eight_bytes_a_parameter() {
+        let with = |foreach| {
+            estimate(&Setup {
+                foreach,
+                shape: Some(SHAPE),
+                ..setup(7)
+            })
+            .unwrap()
+        };
+        assert_eq!(
+            (with(false).temporaries, with(true).temporaries),
+            (0, 56 * GB)
+        );
+        let (states, activations) = (112 * GB, with(true).activations.unwrap());
+        assert_eq!(with(true).total(), states + activations.max(56 * GB));
+        assert_eq!(with(false).total(), states + activations);
+    }
+
+    /// Flash attention saves a number for each row; without dropout no mask is left.
+    #[test]
+    fn flash_attention_saves_rows() {
+        let of = |attention, dropout| {
+            let setup = Setup {
+                attention,
+                dropout,
+                shape: Some(SHAPE),
+                ..setup(7)
+            };
+            estimate(&setup).unwrap().activations.unwrap()
+        };
+        let sbdl = 2048 * 3 * 4096 * 32;
+        let squares = 3 * 32 * 2048 * 2048 * 32;
+        let rows = 4 * 3 * 32 * 2048 * 32;
+        assert_eq!(of(Attention::Scores, true), 34 * sbdl + 5 * squares);
+        assert_eq!(of(Attention::Scores, false), 32 * sbdl + 4 * squares);
+        assert_eq!(of(Attention::Flash, true), 34 * sbdl + rows);
+        assert_eq!(of(Attention::Flash, false), 32 * sbdl + rows);
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub mod document;
 pub mod evaluate;
 pub mod example;
 pub mod forced;
+pub mod fsdp;
 pub mod generate;
 pub mod gpt2;
 pub mod gpu;

@@ -104,7 +104,10 @@ pub(crate) enum Command {
         4 \\\n      \
         --recompute full --device a100-80g\n  \
         lighterage estimate --params 70B --tensor-parallel 8 --pipeline 4 --data-parallel 2 \
-        --zero 1\n\n\
+        --zero 1\n  \
+        lighterage estimate --layers 4 --width 256 --heads 4 --seq 128 --batch 8 --vocab \
+        256 \\\n      \
+        --precision f32 --attention flash --no-dropout --update backward\n\n\
         docs/estimate.md has the formulas. With a model file, `plan` is exact.")]
     Estimate(EstimateArgs),
     /// Solve weight offloading for a chain of layers: which bytes of weights leave the device, and
@@ -492,6 +495,22 @@ pub(crate) struct EstimateArgs {
     #[arg(long, default_value = "none", value_parser =
         named(&estimate::Recompute::ALL, estimate::Recompute::name))]
     pub(crate) recompute: estimate::Recompute,
+    /// What attention saves for the backward. flash: one number for each row of the scores
+    #[arg(long, default_value = "scores", value_parser =
+        named(&estimate::Attention::ALL, estimate::Attention::name))]
+    pub(crate) attention: estimate::Attention,
+    /// The model has no dropout, so that no masks are saved
+    #[arg(long)]
+    pub(crate) no_dropout: bool,
+    /// AdamW updates all parameters at once, as PyTorch's default does: two temporary tensors for
+    /// each parameter
+    #[arg(long)]
+    pub(crate) foreach: bool,
+    /// When updates run: also estimate the peak of a step, as `plan` computes it. This needs a
+    /// shape with --vocab, and one device
+    #[arg(long, value_parser =
+        named(&estimate::peak::Update::ALL, estimate::peak::Update::name))]
+    pub(crate) update: Option<estimate::peak::Update>,
     /// Train adapters with this percentage of the parameters, and freeze the weights
     #[arg(long, value_name = "PERCENT", help_heading = "Adapters")]
     pub(crate) lora: Option<f64>,

@@ -5,6 +5,7 @@ use crate::args::EstimateArgs;
 use crate::failure::Failure;
 use crate::{model, out};
 use ir::Device;
+use papers::estimate::peak::{self, Peak, Term};
 use papers::estimate::{self, Adapters, Estimate, Parallel, Setup, Shape};
 use passes::devices;
 use serde_json::json;
@@ -14,6 +15,11 @@ use std::fmt::Write;
 pub(crate) fn run(args: &EstimateArgs) -> Result<(), Failure> {
     let setup = setup(args).map_err(Failure::Input)?;
     let estimate = estimate::estimate(&setup).map_err(|e| Failure::Input(e.to_string()))?;
+    let peak = args
+        .update
+        .map(|update| peak::peak(&setup, update))
+        .transpose()
+        .map_err(|e| Failure::Input(format!("--update: {e}")))?;
     let names: Vec<&str> = match args.device.is_empty() {
         // `test` has round numbers and is not a real machine.
         true => devices::names()
@@ -27,12 +33,12 @@ pub(crate) fn run(args: &EstimateArgs) -> Result<(), Failure> {
         .map(model::device)
         .collect::<Result<Vec<_>, _>>()?;
     if args.json {
-        out::line(&object(&setup, &estimate, &machines).to_string());
+        out::line(&object(&setup, &estimate, peak.as_ref(), &machines).to_string());
         return Ok(());
     }
     let mut text = String::new();
     // Writing to a String cannot fail.
-    let _ = report(&mut text, &setup, &estimate, &machines);
+    let _ = report(&mut text, &setup, &estimate, peak.as_ref(), &machines);
     out::text(&text);
     Ok(())
 }
@@ -67,6 +73,9 @@ fn setup(args: &EstimateArgs) -> Result<Setup, String> {
         optimizer: args.optimizer,
         precision: args.precision,
         recompute: args.recompute,
+        attention: args.attention,
+        dropout: !args.no_dropout,
+        foreach: args.foreach,
         adapters: args
             .lora
             .map(|p| adapters(p, false))
@@ -81,7 +90,19 @@ fn setup(args: &EstimateArgs) -> Result<Setup, String> {
     })
 }
 
-fn object(setup: &Setup, estimate: &Estimate, machines: &[Device]) -> serde_json::Value {
+fn object(
+    setup: &Setup,
+    estimate: &Estimate,
+    peak: Option<&Peak>,
+    machines: &[Device],
+) -> serde_json::Value {
+    let of_peak = peak.map(|peak| {
+        let terms = peak.terms.iter();
+        let terms: Vec<_> = terms
+            .map(|term| json!({"name": term.name, "bytes": term.bytes}))
+            .collect();
+        json!({"moment": peak.moment, "bytes": peak.bytes, "terms": terms})
+    });
     let layer = estimate.layer.iter();
     let layer: Vec<_> = layer
         .map(|saved| {
@@ -93,7 +114,7 @@ fn object(setup: &Setup, estimate: &Estimate, machines: &[Device]) -> serde_json
         json!({
             "device": device.name,
             "device_bytes": device.device_bytes,
-            "fits": fits(estimate, device.device_bytes),
+            "fits": fits(estimate, peak, device.device_bytes),
         })
     });
     json!({
@@ -107,7 +128,9 @@ fn object(setup: &Setup, estimate: &Estimate, machines: &[Device]) -> serde_json
         "parameter_bytes": estimate.parameters,
         "gradient_bytes": estimate.gradients,
         "optimizer_bytes": estimate.optimizer,
+        "temporary_bytes": estimate.temporaries,
         "activation_bytes": estimate.activations,
+        "peak": of_peak,
         "total_bytes": estimate.total(),
         "checkpoint_bytes": estimate.checkpoint,
         "layer": layer,
@@ -118,14 +141,23 @@ fn object(setup: &Setup, estimate: &Estimate, machines: &[Device]) -> serde_json
 }
 
 /// Whether an estimate fits; `None` if only its states do and its activations are not known.
-fn fits(estimate: &Estimate, device_bytes: u64) -> Option<bool> {
-    let holds = estimate.total() <= device_bytes;
+fn fits(estimate: &Estimate, peak: Option<&Peak>, device_bytes: u64) -> Option<bool> {
+    let holds = needs(estimate, peak) <= device_bytes;
     (estimate.activations.is_some() || !holds).then_some(holds)
 }
 
-/// `13.1 GB`, in powers of 1000 as in papers.
+/// The bytes to compare with a device: the peak where it is known.
+fn needs(estimate: &Estimate, peak: Option<&Peak>) -> u64 {
+    peak.map_or(estimate.total(), |peak| peak.bytes)
+}
+
+/// `13.1 GB`, `4.2 MB`, in powers of 1000 as in papers.
 fn gigabytes(bytes: u64) -> String {
-    format!("{:.1} GB", bytes as f64 / 1e9)
+    if bytes >= 1_000_000_000 || bytes == 0 {
+        format!("{:.1} GB", bytes as f64 / 1e9)
+    } else {
+        format!("{:.1} MB", bytes as f64 / 1e6)
+    }
 }
 
 /// `7B`, `124.44M`.
@@ -146,6 +178,7 @@ fn report(
     out: &mut String,
     setup: &Setup,
     estimate: &Estimate,
+    peak: Option<&Peak>,
     machines: &[Device],
 ) -> std::fmt::Result {
     let Setup {
@@ -183,12 +216,28 @@ fn report(
         )?;
     }
     write_layer(out, estimate)?;
+    if let Some(peak) = peak {
+        write_peak(out, peak)?;
+    }
     writeln!(
         out,
         "\na checkpoint on disk has {}\n",
         gigabytes(estimate.checkpoint)
     )?;
-    write_machines(out, estimate, machines)
+    write_machines(out, estimate, peak, machines)
+}
+
+/// Writes the peak of a step by its terms.
+fn write_peak(out: &mut String, peak: &Peak) -> std::fmt::Result {
+    writeln!(out, "\npeak of a step, when {}", peak.moment)?;
+    let sum = Term {
+        name: "peak",
+        bytes: peak.bytes,
+    };
+    for Term { name, bytes } in peak.terms.iter().chain([&sum]) {
+        writeln!(out, "  {name:<36} {:>12}", gigabytes(*bytes))?;
+    }
+    Ok(())
 }
 
 /// Writes the bytes by purpose.
@@ -203,6 +252,9 @@ fn write_total(out: &mut String, estimate: &Estimate) -> std::fmt::Result {
     row("optimizer", estimate.optimizer)?;
     if let Some(bytes) = estimate.activations {
         row("activations", bytes)?;
+    }
+    if estimate.temporaries > 0 {
+        row("foreach's tensors", estimate.temporaries)?;
     }
     row("total", total)?;
     if estimate.activations.is_none() {
@@ -234,8 +286,13 @@ fn write_layer(out: &mut String, estimate: &Estimate) -> std::fmt::Result {
 }
 
 /// Writes which machines have enough bytes.
-fn write_machines(out: &mut String, estimate: &Estimate, machines: &[Device]) -> std::fmt::Result {
-    let total = estimate.total();
+fn write_machines(
+    out: &mut String,
+    estimate: &Estimate,
+    peak: Option<&Peak>,
+    machines: &[Device],
+) -> std::fmt::Result {
+    let total = needs(estimate, peak);
     writeln!(out, "  {:<18} {:>12}", "device", "memory")?;
     for device in machines {
         let says = match device.device_bytes.checked_sub(total) {

@@ -96,6 +96,40 @@ fn a_shape_tells_activations_and_parameters() {
     );
 }
 
+/// The example's plan has 113,032,320 bytes: `lighterage plan examples/gpt2/gpt2.pt2 --optimizer
+/// adamw --planner keep`.
+#[test]
+fn the_peak_of_the_example_is_that_of_its_plan() {
+    let shape = "--layers 4 --width 256 --heads 4 --seq 128 --batch 8 --vocab 256 --precision f32";
+    let form = "--attention flash --no-dropout --update backward";
+    let object = object(&format!("{shape} {form}"));
+    let peak = object["peak"]["bytes"].as_u64().unwrap();
+    assert!(peak.abs_diff(113_032_320) < 1_130_323, "{peak}");
+    let terms = object["peak"]["terms"].as_array().unwrap();
+    let sum: u64 = terms.iter().map(|t| t["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(sum, peak);
+    let text = run(&format!("estimate {shape} {form}")).expect(0).out;
+    for words in [
+        "peak of a step, when",
+        "gradient of the head",
+        "sums of attention's rows",
+    ] {
+        assert!(text.contains(words), "{words:?} should be in:\n{text}");
+    }
+    assert!(!text.contains("attention probabilities"), "{text}");
+    // Without a vocabulary the head is not known.
+    run("estimate --params 7B --update after")
+        .expect(2)
+        .says(&["--update", "vocabulary"]);
+}
+
+#[test]
+fn foreach_needs_two_more_tensors_for_each_parameter() {
+    let object = object("--params 7B --foreach");
+    assert_eq!(object["temporary_bytes"], 56_000_000_000u64);
+    assert_eq!(object["total_bytes"], 168_000_000_000u64);
+}
+
 #[test]
 fn adapters_and_optimizers_are_counted() {
     assert_eq!(

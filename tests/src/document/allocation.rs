@@ -166,7 +166,7 @@ pub fn with(setup: &Setup, letters: &str) -> Setup {
 }
 
 /// The offsets of our plan.
-fn ours(trace: &Trace, effort: Effort) -> Vec<u64> {
+pub(super) fn ours(trace: &Trace, effort: Effort) -> Vec<u64> {
     let options = Options {
         effort,
         align: ALIGN,
@@ -185,7 +185,7 @@ fn theirs(trace: &Trace) -> Vec<u64> {
 }
 
 /// The peak of a plan, after its proof.
-fn checked(trace: &Trace, offsets: &[u64]) -> u64 {
+pub(super) fn checked(trace: &Trace, offsets: &[u64]) -> u64 {
     check::check(trace, offsets, ALIGN, None)
         .unwrap_or_else(|faults| panic!("{} faults", faults.len()))
 }

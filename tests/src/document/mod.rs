@@ -6,8 +6,8 @@
 //! simulated, or timed on the machine that wrote the document.
 
 pub mod allocation;
-mod backward;
-mod estimates;
+pub mod backward;
+pub mod estimates;
 pub mod layouts;
 mod offloading;
 
