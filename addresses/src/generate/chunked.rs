@@ -34,7 +34,7 @@ impl Chunked {
     pub fn trace(&self) -> Trace {
         let mut run = Run {
             setup: self,
-            writer: Writer::new(),
+            writer: Writer::new(false),
             gathered: None,
         };
         for step in 0..self.steps {

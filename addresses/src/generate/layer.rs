@@ -115,6 +115,7 @@ impl Rank<'_> {
         };
         let residual = self.attention(&mut kept);
         let normed = self.norm(&mut kept, 1);
+        self.gathers(normed);
         let out = if self.setup.shape.experts == 0 {
             self.feed_forward(self.setup.shape.hidden, &mut kept)
         } else {
@@ -148,9 +149,24 @@ impl Rank<'_> {
         }
     }
 
+    /// Ranks of a product exchange a tensor, if there are several.
+    pub(super) fn crosses_ranks(&mut self, block: Live) {
+        if self.setup.tensor > 1 {
+            self.writer.collective(block);
+        }
+    }
+
+    /// The ranks of a product gather a tensor that is divided by tokens.
+    pub(super) fn gathers(&mut self, block: Live) {
+        if self.setup.sequence_parallel {
+            self.crosses_ranks(block);
+        }
+    }
+
     /// The result of a product whose summands are on several ranks.
     pub(super) fn summed(&mut self) -> Live {
         let whole = self.writer.get(self.whole_stream());
+        self.crosses_ranks(whole);
         if !self.setup.sequence_parallel {
             // All ranks sum in place.
             return whole;
@@ -167,6 +183,7 @@ impl Rank<'_> {
         let [queries, keys] = [queries, keys].map(|width| tokens * width * HALF);
         let rows = tokens * self.setup.shape.heads / self.setup.tensor * FULL;
         let normed = self.norm(kept, 0);
+        self.gathers(normed);
         let joined = self.writer.get(queries + 2 * keys);
         self.done(kept, Part::Normed(0), normed);
         let rotated = match self.setup.shape.gated {
@@ -221,6 +238,7 @@ impl Rank<'_> {
     ) -> Live {
         self.writer.begin_module(format!("layers.{layer}.backward"));
         let masked = self.unmasked(&mut kept, 1);
+        self.gathers(masked.unwrap_or(gradient));
         let of_normed = if self.setup.shape.experts == 0 {
             self.feed_forward_backward(self.setup.shape.hidden, masked, &mut kept)
         } else {
@@ -230,6 +248,7 @@ impl Rank<'_> {
         let gradient = self.norm_backward(of_normed, gradient, &mut kept, 1);
         self.drop(&mut kept, Part::Residual);
         let masked = self.unmasked(&mut kept, 0);
+        self.gathers(masked.unwrap_or(gradient));
         let of_normed = self.attention_backward(masked, &mut kept);
         let gradient = self.norm_backward(of_normed, gradient, &mut kept, 0);
         self.writer.free(input);
@@ -292,6 +311,7 @@ impl Rank<'_> {
     /// The gradient of the input of a product that all ranks read, summed over the ranks.
     fn summed_backward(&mut self, weights: u64, kept: &mut Vec<(Part, Live)>) -> Live {
         let whole = self.product_backward(self.whole_stream(), weights, kept, None);
+        self.crosses_ranks(whole);
         if !self.setup.sequence_parallel {
             return whole;
         }

@@ -21,6 +21,14 @@ impl Rank<'_> {
         (0..self.setup.own_experts()).map(of).collect()
     }
 
+    /// Ranks of the experts send tokens to each other, if there are several.
+    fn exchanges(&mut self, from: Live, to: Live) {
+        if self.setup.expert > 1 {
+            self.writer.collective(from);
+            self.writer.collective(to);
+        }
+    }
+
     pub(super) fn mixture(&mut self, layer: usize, kept: &mut Kept) -> Live {
         let shape = self.setup.shape;
         let [scores, probabilities] = [self.own_tokens() * shape.experts as u64 * FULL; 2]
@@ -36,6 +44,7 @@ impl Rank<'_> {
             1 => permuted,
             _ => {
                 let received = self.writer.get_dynamic(all);
+                self.exchanges(permuted, received);
                 self.writer.free(permuted);
                 received
             }
@@ -56,6 +65,7 @@ impl Rank<'_> {
         self.writer.end_module();
         self.writer.begin_module(format!("layers.{layer}.combine"));
         let combined = self.writer.get(self.stream() * shape.top);
+        self.exchanges(joined, combined);
         self.writer.free(joined);
         let mut out = self.writer.get(self.stream());
         self.done(kept, Part::Combined, combined);
@@ -87,6 +97,7 @@ impl Rank<'_> {
         let counts = self.routed(layer);
         let all = counts.iter().sum::<u64>() * shape.width * HALF;
         let of_joined = self.writer.get_dynamic(all);
+        self.exchanges(of_combined, of_joined);
         self.writer.free(of_combined);
         let one = shape.hidden * shape.width;
         let mut results = vec![];
@@ -108,6 +119,7 @@ impl Rank<'_> {
         self.writer.free(of_joined);
         self.drop(kept, Part::Received);
         let of_permuted = self.writer.get(self.stream() * shape.top);
+        self.exchanges(of_received, of_permuted);
         self.writer.free(of_received);
         self.writer.end_module();
         self.writer.begin_module(format!("layers.{layer}.backward"));

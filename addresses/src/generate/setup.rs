@@ -43,6 +43,11 @@ pub struct Setup {
     pub evaluate: usize,
     /// Sequences are up to this many percent shorter. 0: all have the same length.
     pub vary: u64,
+    /// Tensors of collectives are held to the end of their phase. PyTorch's allocator holds a block
+    /// that NCCL's stream has used (`record_stream`) until the device has done the work, and counts
+    /// it as free. The host is far ahead of the device, and waits for it where stages exchange
+    /// tensors.
+    pub holds_collectives: bool,
     /// The seed of lengths and of the routing to experts.
     pub seed: u64,
 }
@@ -143,6 +148,7 @@ impl Setup {
             steps: 1,
             evaluate: 0,
             vary: 0,
+            holds_collectives: false,
             seed: 0,
         }
     }

@@ -22,7 +22,7 @@ impl Setup {
         let mut run = Run {
             rank: Rank {
                 setup: self,
-                writer: Writer::new(),
+                writer: Writer::new(self.holds_collectives),
                 sequence: self.sequence,
                 number: 0,
             },
@@ -269,7 +269,11 @@ impl Run<'_> {
             .map(|_| self.rank.writer.get(indices))
             .collect();
         let keep = trains && !setup.recompute;
-        let mut x = self.rank.writer.get(stream);
+        let mut x = match self.embeds(part) {
+            true => self.rank.summed(),
+            false => self.rank.writer.get(stream),
+        };
+        self.crosses_stages(x);
         let mut saved = vec![];
         // Blocks that go to the host while the next layer runs.
         let mut leaving: Vec<Live> = vec![];
@@ -302,6 +306,7 @@ impl Run<'_> {
             true => self.head(x, trains),
             false => {
                 // Megatron-LM sends the result to the next stage, and frees it here.
+                self.crosses_stages(x);
                 self.rank.writer.free(x);
                 vec![]
             }
@@ -311,8 +316,23 @@ impl Run<'_> {
                 .drain(..)
                 .for_each(|block| self.rank.writer.free(block));
         }
-        self.rank.writer.end_phase();
+        self.end_phase();
         Left { saved, head, batch }
+    }
+
+    /// A tensor comes from another stage or goes there, unless it is the only one.
+    fn crosses_stages(&mut self, block: Live) {
+        if self.rank.setup.pipeline > 1 {
+            self.rank.writer.collective(block);
+        }
+    }
+
+    /// A phase ends. Stages exchange tensors between phases, and the host waits for them.
+    fn end_phase(&mut self) {
+        if self.rank.setup.pipeline > 1 {
+            self.rank.writer.synchronize();
+        }
+        self.rank.writer.end_phase();
     }
 
     /// Bytes of the logits in bf16.
@@ -330,6 +350,7 @@ impl Run<'_> {
         };
         let normed = self.rank.norm(&mut kept, 2);
         let rank = &mut self.rank;
+        rank.gathers(normed);
         rank.done(&mut kept, Part::Residual, x);
         let half = rank.writer.get(logits);
         rank.done(&mut kept, Part::Normed(2), normed);
@@ -396,6 +417,7 @@ impl Run<'_> {
             true => self.head_backward(head),
             false => self.rank.writer.get(self.rank.stream()),
         };
+        self.crosses_stages(gradient);
         let mut next = saved.pop().map(|last| self.fetch(last));
         while let Some((input, mut kept)) = next {
             let layer = saved.len();
@@ -417,11 +439,12 @@ impl Run<'_> {
             let weights = shape.vocabulary.div_ceil(self.rank.setup.tensor) * shape.width;
             self.rank.writer.touch(weights * HALF);
         }
+        self.crosses_stages(gradient);
         self.rank.writer.free(gradient);
         batch
             .into_iter()
             .for_each(|block| self.rank.writer.free(block));
-        self.rank.writer.end_phase();
+        self.end_phase();
     }
 
     fn optimizer(&mut self, weights: &[u64], makes_moments: bool) {
@@ -433,6 +456,8 @@ impl Run<'_> {
         self.rank.writer.begin_phase(name);
         // Norms of the gradients, to clip them.
         self.rank.writer.touch(weights.len() as u64 * FULL);
+        // The host reads the norm.
+        self.rank.writer.synchronize();
         if setup.offload {
             self.update_on_host(weights);
         } else if makes_moments {
@@ -463,6 +488,7 @@ impl Run<'_> {
 mod tests {
     use super::super::{Model, Setup};
     use placement::lower_bound;
+    use placement::trace::Trace;
 
     fn small(model: Model) -> Setup {
         Setup {
@@ -488,6 +514,7 @@ mod tests {
             with(|setup| (setup.offload, setup.recompute, setup.zero) = (true, true, 2)),
             with(|setup| (setup.steps, setup.evaluate, setup.vary) = (3, 3, 30)),
             with(|setup| setup.stage = 3),
+            with(|setup| (setup.holds_collectives, setup.recompute) = (true, true)),
             Setup {
                 zero: 2,
                 offload: true,
@@ -572,6 +599,26 @@ mod tests {
             ..moe.clone()
         };
         assert!(peak(&divided) < peak(&moe));
+    }
+
+    /// The program frees the same blocks; some of them are available later.
+    #[test]
+    fn held_blocks_live_longer() {
+        let setup = Setup {
+            recompute: true,
+            ..small(Model::Llama2)
+        };
+        let free = setup.trace().unwrap();
+        let held = Setup {
+            holds_collectives: true,
+            ..setup
+        }
+        .trace()
+        .unwrap();
+        let sizes =
+            |trace: &Trace| -> Vec<u64> { trace.blocks.iter().map(|block| block.bytes).collect() };
+        assert_eq!(sizes(&free), sizes(&held));
+        assert!(lower_bound(&free, 512) < lower_bound(&held, 512));
     }
 
     /// The first part of a virtual pipeline runs `pipeline` micro-batches before the second one.

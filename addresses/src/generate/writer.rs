@@ -1,6 +1,7 @@
 //! Writes a trace in the order of the program: each request, free, begin and end takes a tick.
 
 use placement::trace::{Block, Origin, Span, Trace};
+use std::collections::BTreeSet;
 
 /// A live block: its position in the trace.
 pub(super) type Live = usize;
@@ -10,10 +11,14 @@ pub(super) struct Writer {
     trace: Trace,
     phase: u32,
     module: u32,
+    /// If tensors of collectives are held: those that another stream has used.
+    used_elsewhere: Option<BTreeSet<Live>>,
+    /// Freed by the program, and held until the host waits for the device.
+    held: Vec<Live>,
 }
 
 impl Writer {
-    pub(super) fn new() -> Writer {
+    pub(super) fn new(holds_collectives: bool) -> Writer {
         let mut trace = Trace::default();
         // The first phase and module are those that are not known.
         trace.phases.push(Span::default());
@@ -23,11 +28,15 @@ impl Writer {
             trace,
             phase: 0,
             module: 0,
+            used_elsewhere: holds_collectives.then(BTreeSet::new),
+            held: vec![],
         }
     }
 
     /// The trace. Blocks that are still alive live to its end.
     pub(super) fn finish(mut self) -> Trace {
+        self.synchronize();
+        self.used_elsewhere = None;
         for block in 0..self.trace.blocks.len() {
             if self.trace.blocks[block].end == u64::MAX {
                 self.free(block);
@@ -70,7 +79,29 @@ impl Writer {
         self.trace.blocks.len() - 1
     }
 
+    /// A collective reads or writes the block on a stream of its own.
+    pub(super) fn collective(&mut self, block: Live) {
+        if let Some(used) = &mut self.used_elsewhere {
+            used.insert(block);
+        }
+    }
+
     pub(super) fn free(&mut self, block: Live) {
+        let used = self.used_elsewhere.as_mut();
+        match used.is_some_and(|used| used.remove(&block)) {
+            true => self.held.push(block),
+            false => self.end(block),
+        }
+    }
+
+    /// The host waits for the device: held blocks are free.
+    pub(super) fn synchronize(&mut self) {
+        for block in std::mem::take(&mut self.held) {
+            self.end(block);
+        }
+    }
+
+    fn end(&mut self, block: Live) {
         let end = self.tick();
         let block = &mut self.trace.blocks[block];
         block.end = end;
