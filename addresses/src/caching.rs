@@ -531,6 +531,17 @@ pub fn simulate(trace: &Trace, rule: Segments) -> Held {
 
 /// The same on a device with `capacity` bytes. None if the program would end: out of memory.
 pub fn simulate_within(trace: &Trace, rule: Segments, capacity: u64) -> Option<Held> {
+    simulate_seen(trace, rule, capacity, &mut |_, _| ())
+}
+
+/// The same. `see` is called for each request that needs memory from the system, with its block's
+/// position in the trace and the bytes.
+pub fn simulate_seen(
+    trace: &Trace,
+    rule: Segments,
+    capacity: u64,
+    see: &mut dyn FnMut(usize, u64),
+) -> Option<Held> {
     let mut kinds = Kinds {
         rule,
         capacity,
@@ -548,7 +559,11 @@ pub fn simulate_within(trace: &Trace, rule: Segments, capacity: u64) -> Option<H
             bytes
         };
         if comes {
-            places[i] = kinds.alloc(bytes, kind)?;
+            let (there, more) = kinds.alloc(bytes, kind)?;
+            places[i] = there;
+            if more > 0 {
+                see(i, more);
+            }
             most = most.max(kinds.reserved());
             continue;
         }
@@ -603,10 +618,11 @@ impl Kinds {
             .fold(0, |sum, allocator| u64::saturating_add(sum, of(allocator)))
     }
 
-    /// Serves a request. None if the device has too little memory for it.
-    fn alloc(&mut self, bytes: u64, kind: Kind) -> Option<Vec<u64>> {
+    /// Serves a request: its addresses, and the bytes that came from the system for it. None if the
+    /// device has too little memory.
+    fn alloc(&mut self, bytes: u64, kind: Kind) -> Option<(Vec<u64>, u64)> {
         if let Some(places) = self.of(kind).alloc(bytes, kind) {
-            return Some(places);
+            return Some((places, 0));
         }
         let mut growth = self.of(kind).growth(bytes, kind);
         if !self.fits(&growth) {
@@ -620,7 +636,7 @@ impl Kinds {
         let allocator = self.of(kind);
         let address = allocator.reserve(&growth, kind);
         allocator.take(address, bytes);
-        Some(vec![address])
+        Some((vec![address], growth.iter().map(|&(_, bytes)| bytes).sum()))
     }
 
     fn fits(&self, growth: &[(u64, u64)]) -> bool {

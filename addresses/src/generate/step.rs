@@ -327,9 +327,11 @@ impl Run<'_> {
         }
     }
 
-    /// A phase ends. Stages exchange tensors between phases, and the host waits for them.
+    /// A phase ends. Stages exchange tensors between phases. Megatron-LM's host waits for the device
+    /// then, except in a virtual pipeline, where exchanges and work overlap.
     fn end_phase(&mut self) {
-        if self.rank.setup.pipeline > 1 {
+        let setup = self.rank.setup;
+        if setup.pipeline > 1 && setup.virtual_pipeline == 1 {
             self.rank.writer.synchronize();
         }
         self.rank.writer.end_phase();

@@ -1,7 +1,11 @@
 //! Writes a trace in the order of the program: each request, free, begin and end takes a tick.
 
 use placement::trace::{Block, Origin, Span, Trace};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
+
+/// The most launches by which the host can be ahead of an NVIDIA device: its queue has 1024. A
+/// request stands for a launch: most kernels write a tensor.
+const QUEUE: usize = 1024;
 
 /// A live block: its position in the trace.
 pub(super) type Live = usize;
@@ -13,8 +17,9 @@ pub(super) struct Writer {
     module: u32,
     /// If tensors of collectives are held: those that another stream has used.
     used_elsewhere: Option<BTreeSet<Live>>,
-    /// Freed by the program, and held until the host waits for the device.
-    held: Vec<Live>,
+    /// Freed by the program, and held until the device has done the work: blocks, with the number
+    /// of requests at that time.
+    held: VecDeque<(Live, usize)>,
 }
 
 impl Writer {
@@ -29,7 +34,7 @@ impl Writer {
             phase: 0,
             module: 0,
             used_elsewhere: holds_collectives.then(BTreeSet::new),
-            held: vec![],
+            held: VecDeque::new(),
         }
     }
 
@@ -60,6 +65,13 @@ impl Writer {
     }
 
     pub(super) fn request(&mut self, bytes: u64, dynamic: bool, stream: u32) -> Live {
+        let n_requests = self.trace.blocks.len();
+        while let Some(&(block, since)) = self.held.front()
+            && since + QUEUE <= n_requests
+        {
+            self.held.pop_front();
+            self.end(block);
+        }
         let start = self.tick();
         let origin = Origin {
             phases: (self.phase, 0),
@@ -89,14 +101,14 @@ impl Writer {
     pub(super) fn free(&mut self, block: Live) {
         let used = self.used_elsewhere.as_mut();
         match used.is_some_and(|used| used.remove(&block)) {
-            true => self.held.push(block),
+            true => self.held.push_back((block, self.trace.blocks.len())),
             false => self.end(block),
         }
     }
 
     /// The host waits for the device: held blocks are free.
     pub(super) fn synchronize(&mut self) {
-        for block in std::mem::take(&mut self.held) {
+        for (block, _) in std::mem::take(&mut self.held) {
             self.end(block);
         }
     }

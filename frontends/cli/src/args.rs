@@ -816,6 +816,10 @@ pub(crate) struct AllocGenerateArgs {
     #[arg(long, value_name = "PERCENT", default_value_t = 0,
         value_parser = clap::value_parser!(u64).range(0..=90))]
     pub(crate) vary: u64,
+    /// Hold the tensors of collectives after they are freed, as PyTorch's allocator does until the
+    /// device has done the work. For allocators that are simulated; a plan needs no such trace
+    #[arg(long)]
+    pub(crate) hold_collectives: bool,
     /// The seed of lengths and of the routing to experts
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,

@@ -70,6 +70,7 @@ fn setup(args: &AllocGenerateArgs) -> Setup {
         steps: args.steps.into(),
         evaluate: args.evaluate.into(),
         vary: args.vary,
+        holds_collectives: args.hold_collectives,
         seed: args.seed,
     }
 }

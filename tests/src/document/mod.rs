@@ -10,6 +10,7 @@ mod backward;
 mod estimates;
 pub mod layouts;
 mod offloading;
+mod runs;
 
 use std::fmt::Write;
 
