@@ -18,9 +18,14 @@
 //! Large sizes are rounded up to pages. When all parts of a stitched block are free, it may serve
 //! later requests of at least a tenth of its size.
 //!
-//! [`simulate_within`] has a device of limited memory. If it refuses a segment, PyTorch returns all
-//! segments without a used block to the system, and tries again. With expandable segments it returns
-//! all free steps. If that does not suffice, the program ends: out of memory.
+//! A block that another stream has used (`record_stream`) is not available when the program frees
+//! it, but when the device has done the work. In a trace, it lives until then, and has a gap from
+//! the free to its end.
+//!
+//! [`simulate_within`] has a device of limited memory. If it refuses a segment, PyTorch waits for
+//! the device, returns all segments without a used block to the system, and tries again. With
+//! expandable segments it returns all free steps. If that does not suffice, the program ends: out
+//! of memory.
 //!
 //! [`replay`] compares a recorded history with the rules, and counts requests that get their real
 //! address.
@@ -430,8 +435,8 @@ impl Allocator {
         lo
     }
 
-    /// Serves a request of `bytes` (already rounded) from memory that is there. Returns its address,
-    /// or the addresses of its parts if it was stitched.
+    /// Serves a request of `bytes` (already rounded) from free memory. Returns its address, or the
+    /// addresses of its parts if it was stitched. None if no free memory suffices.
     fn alloc(&mut self, bytes: u64, kind: Kind) -> Option<Vec<u64>> {
         if let Some(address) = self.find(bytes, kind) {
             self.take(address, bytes);
@@ -542,37 +547,27 @@ pub fn simulate_seen(
     capacity: u64,
     see: &mut dyn FnMut(usize, u64),
 ) -> Option<Held> {
-    let mut kinds = Kinds {
+    let mut device = Device {
+        trace,
         rule,
         capacity,
         allocators: BTreeMap::new(),
+        places: vec![vec![]; trace.blocks.len()],
+        freed: BTreeSet::new(),
     };
     let mut most = 0;
-    let mut places = vec![vec![]; trace.blocks.len()];
-    for (_, comes, i) in happenings(trace) {
-        let bytes = rounded(trace.blocks[i].bytes);
-        let kind = (trace.blocks[i].origin.stream, bytes <= SMALL);
-        let pages = matches!(rule, Segments::Stitched(_)) && !kind.1;
-        let bytes = if pages {
-            bytes.next_multiple_of(PAGE)
-        } else {
-            bytes
-        };
-        if comes {
-            let (there, more) = kinds.alloc(bytes, kind)?;
-            places[i] = there;
-            if more > 0 {
-                see(i, more);
-            }
-            most = most.max(kinds.reserved());
+    for (tick, comes, block) in happenings(trace) {
+        if !comes {
+            device.release(block);
             continue;
         }
-        let allocator = kinds.of(kind);
-        for address in std::mem::take(&mut places[i]) {
-            allocator.release(address);
+        let more = device.alloc(block, tick)?;
+        if more > 0 {
+            see(block, more);
         }
+        most = most.max(device.reserved());
     }
-    let segments = kinds.allocators.values();
+    let segments = device.allocators.values();
     Some(Held {
         reserved_bytes: most,
         segments: segments.map(|allocator| allocator.held.segments).sum(),
@@ -596,14 +591,25 @@ fn happenings(trace: &Trace) -> Vec<(u64, bool, usize)> {
     events
 }
 
-/// The allocators of all kinds. They share nothing but the device.
-struct Kinds {
+/// The allocators of all kinds, which share nothing but the device's memory.
+struct Device<'a> {
+    trace: &'a Trace,
     rule: Segments,
     capacity: u64,
     allocators: BTreeMap<Kind, Allocator>,
+    /// Addresses of the parts of each live block.
+    places: Vec<Vec<u64>>,
+    /// Live blocks whose bytes are not needed from a tick on: the program has freed them, and
+    /// another stream may still use them.
+    freed: BTreeSet<(u64, usize)>,
 }
 
-impl Kinds {
+impl Device<'_> {
+    fn kind(&self, block: usize) -> Kind {
+        let block = &self.trace.blocks[block];
+        (block.origin.stream, rounded(block.bytes) <= SMALL)
+    }
+
     fn of(&mut self, kind: Kind) -> &mut Allocator {
         let rule = self.rule;
         self.allocators
@@ -618,14 +624,30 @@ impl Kinds {
             .fold(0, |sum, allocator| u64::saturating_add(sum, of(allocator)))
     }
 
-    /// Serves a request: its addresses, and the bytes that came from the system for it. None if the
+    /// Serves a block's request. Returns the bytes that came from the system for it. None if the
     /// device has too little memory.
-    fn alloc(&mut self, bytes: u64, kind: Kind) -> Option<(Vec<u64>, u64)> {
+    fn alloc(&mut self, block: usize, tick: u64) -> Option<u64> {
+        let kind = self.kind(block);
+        let of = &self.trace.blocks[block];
+        let bytes = rounded(of.bytes);
+        let pages = matches!(self.rule, Segments::Stitched(_)) && !kind.1;
+        let bytes = if pages {
+            bytes.next_multiple_of(PAGE)
+        } else {
+            bytes
+        };
+        if let Some(&(from, _)) = of.gaps.last().filter(|&&(_, to)| to == of.end) {
+            self.freed.insert((from, block));
+        }
         if let Some(places) = self.of(kind).alloc(bytes, kind) {
-            return Some((places, 0));
+            self.places[block] = places;
+            return Some(0);
         }
         let mut growth = self.of(kind).growth(bytes, kind);
         if !self.fits(&growth) {
+            // The host waits for the device. Then no stream uses a block that the program freed.
+            let freed: Vec<usize> = self.freed.range(..(tick, 0)).map(|&(_, i)| i).collect();
+            freed.into_iter().for_each(|block| self.release(block));
             self.allocators.values_mut().for_each(Allocator::trim);
             // What was found before may have been returned.
             growth = self.of(kind).growth(bytes, kind);
@@ -636,7 +658,20 @@ impl Kinds {
         let allocator = self.of(kind);
         let address = allocator.reserve(&growth, kind);
         allocator.take(address, bytes);
-        Some((vec![address], growth.iter().map(|&(_, bytes)| bytes).sum()))
+        self.places[block] = vec![address];
+        Some(growth.iter().map(|&(_, bytes)| bytes).sum())
+    }
+
+    /// Frees a block, unless it is free already.
+    fn release(&mut self, block: usize) {
+        let places = std::mem::take(&mut self.places[block]);
+        let allocator = self.of(self.kind(block));
+        for address in places {
+            allocator.release(address);
+        }
+        if let Some(&(from, _)) = self.trace.blocks[block].gaps.last() {
+            self.freed.remove(&(from, block));
+        }
     }
 
     fn fits(&self, growth: &[(u64, u64)]) -> bool {
@@ -966,6 +1001,21 @@ mod tests {
         // An expandable segment returns all steps but the one in use: 20 MiB at the start.
         assert_eq!(within(&pinned, Segments::Expandable), Some(80 * MIB));
         assert_eq!(within(&[(0, 1, 81 * MIB)], Segments::Expandable), None);
+    }
+
+    /// 40 MiB were freed at 1 and are held to 9. They are not available at 2, unless the device is
+    /// full.
+    #[test]
+    fn a_full_device_waits_for_other_streams() {
+        let mut held = trace(&[(0, 9, 40 * MIB), (2, 9, 40 * MIB)]);
+        held.blocks[0].gaps = vec![(1, 9)];
+        let within = |mib: u64| {
+            let held = simulate_within(&held, Segments::Fixed, mib * MIB);
+            held.map(|held| held.reserved_bytes / MIB)
+        };
+        assert_eq!(within(80), Some(80));
+        assert_eq!(within(79), Some(40));
+        assert_eq!(within(39), None);
     }
 
     /// 40 MiB between two used blocks go back when 50 are requested, and 20 of them come again.

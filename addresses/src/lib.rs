@@ -1,7 +1,7 @@
 //! Uses of allocation traces other than placing them: simulators of PyTorch's caching allocator and
 //! its variants ([`caching`]), figures of a trace ([`stats`]), idle bytes for requests that are not
-//! planned ([`dynamic`]), plan files of recorded steps ([`serve`]), and traces of training steps that
-//! are generated ([`generate`]).
+//! planned ([`dynamic`]), plan files of recorded steps ([`serve`]), and generated traces of
+//! training steps ([`generate`]).
 //!
 //! ```
 //! use lighterage_addresses::stats::live_bytes;

@@ -44,9 +44,10 @@ pub struct Setup {
     /// Sequences are up to this many percent shorter. 0: all have the same length.
     pub vary: u64,
     /// Tensors of collectives are held after they are freed. PyTorch's allocator holds a block that
-    /// NCCL's stream has used (`record_stream`) until the device has done the work, and counts it as
-    /// free. The host runs ahead of the device: up to the length of the device's queue, or to the
-    /// end of a phase, where 1F1B waits for the other stages.
+    /// NCCL's stream has used (`record_stream`) until the device has done the work, and counts it
+    /// as free. In the trace, such a block lives until then, and has a gap. The host runs ahead of
+    /// the device: up to the length of the device's queue, or to the end of a phase, where 1F1B
+    /// waits for the other stages.
     pub holds_collectives: bool,
     /// The seed of lengths and of the routing to experts.
     pub seed: u64,

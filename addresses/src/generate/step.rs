@@ -327,8 +327,8 @@ impl Run<'_> {
         }
     }
 
-    /// A phase ends. Stages exchange tensors between phases. Megatron-LM's host waits for the device
-    /// then, except in a virtual pipeline, where exchanges and work overlap.
+    /// A phase ends. Stages exchange tensors between phases. Megatron-LM's host waits for the
+    /// device then, except in a virtual pipeline, where exchanges and work overlap.
     fn end_phase(&mut self) {
         let setup = self.rank.setup;
         if setup.pipeline > 1 && setup.virtual_pipeline == 1 {
@@ -489,6 +489,7 @@ impl Run<'_> {
 #[cfg(test)]
 mod tests {
     use super::super::{Model, Setup};
+    use crate::caching::{Segments, simulate};
     use placement::lower_bound;
     use placement::trace::Trace;
 
@@ -540,6 +541,13 @@ mod tests {
                 .iter()
                 .flat_map(|block| [block.start, block.end])
                 .collect();
+            ticks.extend(
+                trace
+                    .blocks
+                    .iter()
+                    .flat_map(|block| &block.gaps)
+                    .map(|gap| gap.0),
+            );
             let spans = trace
                 .phases
                 .iter()
@@ -620,7 +628,10 @@ mod tests {
         let sizes =
             |trace: &Trace| -> Vec<u64> { trace.blocks.iter().map(|block| block.bytes).collect() };
         assert_eq!(sizes(&free), sizes(&held));
-        assert!(lower_bound(&free, 512) < lower_bound(&held, 512));
+        let reserved = |trace: &Trace| simulate(trace, Segments::Expandable).reserved_bytes;
+        assert!(reserved(&free) * 5 / 4 < reserved(&held));
+        // Their bytes are not needed after the free.
+        assert_eq!(lower_bound(&free, 512), lower_bound(&held, 512));
     }
 
     /// The first part of a virtual pipeline runs `pipeline` micro-batches before the second one.

@@ -101,7 +101,12 @@ impl Writer {
     pub(super) fn free(&mut self, block: Live) {
         let used = self.used_elsewhere.as_mut();
         match used.is_some_and(|used| used.remove(&block)) {
-            true => self.held.push_back((block, self.trace.blocks.len())),
+            true => {
+                // Its bytes are not needed from here on.
+                let tick = self.tick();
+                self.trace.blocks[block].gaps = vec![(tick, u64::MAX)];
+                self.held.push_back((block, self.trace.blocks.len()));
+            }
             false => self.end(block),
         }
     }
@@ -117,6 +122,7 @@ impl Writer {
         let end = self.tick();
         let block = &mut self.trace.blocks[block];
         block.end = end;
+        block.gaps.iter_mut().for_each(|gap| gap.1 = end);
         block.origin.phases.1 = self.phase;
         block.origin.modules.1 = self.module;
     }
