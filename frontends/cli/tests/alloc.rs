@@ -401,6 +401,19 @@ fn a_trace_is_generated() {
     assert_eq!(again, std::fs::read_to_string(&trace).unwrap());
     run(&format!("alloc plan {trace} --effort fast -o {plan}")).expect(0);
     run(&format!("alloc check {trace} {plan} --align 512")).expect(0);
+    // Held blocks lower an allocator's efficiency, and not what is alive.
+    let options = "--model llama2-7b --pipeline 8 --tensor-parallel 2 --micro-batch 4 \
+                   --recompute";
+    let shares = ["", "--hold-collectives"].map(|hold| {
+        run(&format!("alloc generate {options} {hold} -o {trace}")).expect(0);
+        let stats = run(&format!("alloc stats {trace} --json")).expect(0).json();
+        let pool = &stats[0]["pools"][0];
+        let share = pool["expandable"]["efficiency"].as_f64().unwrap();
+        (pool["live_peak_bytes"].as_u64().unwrap(), share)
+    });
+    let [(alive, free), (alive_too, held)] = shares;
+    assert_eq!(alive, alive_too);
+    assert!(held < 0.95 * free, "{held} {free}");
     let text = run(&format!("alloc generate --model gpt2-345m -o {trace}"))
         .expect(0)
         .out;
