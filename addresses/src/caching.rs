@@ -18,6 +18,15 @@
 //! Large sizes are rounded up to pages. When all parts of a stitched block are free, it may serve
 //! later requests of at least a tenth of its size.
 //!
+//! A block that another stream has used (`record_stream`) is not available when the program frees
+//! it, but when the device has done the work. In a trace, it lives until then, and has a gap from
+//! the free to its end.
+//!
+//! [`simulate_within`] has a device of limited memory. If it refuses a segment, PyTorch waits for
+//! the device, returns all segments without a used block to the system, and tries again. With
+//! expandable segments it returns all free steps. If that does not suffice, the program ends: out
+//! of memory.
+//!
 //! [`replay`] compares a recorded history with the rules, and counts requests that get their real
 //! address.
 
@@ -57,9 +66,9 @@ pub enum Segments {
 /// The memory that an allocator reserved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Held {
-    /// Bytes from the system at the end, which is also their maximum.
+    /// The most bytes from the system.
     pub reserved_bytes: u64,
-    /// The number of their segments.
+    /// The number of segments at the end.
     pub segments: usize,
 }
 
@@ -156,6 +165,9 @@ struct Allocator {
     segments: BTreeMap<u64, Kind>,
     /// Stitched blocks by size: addresses and sizes of their parts.
     stitched: BTreeMap<(u64, usize), Vec<(u64, u64)>>,
+    /// Addresses of an expandable segment below its end that have no memory, and their sizes.
+    holes: BTreeMap<u64, u64>,
+    /// Now, not at most.
     held: Held,
 }
 
@@ -167,6 +179,7 @@ impl Allocator {
             free: BTreeSet::new(),
             segments: BTreeMap::new(),
             stitched: BTreeMap::new(),
+            holes: BTreeMap::new(),
             held: Held::default(),
         }
     }
@@ -193,50 +206,152 @@ impl Allocator {
             .free
             .range((kind, bytes, 0)..=(kind, u64::MAX, u64::MAX))
             .map(|&(_, _, address)| address);
-        let first = fitting.next()?;
+        let mut best = fitting.next()?;
         if self.rule != Segments::Expandable {
-            return Some(first);
+            return Some(best);
         }
-        // The block at the end can grow, so it counts as the largest.
-        if first + self.blocks[&first].bytes == self.end() {
-            Some(fitting.next().unwrap_or(first))
-        } else {
-            Some(first)
+        // A block counts with the bytes without memory that follow it.
+        for next in fitting {
+            if self.extent(next) >= self.extent(best) {
+                break;
+            }
+            best = next;
+        }
+        Some(best)
+    }
+
+    /// The size that a free block of an expandable segment can grow to.
+    fn extent(&self, address: u64) -> u64 {
+        let bytes = self.blocks[&address].bytes;
+        match self.holes.get(&(address + bytes)) {
+            Some(hole) => bytes + hole,
+            None if address + bytes == self.end() => u64::MAX,
+            None => bytes,
         }
     }
 
-    /// Reserves memory from the system for a request of `bytes` (already rounded). Returns the free
-    /// block that contains it.
-    fn reserve(&mut self, bytes: u64, kind: Kind) -> u64 {
+    /// The memory that a request of `bytes` (already rounded) needs from the system: addresses and
+    /// sizes.
+    fn growth(&self, bytes: u64, kind: Kind) -> Vec<(u64, u64)> {
         let small = kind.1;
-        if self.rule != Segments::Expandable {
-            let end = self.end();
-            self.add_segment(end, segment_of(bytes, small), kind);
-            return end;
+        if self.rule == Segments::Expandable {
+            return self.expansion(bytes, step(kind));
         }
-        // Invariant: the one segment begins at 0.
-        let end = self.end();
-        let step = if small { SMALL_SEGMENT } else { LARGE_SEGMENT };
-        // A free block at the end covers a part of the request.
-        let last = self.blocks.last_key_value();
-        let there = last
-            .filter(|(_, block)| !block.used)
-            .map_or(0, |(_, block)| block.bytes);
-        let more = (bytes - there).next_multiple_of(step);
-        if end == 0 {
-            self.segments.insert(0, kind);
-            self.held.segments += 1;
-        }
-        self.held.reserved_bytes += more;
-        self.blocks.insert(
-            end,
-            Block {
-                bytes: more,
+        vec![(self.end(), segment_of(bytes, small))]
+    }
+
+    /// Reserves memory that [`Allocator::growth`] found. Returns the free block that contains it.
+    fn reserve(&mut self, growth: &[(u64, u64)], kind: Kind) -> u64 {
+        let mut found = 0;
+        for &(address, bytes) in growth {
+            if self.rule != Segments::Expandable {
+                self.add_segment(address, bytes, kind);
+                found = address;
+                continue;
+            }
+            // Invariant: the one segment begins at 0.
+            if self.segments.insert(0, kind).is_none() {
+                self.held.segments += 1;
+            }
+            self.held.reserved_bytes += bytes;
+            if let Some(hole) = self.holes.remove(&address).filter(|&hole| hole > bytes) {
+                self.holes.insert(address + bytes, hole - bytes);
+            }
+            let block = Block {
+                bytes,
                 used: true,
                 segment: 0,
-            },
-        );
-        self.release(end)
+            };
+            self.blocks.insert(address, block);
+            found = self.release(address);
+        }
+        found
+    }
+
+    /// Memory for an expandable segment, in steps: at the lowest addresses without memory where,
+    /// with the free blocks beside them, `bytes` fit.
+    fn expansion(&self, bytes: u64, step: u64) -> Vec<(u64, u64)> {
+        let end = self.end();
+        for &hole in self.holes.keys().chain([&end]) {
+            let below = self.blocks.range(..hole).next_back();
+            let below = below.filter(|(at, block)| !block.used && *at + block.bytes == hole);
+            let mut at = below.map_or(hole, |(&at, _)| at);
+            let (mut there, mut growth) = (0, vec![]);
+            while there < bytes {
+                let more = match (self.blocks.get(&at), self.holes.get(&at)) {
+                    (Some(block), _) if block.used => break,
+                    (Some(block), _) => block.bytes,
+                    (None, hole) => {
+                        let needed = (bytes - there).next_multiple_of(step);
+                        let more = hole.map_or(needed, |&hole| hole.min(needed));
+                        growth.push((at, more));
+                        more
+                    }
+                };
+                at += more;
+                there += more;
+            }
+            if there >= bytes {
+                return growth;
+            }
+        }
+        unreachable!("an expandable segment should have room at its end")
+    }
+
+    /// Returns memory that no block uses to the system.
+    fn trim(&mut self) {
+        let free: Vec<(Kind, u64, u64)> = self.free.iter().copied().collect();
+        for (kind, bytes, address) in free {
+            let segment = self.blocks[&address].segment;
+            let is_outside = |other: Option<(&u64, &Block)>| {
+                other.is_none_or(|(_, block)| block.segment != segment)
+            };
+            if self.rule == Segments::Expandable {
+                self.unmap(kind, bytes, address);
+            } else if is_outside(self.blocks.range(..address).next_back())
+                && is_outside(self.blocks.range(address + 1..).next())
+            {
+                self.blocks.remove(&address);
+                self.free.remove(&(kind, bytes, address));
+                self.segments.remove(&segment);
+                self.held.segments -= 1;
+                self.held.reserved_bytes -= bytes;
+            }
+        }
+    }
+
+    /// Returns the whole steps of a free block of an expandable segment.
+    fn unmap(&mut self, kind: Kind, bytes: u64, address: u64) {
+        let step = step(kind);
+        let end = address + bytes;
+        let (lo, hi) = (address.next_multiple_of(step), end / step * step);
+        if lo >= hi {
+            return;
+        }
+        let block = self.blocks[&address];
+        self.blocks.remove(&address);
+        self.free.remove(&(kind, bytes, address));
+        for (from, to) in [(address, lo), (hi, end)] {
+            if from < to {
+                let bytes = to - from;
+                self.blocks.insert(from, Block { bytes, ..block });
+                self.free.insert((kind, bytes, from));
+            }
+        }
+        self.held.reserved_bytes -= hi - lo;
+        let (mut from, mut to) = (lo, hi);
+        if let Some((&below, &size)) = self.holes.range(..lo).next_back()
+            && below + size == lo
+        {
+            from = below;
+        }
+        if let Some(size) = self.holes.remove(&hi) {
+            to += size;
+        }
+        self.holes.insert(from, to - from);
+        // Above the last block there is no end of addresses.
+        let last = self.end();
+        self.holes.retain(|&at, _| at < last);
     }
 
     /// One past the last byte.
@@ -292,7 +407,7 @@ impl Allocator {
             .blocks
             .range(..address)
             .next_back()
-            .filter(|(_, other)| joins(other))
+            .filter(|(at, other)| joins(other) && *at + other.bytes == address)
         {
             lo = at;
             self.free.remove(&(kind, other.bytes, at));
@@ -315,22 +430,18 @@ impl Allocator {
         lo
     }
 
-    /// Serves a request of `bytes` (already rounded). Returns its address, or the addresses of its
-    /// parts if it was stitched.
-    fn alloc(&mut self, bytes: u64, kind: Kind) -> Vec<u64> {
+    /// Serves a request of `bytes` (already rounded) from free memory. Returns its address, or the
+    /// addresses of its parts if it was stitched. None if no free memory suffices.
+    fn alloc(&mut self, bytes: u64, kind: Kind) -> Option<Vec<u64>> {
         if let Some(address) = self.find(bytes, kind) {
             self.take(address, bytes);
-            return vec![address];
+            return Some(vec![address]);
         }
-        if let Some(parts) = self.stitch(bytes, kind) {
-            parts
-                .iter()
-                .for_each(|&(address, bytes)| self.carve(address, bytes));
-            return parts.into_iter().map(|(address, _)| address).collect();
-        }
-        let address = self.reserve(bytes, kind);
-        self.take(address, bytes);
-        vec![address]
+        let parts = self.stitch(bytes, kind)?;
+        parts
+            .iter()
+            .for_each(|&(address, bytes)| self.carve(address, bytes));
+        Some(parts.into_iter().map(|(address, _)| address).collect())
     }
 
     /// Free parts with `bytes` in total, if no single free block is large enough: blocks that were
@@ -457,11 +568,12 @@ impl Limited {
                 reserved_bytes: 0,
             });
         }
-        let segment = segment_of(bytes, kind.1);
+        let growth = self.allocator.growth(bytes, kind);
+        let segment = growth.iter().map(|&(_, bytes)| bytes).sum();
         if self.reserved_bytes() + segment > self.limit {
             return None;
         }
-        let address = self.allocator.reserve(bytes, kind);
+        let address = self.allocator.reserve(&growth, kind);
         self.allocator.take(address, bytes);
         Some(Served {
             address,
@@ -503,52 +615,161 @@ impl Limited {
     }
 }
 
+/// The step in which an expandable segment grows.
+fn step(kind: Kind) -> u64 {
+    if kind.1 { SMALL_SEGMENT } else { LARGE_SEGMENT }
+}
+
 /// What the allocator reserves for the trace's requests, starting empty. Sizes must add up to less
 /// than 2^62 bytes; readers of traces check this.
 pub fn simulate(trace: &Trace, rule: Segments) -> Held {
-    let mut held = Held::default();
-    let mut kinds: BTreeMap<Kind, Allocator> = BTreeMap::new();
-    let mut places = vec![vec![]; trace.blocks.len()];
-    let comings = trace
+    simulate_within(trace, rule, u64::MAX).expect("memory without a limit should suffice")
+}
+
+/// The same on a device with `capacity` bytes. None if the program would end: out of memory.
+pub fn simulate_within(trace: &Trace, rule: Segments, capacity: u64) -> Option<Held> {
+    simulate_seen(trace, rule, capacity, &mut |_, _| ())
+}
+
+/// The same. `see` is called for each request that needs memory from the system, with its block's
+/// position in the trace and the bytes.
+pub fn simulate_seen(
+    trace: &Trace,
+    rule: Segments,
+    capacity: u64,
+    see: &mut dyn FnMut(usize, u64),
+) -> Option<Held> {
+    let mut device = Device {
+        trace,
+        rule,
+        capacity,
+        allocators: BTreeMap::new(),
+        places: vec![vec![]; trace.blocks.len()],
+        freed: BTreeSet::new(),
+    };
+    let mut most = 0;
+    for (tick, comes, block) in happenings(trace) {
+        if !comes {
+            device.release(block);
+            continue;
+        }
+        let more = device.alloc(block, tick)?;
+        if more > 0 {
+            see(block, more);
+        }
+        most = most.max(device.reserved());
+    }
+    let segments = device.allocators.values();
+    Some(Held {
+        reserved_bytes: most,
+        segments: segments.map(|allocator| allocator.held.segments).sum(),
+    })
+}
+
+/// The requests and frees of a trace in order of time: the tick, true for a request, the block.
+/// Frees come first.
+fn happenings(trace: &Trace) -> Vec<(u64, bool, usize)> {
+    let of = |(i, block): (usize, &placement::trace::Block)| {
+        [(block.start, true, i), (block.end, false, i)]
+    };
+    let mut events: Vec<(u64, bool, usize)> = trace
         .blocks
         .iter()
         .enumerate()
-        .map(|(i, block)| (block.start, true, i));
-    let goings = trace
-        .blocks
-        .iter()
-        .enumerate()
-        .map(|(i, block)| (block.end, false, i));
-    let mut events: Vec<(u64, bool, usize)> = comings
-        .chain(goings)
-        .filter(|&(_, _, i)| 0 < trace.blocks[i].bytes)
+        .filter(|(_, block)| block.bytes > 0)
+        .flat_map(of)
         .collect();
     events.sort_unstable();
-    for (_, comes, i) in events {
-        let bytes = rounded(trace.blocks[i].bytes);
-        let kind = (trace.blocks[i].origin.stream, bytes <= SMALL);
-        let pages = matches!(rule, Segments::Stitched(_)) && !kind.1;
+    events
+}
+
+/// The allocators of all kinds, which share nothing but the device's memory.
+struct Device<'a> {
+    trace: &'a Trace,
+    rule: Segments,
+    capacity: u64,
+    allocators: BTreeMap<Kind, Allocator>,
+    /// Addresses of the parts of each live block.
+    places: Vec<Vec<u64>>,
+    /// Live blocks whose bytes are not needed from a tick on: the program has freed them, and
+    /// another stream may still use them.
+    freed: BTreeSet<(u64, usize)>,
+}
+
+impl Device<'_> {
+    fn kind(&self, block: usize) -> Kind {
+        let block = &self.trace.blocks[block];
+        (block.origin.stream, rounded(block.bytes) <= SMALL)
+    }
+
+    fn of(&mut self, kind: Kind) -> &mut Allocator {
+        let rule = self.rule;
+        self.allocators
+            .entry(kind)
+            .or_insert_with(|| Allocator::new(rule))
+    }
+
+    fn reserved(&self) -> u64 {
+        let of = |allocator: &Allocator| allocator.held.reserved_bytes;
+        self.allocators
+            .values()
+            .fold(0, |sum, allocator| u64::saturating_add(sum, of(allocator)))
+    }
+
+    /// Serves a block's request. Returns the bytes that came from the system for it. None if the
+    /// device has too little memory.
+    fn alloc(&mut self, block: usize, tick: u64) -> Option<u64> {
+        let kind = self.kind(block);
+        let of = &self.trace.blocks[block];
+        let bytes = rounded(of.bytes);
+        let pages = matches!(self.rule, Segments::Stitched(_)) && !kind.1;
         let bytes = if pages {
             bytes.next_multiple_of(PAGE)
         } else {
             bytes
         };
-        // Kinds share nothing, so each has its own allocator.
-        let allocator = kinds.entry(kind).or_insert_with(|| Allocator::new(rule));
-        match comes {
-            true => places[i] = allocator.alloc(bytes, kind),
-            false => {
-                for address in std::mem::take(&mut places[i]) {
-                    allocator.release(address);
-                }
+        if let Some(&(from, _)) = of.gaps.last().filter(|&&(_, to)| to == of.end) {
+            self.freed.insert((from, block));
+        }
+        if let Some(places) = self.of(kind).alloc(bytes, kind) {
+            self.places[block] = places;
+            return Some(0);
+        }
+        let mut growth = self.of(kind).growth(bytes, kind);
+        if !self.fits(&growth) {
+            // The host waits for the device. Then no stream uses a block that the program freed.
+            let freed: Vec<usize> = self.freed.range(..(tick, 0)).map(|&(_, i)| i).collect();
+            freed.into_iter().for_each(|block| self.release(block));
+            self.allocators.values_mut().for_each(Allocator::trim);
+            // What was found before may have been returned.
+            growth = self.of(kind).growth(bytes, kind);
+            if !self.fits(&growth) {
+                return None;
             }
         }
+        let allocator = self.of(kind);
+        let address = allocator.reserve(&growth, kind);
+        allocator.take(address, bytes);
+        self.places[block] = vec![address];
+        Some(growth.iter().map(|&(_, bytes)| bytes).sum())
     }
-    for allocator in kinds.values() {
-        held.reserved_bytes += allocator.held.reserved_bytes;
-        held.segments += allocator.held.segments;
+
+    /// Frees a block, unless it is free already.
+    fn release(&mut self, block: usize) {
+        let places = std::mem::take(&mut self.places[block]);
+        let allocator = self.of(self.kind(block));
+        for address in places {
+            allocator.release(address);
+        }
+        if let Some(&(from, _)) = self.trace.blocks[block].gaps.last() {
+            self.freed.remove(&(from, block));
+        }
     }
-    held
+
+    fn fits(&self, growth: &[(u64, u64)]) -> bool {
+        let more: u64 = growth.iter().map(|&(_, bytes)| bytes).sum();
+        self.reserved().saturating_add(more) <= self.capacity
+    }
 }
 
 /// Replays a history from its initial state, which is derived from its end. If the rules give a
@@ -873,6 +1094,64 @@ mod tests {
         );
     }
 
+    /// Segments of 30 and 40 MiB are free when 60 MiB are requested from a device of 80: they go
+    /// back. A used block in one of them keeps it.
+    #[test]
+    fn a_full_device_gets_free_segments_back() {
+        let items = [(0, 2, 30 * MIB), (1, 2, 40 * MIB), (3, 4, 60 * MIB)];
+        let within = |items: &[(u64, u64, u64)], rule| {
+            simulate_within(&trace(items), rule, 80 * MIB).map(|held| held.reserved_bytes)
+        };
+        assert_eq!(reserved(&items, Segments::Fixed), 130 * MIB);
+        assert_eq!(within(&items, Segments::Fixed), Some(70 * MIB));
+        assert_eq!(within(&items, Segments::Expandable), Some(80 * MIB));
+        let pinned = [
+            (0, 2, 30 * MIB),
+            (1, 2, 40 * MIB),
+            (3, 5, 2 * MIB),
+            (4, 5, 60 * MIB),
+        ];
+        assert_eq!(within(&pinned, Segments::Fixed), None);
+        // An expandable segment returns all steps but the one in use: 20 MiB at the start.
+        assert_eq!(within(&pinned, Segments::Expandable), Some(80 * MIB));
+        assert_eq!(within(&[(0, 1, 81 * MIB)], Segments::Expandable), None);
+    }
+
+    /// 40 MiB were freed at 1 and are held to 9. They are not available at 2, unless the device is
+    /// full.
+    #[test]
+    fn a_full_device_waits_for_other_streams() {
+        let mut held = trace(&[(0, 9, 40 * MIB), (2, 9, 40 * MIB)]);
+        held.blocks[0].gaps = vec![(1, 9)];
+        let within = |mib: u64| {
+            let held = simulate_within(&held, Segments::Fixed, mib * MIB);
+            held.map(|held| held.reserved_bytes / MIB)
+        };
+        assert_eq!(within(80), Some(80));
+        assert_eq!(within(79), Some(40));
+        assert_eq!(within(39), None);
+    }
+
+    /// 40 MiB between two used blocks go back when 50 are requested, and 20 of them come again.
+    #[test]
+    fn an_expandable_segment_has_holes() {
+        let items = [
+            (0, 9, 20 * MIB),
+            (1, 3, 40 * MIB),
+            (2, 9, 20 * MIB),
+            (4, 9, 50 * MIB),
+            (5, 9, 20 * MIB),
+        ];
+        let within = |mib: u64| {
+            let held = simulate_within(&trace(&items), Segments::Expandable, mib * MIB);
+            held.map(|held| held.reserved_bytes / MIB)
+        };
+        assert_eq!(within(140), Some(140));
+        assert_eq!(within(139), Some(120));
+        assert_eq!(within(120), Some(120));
+        assert_eq!(within(119), None);
+    }
+
     /// 10 MiB between two blocks of 12 MiB stay; then 24 MiB are requested while the two are free.
     #[test]
     fn free_blocks_are_stitched() {
@@ -969,6 +1248,14 @@ mod tests {
                 Segments::Stitched(30 << 20)] {
                 let held = simulate(&trace, rule);
                 prop_assert!(live <= held.reserved_bytes);
+                // A device with as much memory changes nothing. With a little less, free memory
+                // goes back to it, also to other streams, or the program ends.
+                let enough = simulate_within(&trace, rule, held.reserved_bytes);
+                prop_assert_eq!(enough, Some(held));
+                let less = simulate_within(&trace, rule, held.reserved_bytes - 1);
+                let at_once = placement::lower_bound(&trace.one_stream(), ROUND);
+                let between = at_once..held.reserved_bytes;
+                prop_assert!(less.is_none_or(|less| between.contains(&less.reserved_bytes)));
             }
         }
     }

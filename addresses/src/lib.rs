@@ -1,6 +1,7 @@
 //! Uses of allocation traces other than placing them: simulators of PyTorch's caching allocator and
 //! its variants ([`caching`]), figures of a trace ([`stats`]), idle bytes for requests that are not
-//! planned ([`dynamic`]), and plan files of recorded steps ([`serve`]).
+//! planned ([`dynamic`]), plan files of recorded steps ([`serve`]), and generated traces of
+//! training steps ([`generate`]).
 //!
 //! ```
 //! use lighterage_addresses::stats::live_bytes;
@@ -17,5 +18,6 @@
 
 pub mod caching;
 pub mod dynamic;
+pub mod generate;
 pub mod serve;
 pub mod stats;

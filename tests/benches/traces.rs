@@ -2,15 +2,15 @@
 //! `cargo bench -p lighterage-tests --bench traces [-- figure8 | figure9 | figure10 | table2]`.
 //!
 //! Each allocator's efficiency: the largest number of live bytes divided by its reserved bytes
-//! (STAlloc, section 2.2, Eq 1). The traces are generated (`lighterage_tests::megatron`); figures
+//! (STAlloc, section 2.2, Eq 1). The traces are generated (`addresses::generate`); figures
 //! and tables have the paper's numbers. `caching` and `expandable` simulate PyTorch's allocators,
 //! `gmlake` simulates GMLake's with its default limit of 512 MiB and with 64; `stalloc` is the
 //! paper's planner; `fast` and `normal` are ours with these efforts. Here, all of them know the
 //! sizes of dynamic requests.
 
 use addresses::caching::{self, Segments};
+use addresses::generate::Setup;
 use lighterage_tests::document::allocation::{self, ALIGN};
-use lighterage_tests::megatron::Setup;
 use papers::stalloc;
 use placement::check;
 use placement::trace::Trace;
@@ -51,7 +51,7 @@ fn main() {
         );
         say("|---|---|---|---|---|---|---|");
         for (name, setup, requests, seconds) in allocation::table_2() {
-            let trace = setup.trace();
+            let trace = allocation::planned(&setup);
             let [theirs, fast, normal] = [
                 timed(|| drop(theirs_of(&trace))),
                 timed(|| _ = ours(&trace, Effort::Fast)),
@@ -104,7 +104,7 @@ fn table(rows: &[(String, Setup)]) {
     );
     say("|---|---|---|---|---|---|---|---|---|---|---|---|---|");
     for (name, setup) in rows {
-        let trace = setup.trace();
+        let trace = allocation::planned(setup);
         let live = lower_bound(&trace, ALIGN);
         let stitched = |mib: u64| Segments::Stitched(mib << 20);
         let [fixed, expandable, gmlake, gmlake_64] = [

@@ -14,7 +14,6 @@ pub mod gpt2;
 pub mod gpu;
 mod gpu_ops;
 pub mod linears;
-pub mod megatron;
 pub mod numbers;
 pub mod paper_models;
 pub mod remat;

@@ -8,7 +8,7 @@ use crate::data::{check_writable, save_atomically};
 use crate::failure::Failure;
 use crate::model::read_text;
 use crate::size::{bytes, short};
-use crate::{out, picture};
+use crate::{generate, out, picture};
 use addresses::caching::{self, Held, Segments};
 use addresses::serve;
 use addresses::stats::{Class, Share, Stats, stats};
@@ -28,6 +28,7 @@ pub(crate) fn run(args: &AllocArgs) -> Result<(), Failure> {
         AllocCommand::Check(args) => check_plan(args),
         AllocCommand::Stats(args) => describe(args),
         AllocCommand::Convert(args) => convert(args),
+        AllocCommand::Generate(args) => generate::run(args),
     }
 }
 

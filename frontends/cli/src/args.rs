@@ -2,6 +2,7 @@
 
 use crate::page::update_name;
 use crate::size::{parse_budget, parse_bytes, parse_count, parse_dim, parse_rate};
+use addresses::generate::Model;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use codegen::kernels::Target;
@@ -119,7 +120,8 @@ pub(crate) enum Command {
     Offload(OffloadArgs),
     /// Plan addresses for the memory blocks in a trace of any program
     #[command(after_help = "Examples:\n  lighterage alloc stats snapshot.pickle\n  \
-        lighterage alloc plan snapshot.pickle -o plan.csv\n\n\
+        lighterage alloc plan snapshot.pickle -o plan.csv\n  \
+        lighterage alloc generate --model qwen2.5-7b --pipeline 4 -o qwen.trace\n\n\
         docs/alloc.md describes the formats.")]
     Alloc(AllocArgs),
 }
@@ -658,6 +660,16 @@ pub(crate) enum AllocCommand {
         after_help = "Example:\n  lighterage alloc convert snapshot.pickle -o snapshot.trace"
     )]
     Convert(AllocConvertArgs),
+    /// Write the requests that a rank of a training run would make, without a GPU: a Megatron-LM
+    /// run of a known model, as in the STAlloc paper
+    #[command(
+        after_help = "Examples:\n  lighterage alloc generate --model llama2-7b --pipeline 4 \
+        --tensor-parallel 2 \\\n      --sequence-parallel --micro-batch 4 --recompute -o \
+        llama.trace\n  \
+        lighterage alloc plan llama.trace\n\n\
+        docs/alloc.md says what is generated."
+    )]
+    Generate(AllocGenerateArgs),
 }
 
 /// A trace.
@@ -765,6 +777,81 @@ pub(crate) struct AllocConvertArgs {
     /// Write to a file instead of standard output
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
+}
+
+/// `alloc generate`.
+#[derive(Args, Debug)]
+pub(crate) struct AllocGenerateArgs {
+    /// The model
+    #[arg(long, value_name = "NAME", value_parser = named(&Model::ALL, Model::name))]
+    pub(crate) model: Model,
+    /// Tokens of a sequence [default: the model's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) sequence: Option<u64>,
+    /// Sequences of a micro-batch
+    #[arg(long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) micro_batch: u64,
+    /// Micro-batches of a step
+    #[arg(long, value_name = "N", default_value_t = 8,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) micro_batches: u32,
+    /// Stages of the pipeline (1F1B)
+    #[arg(long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) pipeline: u16,
+    /// The stage of the rank, from 0
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) stage: u16,
+    /// Parts of the model on each rank: a virtual pipeline
+    #[arg(long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) virtual_pipeline: u16,
+    /// Ranks over which each product is divided
+    #[arg(long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) tensor_parallel: u16,
+    /// Divide the tensors between the products over these ranks too
+    #[arg(long)]
+    pub(crate) sequence_parallel: bool,
+    /// Ranks over which the experts of a layer are divided
+    #[arg(long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) expert_parallel: u16,
+    /// Divide the optimizer's states over this many ranks
+    #[arg(long, value_name = "RANKS", default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) zero: u16,
+    /// Keep only the inputs of layers, and run layers again in the backward
+    #[arg(long)]
+    pub(crate) recompute: bool,
+    /// Keep activations and the optimizer's states on the host
+    #[arg(long)]
+    pub(crate) offload: bool,
+    /// Steps. With more than 1, the optimizer's moments are requested at the end of the first one
+    #[arg(long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) steps: u16,
+    /// Micro-batches of an evaluation after each step
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) evaluate: u16,
+    /// Make the sequences of a micro-batch up to this many percent shorter
+    #[arg(long, value_name = "PERCENT", default_value_t = 0,
+        value_parser = clap::value_parser!(u64).range(0..=90))]
+    pub(crate) vary: u64,
+    /// Hold the tensors of collectives after they are freed, as PyTorch's allocator does until the
+    /// device has done the work. For allocators that are simulated; a plan needs no such trace
+    #[arg(long)]
+    pub(crate) hold_collectives: bool,
+    /// The seed of lengths and of the routing to experts
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Write to a file instead of standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Print one JSON object about the trace
+    #[arg(long, requires = "output")]
+    pub(crate) json: bool,
 }
 
 /// What `offload solve` computes.

@@ -13,6 +13,7 @@ mod estimate;
 mod explain;
 mod failure;
 mod finite;
+mod generate;
 mod gpu;
 mod import;
 mod inspect;

@@ -380,6 +380,65 @@ fn a_snapshot_is_planned() {
     );
 }
 
+/// A generated trace is a trace like any other, and the same options give the same one.
+#[test]
+fn a_trace_is_generated() {
+    let folder = Folder::new("alloc-generate");
+    let (trace, plan) = (folder.file("a.trace"), folder.file("plan.csv"));
+    let options = "--model qwen1.5-moe --pipeline 8 --expert-parallel 4 --virtual-pipeline 3 \
+                   --recompute --steps 2 --evaluate 1 --vary 20 --seed 7";
+    let json = run(&format!("alloc generate {options} -o {trace} --json"))
+        .expect(0)
+        .json();
+    let stats = run(&format!("alloc stats {trace} --json")).expect(0).json();
+    let pool = &stats[0]["pools"][0];
+    for key in ["buffers", "live_peak_bytes", "phases"] {
+        assert_eq!(pool[key], json[0][key], "{key}");
+    }
+    assert_eq!(pool["classes_by"], "phases");
+    assert!(pool["dynamic"]["blocks"].as_u64() > Some(1000));
+    let again = run(&format!("alloc generate {options}")).expect(0).out;
+    assert_eq!(again, std::fs::read_to_string(&trace).unwrap());
+    run(&format!("alloc plan {trace} --effort fast -o {plan}")).expect(0);
+    run(&format!("alloc check {trace} {plan} --align 512")).expect(0);
+    // Held blocks lower an allocator's efficiency, and not what is alive.
+    let options = "--model llama2-7b --pipeline 8 --tensor-parallel 2 --micro-batch 4 \
+                   --recompute";
+    let shares = ["", "--hold-collectives"].map(|hold| {
+        run(&format!("alloc generate {options} {hold} -o {trace}")).expect(0);
+        let stats = run(&format!("alloc stats {trace} --json")).expect(0).json();
+        let pool = &stats[0]["pools"][0];
+        let share = pool["expandable"]["efficiency"].as_f64().unwrap();
+        (pool["live_peak_bytes"].as_u64().unwrap(), share)
+    });
+    let [(alive, free), (alive_too, held)] = shares;
+    assert_eq!(alive, alive_too);
+    assert!(held < 0.95 * free, "{held} {free}");
+    let text = run(&format!("alloc generate --model gpt2-345m -o {trace}"))
+        .expect(0)
+        .out;
+    assert!(text.contains("requests in 17 phases"), "{text}");
+}
+
+#[test]
+fn a_rank_that_cannot_exist_is_an_error() {
+    let wrong = |options: &str, words: &[&str]| {
+        run(&format!("alloc generate --model qwen2.5-7b {options}"))
+            .expect(2)
+            .says(words);
+    };
+    wrong("--pipeline 8", &["28 layers", "1, 2, 4, 7, 14, 28"]);
+    wrong("--tensor-parallel 8", &["28 heads", "8 ranks"]);
+    wrong("--pipeline 2 --stage 2", &["stage 2"]);
+    wrong("--expert-parallel 2", &["no experts"]);
+    wrong("--micro-batches 4000000000", &["requests", "fewer"]);
+    wrong("--micro-batch 18446744073709551615", &["512 GiB"]);
+    wrong("--json", &["--output"]);
+    run("alloc generate --model llama9")
+        .expect(2)
+        .says(&["llama2-7b", "qwen2.5-72b"]);
+}
+
 #[test]
 fn what_is_wrong_is_said() {
     let folder = Folder::new("alloc-errors");

@@ -10,6 +10,7 @@ pub mod backward;
 pub mod estimates;
 pub mod layouts;
 mod offloading;
+mod runs;
 
 use std::fmt::Write;
 
