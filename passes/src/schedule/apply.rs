@@ -360,8 +360,8 @@ impl<'a> Lines<'a> {
         Ok(homes)
     }
 
-    /// The gradients that leave by chunk: of each chunk, those that the host's updates of its states
-    /// read, if at least two can wait for each other.
+    /// The gradients that leave by chunk: of each chunk, those that the host's updates of its
+    /// states read, if at least two can wait for each other.
     fn gradients_by_chunk(&self) -> Gradients {
         let mut gradients = Gradients::default();
         if !self.decisions.gradients_by_chunk {
