@@ -119,7 +119,12 @@ fn headline() {
             let steps = [Planner::Protrain, Planner::Greedy, Planner::Auto].map(step);
             let finer = record::judge(
                 problem,
-                &layout::drafts(problem, FINER * RUNGS, &record::Wanted::ALL),
+                &layout::drafts(
+                    problem,
+                    layout::Gradients::Alone,
+                    FINER * RUNGS,
+                    &record::Wanted::ALL,
+                ),
             );
             let fits = finer
                 .iter()
