@@ -86,7 +86,7 @@ fn device_files_have_the_machines_rates() {
 /// and within 2.5 % for a model of 12 blocks, whose swaps wait for memory in the backward.
 #[test]
 fn formulas_agree_with_the_simulator() {
-    for (model, batch, time) in [(layouts::GPT2_SMALL, 8, 0.025), (GPT2_1B, 16, 0.01)] {
+    for (model, batch, time) in [(layouts::GPT2_SMALL, 8, 0.01), (GPT2_1B, 16, 0.01)] {
         let graph = layouts::prepared(&model, batch);
         for device in ["rtx3090", "a100-80g", "gh200"] {
             let misses = layouts::misses(&graph, device);

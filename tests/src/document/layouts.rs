@@ -34,9 +34,7 @@ pub(super) fn paper() -> Paper {
                           schedule of each configuration is built, placed and simulated line by \
                           line. The formulas have two terms that the paper's text does not: the \
                           wait for the first chunks' updates, and tied embeddings. A block's needs \
-                          are read from one schedule, as in the paper's profiler. With 12 blocks \
-                          on the slow link, swaps wait for memory at the start of the backward, \
-                          which no formula has.",
+                          are read from one schedule, as in the paper's profiler.",
                 quick: false,
             },
             Section {
