@@ -418,7 +418,7 @@ pub(crate) struct ProfileArgs {
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     pub(crate) link: Option<f64>,
     /// How often to run each op. Of equal ops, one is run [default: 2 to 4 times, so that all takes
-    /// about as long as four steps and a second]
+    /// about as long as four steps and two seconds]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repeat: Option<u32>,
     /// A profile of this machine, whose ops and figures of the machine are taken over and not
