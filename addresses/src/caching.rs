@@ -298,8 +298,10 @@ impl Allocator {
         unreachable!("an expandable segment should have room at its end")
     }
 
-    /// Returns memory that no block uses to the system.
-    fn trim(&mut self) {
+    /// Returns memory that no block uses to the system: whole segments, whose sizes are the result,
+    /// or steps of an expandable one.
+    fn trim(&mut self) -> Vec<u64> {
+        let mut segments = vec![];
         let free: Vec<(Kind, u64, u64)> = self.free.iter().copied().collect();
         for (kind, bytes, address) in free {
             let segment = self.blocks[&address].segment;
@@ -316,8 +318,10 @@ impl Allocator {
                 self.segments.remove(&segment);
                 self.held.segments -= 1;
                 self.held.reserved_bytes -= bytes;
+                segments.push(bytes);
             }
         }
+        segments
     }
 
     /// Returns the whole steps of a free block of an expandable segment.
@@ -588,25 +592,7 @@ impl Limited {
 
     /// Returns all segments without a used block to the system. Returns their sizes.
     pub fn release_cached(&mut self) -> Vec<u64> {
-        let allocator = &self.allocator;
-        let whole: Vec<(u64, u64)> = allocator
-            .segments
-            .keys()
-            .map(|&address| (address, allocator.blocks[&address]))
-            .filter(|&(address, block)| {
-                let next = allocator.blocks.get(&(address + block.bytes));
-                !block.used && next.is_none_or(|next| next.segment != address)
-            })
-            .map(|(address, block)| (address, block.bytes))
-            .collect();
-        for &(address, bytes) in &whole {
-            self.allocator
-                .remove_segment(address, bytes)
-                .expect("the segment should be free");
-            self.allocator.held.segments -= 1;
-            self.allocator.held.reserved_bytes -= bytes;
-        }
-        whole.into_iter().map(|(_, bytes)| bytes).collect()
+        self.allocator.trim()
     }
 
     /// Bytes from the system.
@@ -740,7 +726,9 @@ impl Device<'_> {
             // The host waits for the device. Then no stream uses a block that the program freed.
             let freed: Vec<usize> = self.freed.range(..(tick, 0)).map(|&(_, i)| i).collect();
             freed.into_iter().for_each(|block| self.release(block));
-            self.allocators.values_mut().for_each(Allocator::trim);
+            self.allocators.values_mut().for_each(|allocator| {
+                allocator.trim();
+            });
             // What was found before may have been returned.
             growth = self.of(kind).growth(bytes, kind);
             if !self.fits(&growth) {

@@ -85,18 +85,14 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
     let start = Instant::now();
     let roofline = Roofline::new(&machine.device);
     let mut found: BTreeMap<String, Found> = known.iter().flat_map(known::found).collect();
-    let sample = Sample::new(&step, &found);
+    let sample = Sample::new(&step, |key| found.contains_key(key));
     let rounds = sample.rounds(args.repeat, &step, &roofline, STEPS);
     // An op of a group that is also a line of the step is measured there.
-    let in_step = step
-        .keys
-        .iter()
-        .map(|key| (key.clone(), Err(String::new())));
-    let in_step: BTreeMap<String, Found> = in_step.chain(found.clone()).collect();
-    let apart = apart.map(|apart| (Sample::new(&apart, &in_step), apart));
-    let share = STEPS_APART;
-    let apart = apart.map(|(sample, apart)| {
-        let rounds = sample.rounds(args.repeat, &apart, &roofline, share);
+    let in_step: BTreeSet<&String> = step.keys.iter().collect();
+    let apart = apart.map(|apart| {
+        let is_known = |key: &String| found.contains_key(key) || in_step.contains(key);
+        let sample = Sample::new(&apart, is_known);
+        let rounds = sample.rounds(args.repeat, &apart, &roofline, STEPS_APART);
         (sample, apart, rounds)
     });
     let n_runs = |sample: &Sample, rounds: u32| sample.ops.len() as u64 * (u64::from(rounds) + 1);
@@ -177,12 +173,12 @@ struct Sample {
 
 impl Sample {
     /// The sample of what is not known yet.
-    fn new(step: &Step, known: &BTreeMap<String, Found>) -> Sample {
-        let mut of_key: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-        for (i, key) in step.keys.iter().enumerate() {
+    fn new(step: &Step, is_known: impl Fn(&String) -> bool) -> Sample {
+        let mut of_key: BTreeMap<&String, Vec<usize>> = BTreeMap::new();
+        let keys = step.keys.iter().enumerate();
+        for (i, key) in keys.filter(|(_, key)| !is_known(key)) {
             of_key.entry(key).or_default().push(i);
         }
-        of_key.retain(|&key, _| !known.contains_key(key));
         let chosen: BTreeSet<usize> = of_key.values().map(|ops| ops[ops.len() / 2]).collect();
         let before = chosen.iter().filter_map(|i| i.checked_sub(1));
         let ops: BTreeSet<usize> = chosen.iter().copied().chain(before).collect();

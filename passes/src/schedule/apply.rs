@@ -93,7 +93,7 @@ struct Cascades {
 
 /// Gradients for the host that leave by chunk.
 #[derive(Default)]
-struct Gradients {
+struct GradientChunks {
     /// The chunk of each, and its place there. Empty if gradients do not leave by chunk.
     place: BTreeMap<Value, (usize, u64)>,
     chunks: Vec<GradientChunk>,
@@ -145,7 +145,7 @@ struct Lines<'a> {
     /// The last copy of each chunk, and the states whose old value it holds.
     chunk_copy: Vec<Option<(Buffer, BTreeSet<State>)>>,
     /// The gradients that leave by chunk.
-    gradients: Gradients,
+    gradients: GradientChunks,
     output: Vec<Option<Loc>>,
     cascades: Cascades,
     /// The number of buffers with each name so far; absent if buffers get no names.
@@ -222,7 +222,7 @@ impl<'a> Lines<'a> {
             chunk: Table::filled(graph.states.len(), None),
             chunk_home: vec![],
             chunk_copy: vec![None; decisions.chunks.len()],
-            gradients: Gradients::default(),
+            gradients: GradientChunks::default(),
             output: vec![None; graph.outputs.len()],
             cascades: Cascades {
                 number: 0,
@@ -362,8 +362,8 @@ impl<'a> Lines<'a> {
 
     /// The gradients that leave by chunk: of each chunk, those that the host's updates of its
     /// states read, if at least two can wait for each other.
-    fn gradients_by_chunk(&self) -> Gradients {
-        let mut gradients = Gradients::default();
+    fn gradients_by_chunk(&self) -> GradientChunks {
+        let mut gradients = GradientChunks::default();
         if !self.decisions.gradients_by_chunk {
             return gradients;
         }
