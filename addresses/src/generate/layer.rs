@@ -166,6 +166,11 @@ impl Rank<'_> {
     /// The result of a product whose summands are on several ranks.
     pub(super) fn summed(&mut self) -> Live {
         let whole = self.writer.get(self.whole_stream());
+        self.reduced(whole)
+    }
+
+    /// The sum of a tensor over the ranks, or this rank's part of it.
+    fn reduced(&mut self, whole: Live) -> Live {
         self.crosses_ranks(whole);
         if !self.setup.sequence_parallel {
             // All ranks sum in place.
@@ -311,13 +316,7 @@ impl Rank<'_> {
     /// The gradient of the input of a product that all ranks read, summed over the ranks.
     fn summed_backward(&mut self, weights: u64, kept: &mut Vec<(Part, Live)>) -> Live {
         let whole = self.product_backward(self.whole_stream(), weights, kept, None);
-        self.crosses_ranks(whole);
-        if !self.setup.sequence_parallel {
-            return whole;
-        }
-        let own = self.writer.get(self.stream());
-        self.writer.free(whole);
-        own
+        self.reduced(whole)
     }
 
     pub(super) fn feed_forward_backward(
