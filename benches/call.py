@@ -1,11 +1,12 @@
 """What a call from Python adds to a step, beside the time that the runtime itself takes for it.
 
-usage: call.py [--layers 4 12] [--steps 200] [--json FILE]
+usage: call.py [--layers 2 4 12] [--steps 200] [--json FILE]
 
-The models are GPT-2s of transformers, of width 32 on 16 symbols: 52 parameters with 4 layers, 148 with 12. `step` is a
-call of what `lighterage.compile` returns; `torch.compile` is a forward and a backward with the backend, in which
-Dynamo, AOTAutograd and autograd have a share. The runtime measures itself within each call, and what is left is what
-the call adds. Printed are the least and the median of all calls, and how much of that the package adds.
+The models are GPT-2s of transformers, of width 32 on 16 symbols: 312 traced operations and 28 parameters with 2 layers,
+52 parameters with 4, 148 with 12. `step` is a call of what `lighterage.compile` returns; `torch.compile` is a forward
+and a backward with the backend, in which Dynamo, AOTAutograd and autograd have a share. The runtime measures itself
+within each call, and what is left is what the call adds. Printed are the least and the median of all calls, and how much
+of that the package adds.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ WAYS = {"step": whole_step, "torch.compile": in_torch_compile}
 def main() -> None:
     """Read the arguments, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, nargs="+", default=[4, 12])
+    parser.add_argument("--layers", type=int, nargs="+", default=[2, 4, 12])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
