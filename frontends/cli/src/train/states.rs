@@ -1,0 +1,187 @@
+//! Where the states' values come from, and where they are saved.
+
+use super::failure;
+use crate::args::TrainArgs;
+use crate::data::{self, Saved, Tensors};
+use crate::failure::Failure;
+use crate::finite;
+use artifact::StateKind;
+use runtime::{Machine, StateInit};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// The largest number of names in an error.
+const NAMED: usize = 8;
+
+/// Where parameters come from.
+pub(super) enum Init {
+    /// From the model's file.
+    File,
+    /// Drawn, with this deviation.
+    Normal(f64),
+    /// From another file.
+    Tensors(Tensors),
+}
+
+impl Init {
+    pub(super) fn parse(text: Option<&str>) -> Result<Init, Failure> {
+        let Some(text) = text else {
+            return Ok(Init::File);
+        };
+        let Some(std) = text.strip_prefix("normal:") else {
+            let path = PathBuf::from(text);
+            return match path.extension() {
+                None if !path.exists() => Err(Failure::Input(format!(
+                    "--init {text}: neither normal:STD, as in normal:0.02, nor a file"
+                ))),
+                _ => Ok(Init::Tensors(Tensors::open(&path)?)),
+            };
+        };
+        match std.parse::<f64>() {
+            Ok(std) if std.is_finite() && 0.0 <= std => Ok(Init::Normal(std)),
+            _ => Err(Failure::Input(format!(
+                "--init {text}: {std:?} is not a deviation; write normal:0.02"
+            ))),
+        }
+    }
+}
+
+/// Gives every state its value; an error lists the states without a value.
+pub(super) fn give(
+    machine: &mut Machine,
+    init: &Init,
+    seed: u64,
+    tied: &[Vec<String>],
+) -> Result<(), Failure> {
+    let std = match init {
+        Init::Normal(std) => Some(*std),
+        Init::File | Init::Tensors(_) => None,
+    };
+    machine
+        .initialise(&StateInit { seed, std })
+        .map_err(failure)?;
+    if let Init::Tensors(tensors) = init {
+        let states: Vec<artifact::State> = machine.states().cloned().collect();
+        let mut missing = vec![];
+        for state in &states {
+            match name_in(tensors, &state.path, tied) {
+                Some(name) => {
+                    machine
+                        .write_state(&state.path, &tensors.get(name, &state.operand)?)
+                        .map_err(failure)?;
+                }
+                None if state.kind == StateKind::Param => missing.push(state.path.clone()),
+                None => {}
+            }
+        }
+        if !missing.is_empty() {
+            let has: Vec<&str> = tensors.names().take(3).collect();
+            let has = if has.is_empty() {
+                "nothing".to_string()
+            } else {
+                has.join(", ")
+            };
+            return Err(Failure::Input(format!(
+                "{}: no tensor for {}; the file has {has}, ..",
+                tensors.path().display(),
+                listed(&missing)
+            )));
+        }
+    }
+    let lacking: Vec<String> = machine
+        .states()
+        .map(|state| state.path.clone())
+        .filter(|path| !machine.has_state(path))
+        .collect();
+    if lacking.is_empty() {
+        return Ok(());
+    }
+    let help = "the model's file has no values for them; give --init normal:0.02, or --init \
+        FILE.safetensors with a tensor for each";
+    Err(Failure::Input(format!(
+        "no value for {}; {help}",
+        listed(&lacking)
+    )))
+}
+
+/// The name of a state in a file: its path, or a tied path.
+fn name_in<'a>(tensors: &Tensors, path: &'a str, tied: &'a [Vec<String>]) -> Option<&'a str> {
+    let group = tied
+        .iter()
+        .find(|group| group.iter().any(|name| name == path));
+    let others = group.into_iter().flatten().map(String::as_str);
+    std::iter::once(path)
+        .chain(others)
+        .find(|name| tensors.has(name))
+}
+
+/// `5 states: a, b, c and 2 more`.
+fn listed(names: &[String]) -> String {
+    let shown = names
+        .iter()
+        .take(NAMED)
+        .cloned()
+        .collect::<Vec<_>>()
+        .join(", ");
+    let rest = names.len().saturating_sub(NAMED);
+    let count = if names.len() == 1 {
+        "1 state".to_string()
+    } else {
+        format!("{} states", names.len())
+    };
+    if rest == 0 {
+        format!("{count}: {shown}")
+    } else {
+        format!("{count}: {shown} and {rest} more")
+    }
+}
+
+/// Saves all states, if the user names a file. If parameters or moments are not finite, returns a
+/// message; an existing file is then not replaced.
+pub(super) fn save(args: &TrainArgs, machine: &mut Machine) -> Result<Option<String>, Failure> {
+    let Some(path) = &args.save else {
+        return Ok(None);
+    };
+    let saved = states(machine)?;
+    let kinds: BTreeMap<String, StateKind> = machine
+        .states()
+        .map(|state| (state.path.clone(), state.kind))
+        .collect();
+    let broken: Vec<String> = saved
+        .iter()
+        .filter(|(path, state)| !finite::is_sound(kinds[*path], state.dtype, &state.bytes))
+        .map(|(path, _)| path.clone())
+        .collect();
+    if broken.is_empty() || args.save_nonfinite {
+        data::save(path, saved)?;
+        return Ok(None);
+    }
+    let found = format!("NaN or infinite values in {}", listed(&broken));
+    if path.exists() {
+        return Ok(Some(format!(
+            "{found}\n  {} is left as it was; --save-nonfinite replaces it",
+            path.display()
+        )));
+    }
+    data::save(path, saved)?;
+    Ok(Some(format!("{found}\n  they are in {}", path.display())))
+}
+
+/// All states by path.
+pub(super) fn states(machine: &mut Machine) -> Result<BTreeMap<String, Saved>, Failure> {
+    let states: Vec<artifact::State> = machine.states().cloned().collect();
+    let mut saved = BTreeMap::new();
+    for state in states {
+        let bytes = machine.read_state(&state.path).map_err(failure)?;
+        let shape = state.operand.shape.iter().map(|&d| d as usize).collect();
+        saved.insert(
+            state.path,
+            Saved {
+                dtype: state.operand.dtype,
+                shape,
+                bytes,
+            },
+        );
+    }
+    Ok(saved)
+}
