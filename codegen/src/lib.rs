@@ -602,6 +602,7 @@ fn summary(compiled: &Compiled) -> Summary {
     let Options {
         optimizer,
         micro_batches,
+        ref group_options,
         ..
     } = compiled.options;
     let options = optimizer.options();
@@ -613,6 +614,7 @@ fn summary(compiled: &Compiled) -> Summary {
         swapped_bytes: compiled.timeline.swapped_bytes,
         recomputed_ms: compiled.timeline.recomputed / 1e3,
         micro_batches: micro_batches.unwrap_or(1) as u64,
+        groups: group_options.clone(),
         optimizer: (!options.is_empty()).then(|| {
             (
                 optimizer.name().into(),

@@ -1,7 +1,9 @@
 //! The command line. Every option says what it takes, and every subcommand shows an example.
 
+use crate::groups::{Group, Paths};
 use crate::page::update_name;
 use crate::size::{parse_budget, parse_bytes, parse_count, parse_dim, parse_rate};
+use crate::train::Schedule;
 use addresses::generate::Model;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
@@ -155,6 +157,19 @@ pub(crate) struct Compiling {
     /// torch.nn.utils.clip_grad_norm_ does
     #[arg(long, value_name = "NORM", allow_negative_numbers = true)]
     pub(crate) clip_norm: Option<f64>,
+    /// Compute the norm over all gradients, before they are clipped; `train` prints it
+    #[arg(long)]
+    pub(crate) grad_norm: bool,
+    /// Options of the parameters whose paths match, such as '*.bias|*.ln_?.*:weight-decay=0,lr=1e-4'.
+    /// May be given several times; the last match wins
+    #[arg(long, value_name = "PATTERN:OPTION=VALUE,..", value_parser = Group::parse)]
+    pub(crate) group: Vec<Group>,
+    /// No weight decay of biases and norms: of parameters with fewer than 2 dimensions
+    #[arg(long)]
+    pub(crate) no_decay: bool,
+    /// Do not train the parameters whose paths match, such as 'embed.*'; may be given several times
+    #[arg(long, value_name = "PATTERN", value_parser = Paths::parse)]
+    pub(crate) freeze: Vec<Paths>,
     /// Accumulate gradients over N batches for one update, and use their mean [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64)
         .range(1..=MOST_MICRO_BATCHES))]
@@ -377,6 +392,19 @@ pub(crate) struct HyperArgs {
     /// SGD's momentum [default: 0 for sgd, 0.9 for sgd-momentum]
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) momentum: Option<f64>,
+    /// How the learning rate changes from step to step, by PyTorch's formulas: LinearLR to --min-lr,
+    /// CosineAnnealingLR to --min-lr, OneCycleLR with --lr as its highest rate [default: constant]
+    #[arg(long, value_parser = named(&Schedule::ALL, Schedule::name))]
+    pub(crate) schedule: Option<Schedule>,
+    /// In the first N steps the rate rises to --lr: step i of them has (i + 1)/(N + 1) of it
+    #[arg(long, value_name = "N")]
+    pub(crate) warmup: Option<u64>,
+    /// The rate at the end of the schedule [default: 0]
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
+    pub(crate) min_lr: Option<f64>,
+    /// The number of steps that the schedule is for, with its warm-up [default: --steps]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) schedule_steps: Option<u64>,
 }
 
 /// `explain`.

@@ -15,6 +15,7 @@ mod failure;
 mod finite;
 mod generate;
 mod gpu;
+mod groups;
 mod import;
 mod inspect;
 mod interrupt;

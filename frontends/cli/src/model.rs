@@ -4,6 +4,7 @@ use crate::args::Compiling;
 use crate::data::read_whole;
 use crate::failure::Failure;
 use crate::gpu::{self, Here};
+use crate::groups;
 use crate::observe::{Dumps, Observer};
 use crate::out;
 use crate::page::PassTime;
@@ -289,7 +290,9 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         optimizer: compiling.optimizer.unwrap_or_default(),
         master: compiling.master.unwrap_or_default(),
         clip_norm: compiling.clip_norm,
+        grad_norm: compiling.grad_norm,
         groups: BTreeMap::new(),
+        group_options: vec![],
         micro_batches: compiling.micro_batches.map(|n| n as usize),
         loss_chunks: compiling.loss_chunks.unwrap_or_default(),
         update: compiling.update.unwrap_or_default(),
@@ -377,13 +380,18 @@ fn run(
              proportion to them; -v prints its progress"
         ));
     }
-    let mut observer = Observer::new(compiling, dumps, graph)?;
+    let mut graph = graph.clone();
+    groups::freeze(&mut graph, compiling)?;
+    let groups = groups::of(&graph, compiling)?;
+    let mut observer = Observer::new(compiling, dumps, &graph)?;
     let options = Options {
         extent,
+        groups: groups.of,
+        group_options: groups.options,
         ..options(compiling)
     };
     let compiled = pipeline::compile(
-        graph.clone(),
+        graph,
         &options,
         &machine.device,
         &*machine.cost,

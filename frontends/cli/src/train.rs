@@ -1,9 +1,10 @@
 //! `lighterage train`: runs a step many times. After the last batch the first follows.
 
 mod hyper;
-mod loss;
+mod number;
 mod progress;
 mod rates;
+mod schedule;
 mod source;
 mod states;
 mod summary;
@@ -14,11 +15,12 @@ use crate::failure::Failure;
 use crate::interrupt;
 use crate::out::{self, out};
 use artifact::{Binding, Initial, Operand, StateKind};
-use loss::Loss;
-use passes::graph::optimizer::HYPER;
+use hyper::Hyper;
+use number::Number;
 use progress::Progress;
 use rates::{Items, Run};
 use runtime::{Error, Machine, Options};
+pub(crate) use schedule::Schedule;
 use serde_json::json;
 use source::Source;
 use states::Init;
@@ -40,11 +42,11 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     source::check_memory(args, &artifact)?;
     source::check_names(args, &artifact)?;
     source::note_threads(args);
-    let hyper = hyper::bytes(&args.hyper, &artifact)?;
+    let hyper = Hyper::new(&args.hyper, &artifact, args.steps)?;
     let fed: Vec<_> = artifact
         .inputs
         .iter()
-        .filter(|input| hyper.is_none() || input.name != HYPER)
+        .filter(|input| hyper.is_none() || !artifact::is_optimizer_input(&input.name))
         .cloned()
         .collect();
     let micro_batches = artifact.summary.micro_batches.max(1);
@@ -60,7 +62,8 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
             state.initial = Initial::Absent;
         }
     }
-    let loss = Loss::find(&artifact);
+    let loss = Number::loss(&artifact);
+    let grad_norm = Number::grad_norm(&artifact);
     let items = Items::of(&inputs, micro_batches);
     let options = Options {
         link_bandwidth: args.compiling.link,
@@ -101,7 +104,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
             }
         }
         if let Some(hyper) = &hyper {
-            machine.write_input(HYPER, hyper).map_err(failure)?;
+            hyper.write(&mut machine, step)?;
         }
         // Updates and offloads overlap the next step, except those of the last step.
         machine.launch().map_err(failure)?;
@@ -111,12 +114,13 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
             machine.wait_io()
         }
         .map_err(failure)?;
-        let value = match &loss {
-            Some(loss) => loss.read(&mut machine)?,
-            None => None,
+        let mut read = |number: &Option<Number>| match number {
+            Some(number) => number.read(&mut machine),
+            None => Ok(None),
         };
-        run.add(report.ms, value);
-        progress.step(&run);
+        run.add(report.ms, read(&loss)?);
+        let rate = hyper.as_ref().map(|hyper| hyper.rate(step));
+        progress.step(&run, rate, read(&grad_norm)?);
     }
     machine.wait().map_err(failure)?;
     progress.finish();

@@ -142,6 +142,8 @@ pub(crate) fn compile(
         planner: chosen("planner", planner, &Planner::ALL, Planner::name)?,
         clip_norm,
         groups: groups.unwrap_or_default(),
+        grad_norm: false,
+        group_options: vec![],
         parts: parts.map(|(late, early)| Parts { late, early }),
         extent: Extent::Plan,
         tf32,

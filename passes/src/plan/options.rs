@@ -44,8 +44,13 @@ pub struct Options {
     pub master: Master,
     /// The largest norm over all gradients.
     pub clip_norm: Option<f64>,
+    /// Makes the norm over all gradients an output.
+    pub grad_norm: bool,
     /// Groups of parameters with options of their own, by path: see [`Attach::groups`].
     pub groups: BTreeMap<String, usize>,
+    /// The options of the groups from 1 on that differ from those of group 0, for the program that
+    /// runs the step. They change no plan.
+    pub group_options: Vec<Vec<(String, f64)>>,
     /// The number of batches over which gradients are accumulated for one update; 1 if absent.
     pub micro_batches: Option<usize>,
     /// Where its updates run.
@@ -83,6 +88,7 @@ impl Options {
             optimizer: self.optimizer,
             master: self.master,
             clip_norm: self.clip_norm,
+            grad_norm: self.grad_norm,
             groups: self.groups.clone(),
         }
     }

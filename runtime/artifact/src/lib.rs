@@ -382,4 +382,7 @@ pub struct Summary {
     pub micro_batches: u64,
     /// The optimizer's name and default options, for the train command: `adamw`, lr, beta1, …
     pub optimizer: Option<(String, Vec<(String, f64)>)>,
+    /// The options of groups of parameters: of group 1, which reads the input `optimizer.hyper.1`,
+    /// and so on. Other options are those of group 0.
+    pub groups: Vec<Vec<(String, f64)>>,
 }

@@ -1,9 +1,12 @@
-//! The optimizer's options for each step.
+//! The optimizer's options for each step, of each group of parameters.
 
+use super::failure;
+use super::schedule::Rates;
 use crate::args::HyperArgs;
 use crate::failure::Failure;
 use artifact::Artifact;
-use passes::graph::optimizer::{HYPER, Optimizer};
+use passes::graph::optimizer::{Optimizer, hyper_of};
+use runtime::Machine;
 
 /// Options of optimizers: an option's name in the artifact, its flag, the given value, and the
 /// value's upper bound.
@@ -36,8 +39,78 @@ fn optimizers() -> String {
     format!("{} or {last}", names.join(", "))
 }
 
-/// The bytes of the optimizer's options; none if the step takes none.
-pub(super) fn bytes(args: &HyperArgs, artifact: &Artifact) -> Result<Option<Vec<u8>>, Failure> {
+/// The optimizer's options in a run.
+pub(super) struct Hyper {
+    /// Each group's input, and its options without the schedule.
+    groups: Vec<(String, Vec<f64>)>,
+    /// The place of the learning rate among the options.
+    lr: usize,
+    rates: Rates,
+}
+
+impl Hyper {
+    /// The options of a run of `steps`; none if the step takes none.
+    pub(super) fn new(
+        args: &HyperArgs,
+        artifact: &Artifact,
+        steps: u64,
+    ) -> Result<Option<Hyper>, Failure> {
+        let (name, defaults): (&str, &[(String, f64)]) = match &artifact.summary.optimizer {
+            Some((name, defaults)) => (name, defaults),
+            None => ("none", &[]),
+        };
+        let values = values(args, name, defaults)?;
+        let rates = Rates::new(args, steps)?;
+        let at = |key: &str| defaults.iter().position(|(default, _)| default == key);
+        let Some(lr) = at("lr") else {
+            if args.schedule.is_some() || args.warmup.is_some() {
+                let message = "--schedule, --warmup: the step has no optimizer with a rate";
+                return Err(Failure::Input(message.into()));
+            }
+            return Ok(None);
+        };
+        let mut groups = vec![];
+        let overrides =
+            std::iter::once(&[][..]).chain(artifact.summary.groups.iter().map(|g| &g[..]));
+        for (number, overrides) in overrides.enumerate() {
+            let input = hyper_of(number);
+            if !artifact.inputs.iter().any(|binding| binding.name == input) {
+                continue;
+            }
+            let mut values = values.clone();
+            for (key, value) in overrides {
+                if let Some(option) = at(key).and_then(|option| values.get_mut(option)) {
+                    *option = *value;
+                }
+            }
+            groups.push((input, values));
+        }
+        Ok((!groups.is_empty()).then_some(Hyper { groups, lr, rates }))
+    }
+
+    /// Writes the options of a step, from 0.
+    pub(super) fn write(&self, machine: &mut Machine, step: u64) -> Result<(), Failure> {
+        for (input, values) in &self.groups {
+            let mut values = values.clone();
+            values[self.lr] = self.rates.at(step, values[self.lr]);
+            let bytes: Vec<u8> = values
+                .iter()
+                .flat_map(|value| value.to_le_bytes())
+                .collect();
+            machine.write_input(input, &bytes).map_err(failure)?;
+        }
+        Ok(())
+    }
+
+    /// The learning rate of a step, of the first group.
+    pub(super) fn rate(&self, step: u64) -> f64 {
+        let (_, values) = &self.groups[0];
+        self.rates.at(step, values[self.lr])
+    }
+}
+
+/// The values of the options, in the order of `defaults`.
+fn values(args: &HyperArgs, name: &str, defaults: &[(String, f64)]) -> Result<Vec<f64>, Failure> {
     let given = given(args);
     for (_, option, value, below) in given {
         if let Some(value) = value.filter(|value| !(0.0 <= *value && *value < below)) {
@@ -51,10 +124,6 @@ pub(super) fn bytes(args: &HyperArgs, artifact: &Artifact) -> Result<Option<Vec<
             )));
         }
     }
-    let (name, defaults): (&str, &[(String, f64)]) = match &artifact.summary.optimizer {
-        Some((name, defaults)) => (name, defaults),
-        None => ("none", &[]),
-    };
     let mut values: Vec<f64> = defaults.iter().map(|&(_, value)| value).collect();
     for (key, option, value, _) in given {
         let Some(value) = value else { continue };
@@ -81,13 +150,7 @@ pub(super) fn bytes(args: &HyperArgs, artifact: &Artifact) -> Result<Option<Vec<
             "--momentum: the step was compiled without momentum; {help}"
         )));
     }
-    let takes = artifact.inputs.iter().any(|input| input.name == HYPER);
-    Ok((takes && !defaults.is_empty()).then(|| {
-        values
-            .iter()
-            .flat_map(|value| value.to_le_bytes())
-            .collect()
-    }))
+    Ok(values)
 }
 
 #[cfg(test)]

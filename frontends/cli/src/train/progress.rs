@@ -36,7 +36,8 @@ impl Progress {
         }
     }
 
-    pub(super) fn step(&mut self, run: &Run) {
+    /// Shows a step, with its learning rate and the norm over its gradients where it has them.
+    pub(super) fn step(&mut self, run: &Run, lr: Option<f64>, grad_norm: Option<f64>) {
         let (step, millis) = (run.millis.len() as u64, run.millis[run.millis.len() - 1]);
         let loss = run.losses.last().copied().flatten();
         let message = || {
@@ -44,10 +45,17 @@ impl Progress {
             let rate = run
                 .recent()
                 .map_or(String::new(), |ms| self.items.rate(ms) + "  ");
-            format!("loss {}  {rate}peak {}", run.last_loss(), self.peak)
+            let norm = grad_norm.map_or(String::new(), |norm| format!("norm {norm:.3}  "));
+            let loss = run.last_loss();
+            format!("loss {loss}  {norm}{rate}peak {}", self.peak)
         };
         if self.json {
             let mut line = json!({"step": step, "loss": loss, "ms": millis});
+            for (name, value) in [("lr", lr), ("grad_norm", grad_norm)] {
+                if let Some(value) = value {
+                    line[name] = value.into();
+                }
+            }
             if let Some(name) = loss.and_then(nonfinite_name) {
                 line["nonfinite"] = name.into();
             }

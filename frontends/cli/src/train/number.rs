@@ -1,29 +1,42 @@
-//! The loss that a step reports.
+//! The numbers that a step reports: its loss, and the norm over its gradients.
 
 use super::failure;
 use crate::failure::Failure;
 use artifact::{Artifact, DType, Operand};
 use half::{bf16, f16};
+use passes::graph::optimizer::GRAD_NORM;
 use runtime::Machine;
 
-/// The output that is reported: `loss`, or the first that is one number.
-pub(super) struct Loss {
+/// An output that is one number.
+pub(super) struct Number {
     name: String,
     dtype: DType,
 }
 
-impl Loss {
-    pub(super) fn find(artifact: &Artifact) -> Option<Loss> {
+impl Number {
+    /// The loss: the output `loss`, or the first that is one number.
+    pub(super) fn loss(artifact: &Artifact) -> Option<Number> {
+        let mut numbers = Number::all(artifact).filter(|number| number.name != GRAD_NORM);
+        Number::named(artifact, "loss").or_else(|| numbers.next())
+    }
+
+    /// The norm over all gradients, if the step was compiled with it.
+    pub(super) fn grad_norm(artifact: &Artifact) -> Option<Number> {
+        Number::named(artifact, GRAD_NORM)
+    }
+
+    fn named(artifact: &Artifact, name: &str) -> Option<Number> {
+        Number::all(artifact).find(|number| number.name == name)
+    }
+
+    fn all(artifact: &Artifact) -> impl Iterator<Item = Number> {
         let is_number = |o: &Operand| {
             let float = matches!(o.dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64);
             float && o.shape.iter().product::<u64>() == 1
         };
-        let mut numbers = artifact
-            .outputs
-            .iter()
-            .filter(|output| is_number(&output.operand));
-        let named = numbers.clone().find(|output| output.name == "loss");
-        named.or_else(|| numbers.next()).map(|output| Loss {
+        let outputs = artifact.outputs.iter();
+        let numbers = outputs.filter(move |output| is_number(&output.operand));
+        numbers.map(|output| Number {
             name: output.name.clone(),
             dtype: output.operand.dtype,
         })

@@ -14,172 +14,18 @@
 //! with moments in bf16. 12 in bf16 with [`Master::Split`]: 2 of the parameter, 2 that extend it to
 //! an f32 master, and two moments in f32.
 
+mod norm;
+mod rules;
+
 use ir::graph::{self, Output, StateData};
-use ir::op::attrs::{ClipScale, Scalar};
+use ir::op::attrs::Scalar;
 use ir::op::{Number, Op};
 use ir::types::TypeError;
 use ir::{DType, Graph, Phase, State, StateKind, TensorType, Value};
+pub use rules::Optimizer;
+use rules::{Moment, Update};
 use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
-
-ir::named! {
-    /// An optimizer and the defaults of its options; these are PyTorch's.
-    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-    pub enum Optimizer {
-        /// Gradients are outputs.
-        #[default]
-        None = "none",
-        /// Stochastic gradient descent.
-        Sgd = "sgd",
-        /// The same with a momentum buffer for each parameter.
-        SgdMomentum = "sgd-momentum",
-        /// Adam with decoupled weight decay.
-        AdamW = "adamw",
-    }
-}
-
-/// What an optimizer does.
-struct Rule {
-    /// Options in the order in which the input [`HYPER`] holds them, with PyTorch's defaults.
-    options: &'static [(&'static str, f64)],
-    /// True if updates read the number of the step, from 1.
-    counts_steps: bool,
-    /// The states of a parameter of a type. Their shapes may differ from the parameter's: a
-    /// factored second moment has a row and a column.
-    moments: fn(&TensorType, Master) -> Result<Vec<Moment>, TypeError>,
-    /// Adds the nodes of one parameter's update. Returns the new value of the parameter, then those
-    /// of its moments.
-    update: fn(&mut Update<'_>) -> Result<Vec<Value>, graph::Error>,
-}
-
-/// A state of a parameter.
-struct Moment {
-    /// Its path is this name, a dot and the parameter's path.
-    name: &'static str,
-    ty: TensorType,
-}
-
-/// A moment of the parameter's shape.
-fn moment(name: &'static str, dtype: DType, parameter: &TensorType) -> Result<Moment, TypeError> {
-    let ty = TensorType::new(dtype, parameter.shape())?;
-    Ok(Moment { name, ty })
-}
-
-impl Optimizer {
-    /// Everything about an optimizer except its name. A new optimizer needs a variant, an arm here,
-    /// and its ops.
-    fn rule(self) -> Rule {
-        match self {
-            Optimizer::None => Rule {
-                options: &[],
-                counts_steps: false,
-                moments: |_, _| Ok(vec![]),
-                update: |update| Ok(vec![update.parameter]),
-            },
-            Optimizer::Sgd => Rule {
-                options: &[("lr", 1e-3), ("momentum", 0.0), ("weight_decay", 0.0)],
-                counts_steps: false,
-                moments: |_, _| Ok(vec![]),
-                update: |update| update.single(Op::Sgd),
-            },
-            Optimizer::SgdMomentum => Rule {
-                options: &[("lr", 1e-3), ("momentum", 0.9), ("weight_decay", 0.0)],
-                counts_steps: false,
-                moments: |ty, _| Ok(vec![moment("momentum_buffer", ty.dtype(), ty)?]),
-                update: |update| update.single(Op::SgdMomentum),
-            },
-            Optimizer::AdamW => Rule {
-                options: &[
-                    ("lr", 1e-3),
-                    ("beta1", 0.9),
-                    ("beta2", 0.999),
-                    ("eps", 1e-8),
-                    ("weight_decay", 1e-2),
-                ],
-                counts_steps: true,
-                moments: adamw_moments,
-                update: |update| {
-                    let op = if update.is_split {
-                        Op::AdamwSplit
-                    } else {
-                        Op::Adamw
-                    };
-                    update.single(op)
-                },
-            },
-        }
-    }
-
-    /// The options in the order in which the `optimizer.hyper` input holds them, with their
-    /// defaults, which are PyTorch's.
-    pub fn options(self) -> &'static [(&'static str, f64)] {
-        self.rule().options
-    }
-}
-
-fn adamw_moments(ty: &TensorType, master: Master) -> Result<Vec<Moment>, TypeError> {
-    let own = ty.dtype();
-    let moments: &[(&'static str, DType)] = if master.splits(ty) {
-        &[
-            ("low", DType::I16),
-            ("exp_avg", DType::F32),
-            ("exp_avg_sq", DType::F32),
-        ]
-    } else {
-        &[("exp_avg", own), ("exp_avg_sq", own)]
-    };
-    let moments = moments.iter();
-    moments
-        .map(|&(name, dtype)| moment(name, dtype, ty))
-        .collect()
-}
-
-/// The update of one parameter that is being built.
-struct Update<'a> {
-    graph: &'a mut Graph,
-    /// The module of the parameter.
-    module: String,
-    parameter: Value,
-    gradient: Value,
-    /// The parameter's moments, in the order of the rule.
-    moments: Vec<Value>,
-    /// The number of the step, if the optimizer counts steps.
-    step: Option<Value>,
-    /// The options.
-    hyper: Value,
-    /// The factor of the gradient, if gradients are clipped.
-    scale: Option<Value>,
-    /// True if the parameter is the upper half of an f32.
-    is_split: bool,
-}
-
-impl Update<'_> {
-    /// Adds one node that computes the whole update: op(parameter, gradient, moments.., [step,]
-    /// options [, scale]).
-    fn single(&mut self, op: Op) -> Result<Vec<Value>, graph::Error> {
-        let mut inputs = vec![self.parameter, self.gradient];
-        inputs.extend(&self.moments);
-        inputs.extend(self.step);
-        inputs.push(self.hyper);
-        inputs.extend(self.scale);
-        let before = [self.parameter].into_iter().chain(self.moments.clone());
-        let names: Vec<String> = before
-            .map(|value| format!("{}'", self.graph.values[value].name))
-            .collect();
-        self.node(op, &inputs, &names)
-    }
-    /// Adds a node of the update.
-    fn node(
-        &mut self,
-        op: Op,
-        inputs: &[Value],
-        names: &[String],
-    ) -> Result<Vec<Value>, graph::Error> {
-        let module = self.module.clone();
-        self.graph
-            .add_node(op, inputs, names, Phase::Optimizer, module)
-    }
-}
 
 ir::named! {
     /// The f32 master of a half-precision parameter.
@@ -210,6 +56,8 @@ pub struct Attach {
     pub master: Master,
     /// The largest norm over all gradients. Larger ones are scaled down to it.
     pub clip_norm: Option<f64>,
+    /// The norm over all gradients, before they are clipped, becomes the output [`GRAD_NORM`].
+    pub grad_norm: bool,
     /// Groups of parameters with options of their own: the group of a parameter, by its path. A
     /// parameter that is not listed is in group 0.
     pub groups: BTreeMap<String, usize>,
@@ -230,8 +78,10 @@ pub enum AttachError {
     /// The largest norm of gradients is not above 0, or not finite.
     #[error("gradients cannot be clipped to a norm of {0}; it should be a positive number")]
     NoNorm(f64),
-    /// Gradients should be clipped, but there is no optimizer.
-    #[error("gradients are clipped for an optimizer's updates, and there is none")]
+    /// The norm of gradients is wanted, but there is no optimizer.
+    #[error(
+        "the norm over all gradients is computed for an optimizer's updates, and there is none"
+    )]
     NoUpdates,
     /// The optimizer keeps no masters.
     #[error("masters are kept by adamw alone, not by {}", .0.name())]
@@ -277,6 +127,9 @@ pub enum AttachError {
 /// The input that holds the options, of group 0 if there are several.
 pub const HYPER: &str = artifact::OPTIMIZER_INPUT;
 
+/// The output that is the norm over all gradients, f64.
+pub const GRAD_NORM: &str = "grad_norm";
+
 /// The input that holds the options of a group.
 pub fn hyper_of(group: usize) -> String {
     match group {
@@ -292,6 +145,7 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), AttachErr
         optimizer,
         master,
         clip_norm,
+        grad_norm,
         ref groups,
     } = attach;
     attach.check_options()?;
@@ -314,9 +168,17 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), AttachErr
     } else {
         None
     };
-    let scale = clip_norm
-        .map(|norm| clip_scale(graph, &gradients, norm))
-        .transpose()?;
+    let mut scale = None;
+    if clip_norm.is_some() || grad_norm {
+        let squares = norm::squares(graph, &gradients)?;
+        if let Some(norm) = clip_norm {
+            scale = Some(norm::clip_scale(graph, &squares, norm)?);
+        }
+        if grad_norm {
+            let (name, value) = (GRAD_NORM.to_string(), norm::norm(graph, &squares)?);
+            graph.outputs.push(Output { name, value });
+        }
+    }
     for (state, gradient) in gradients {
         let path = graph.states[state].path.clone();
         let parameter = graph.states[state].before;
@@ -369,7 +231,7 @@ impl Attach {
         if let Some(norm) = norm.filter(|norm| !(norm.is_finite() && *norm > 0.0)) {
             return Err(AttachError::NoNorm(norm));
         }
-        if norm.is_some() && self.optimizer == Optimizer::None {
+        if self.optimizer == Optimizer::None && (norm.is_some() || self.grad_norm) {
             return Err(AttachError::NoUpdates);
         }
         if self.master == Master::Split && self.optimizer != Optimizer::AdamW {
@@ -425,41 +287,6 @@ fn module_of(path: &str) -> String {
     path.rsplit_once('.')
         .map_or("", |(module, _)| module)
         .to_string()
-}
-
-/// The most sums of squares that one kernel reads: GPUs pass a few hundred addresses to a kernel.
-const MOST_SUMS: usize = 192;
-
-/// Adds the factor by which gradients are multiplied so that the norm over all of them is at most
-/// `norm`.
-fn clip_scale(
-    graph: &mut Graph,
-    gradients: &[(State, Value)],
-    norm: f64,
-) -> Result<Value, graph::Error> {
-    let mut sums: Vec<Value> = vec![];
-    for &(state, gradient) in gradients {
-        let StateData { before, path, .. } = &graph.states[state];
-        let (name, module) = (
-            format!("sum_squares.{}", graph.values[*before].name),
-            module_of(path),
-        );
-        sums.extend(graph.add_node(
-            Op::SumSquares,
-            &[gradient],
-            &[name],
-            Phase::Optimizer,
-            module,
-        )?);
-    }
-    // The first sums are added up before: the same additions in the same order.
-    while sums.len() > MOST_SUMS {
-        let name = format!("squares.{}", sums.len() - MOST_SUMS);
-        let added = graph.add_node(Op::Add, &sums[..2], &[name], Phase::Optimizer, "")?;
-        sums.splice(..2, added);
-    }
-    let op = Op::ClipScale(ClipScale { max_norm: norm });
-    Ok(graph.add_node(op, &sums, &["clip_scale".into()], Phase::Optimizer, "")?[0])
 }
 
 /// Adds the count of steps, a state; returns its new value.
