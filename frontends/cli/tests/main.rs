@@ -5,6 +5,7 @@ mod common;
 mod devices;
 mod estimate;
 mod gpu;
+mod hyper;
 mod offload;
 mod plan;
 mod profile;

@@ -84,6 +84,8 @@ impl Rates {
         // After its last step, a schedule stays where it ends.
         let at = ((step - self.warmup) as f64).min(length);
         match self.schedule {
+            // Exactly, although the formulas round.
+            Schedule::Linear | Schedule::Cosine if at == 0.0 => lr,
             Schedule::Constant => lr,
             Schedule::Linear => lr + (self.least - lr) * (at / length),
             Schedule::Cosine => {
