@@ -392,6 +392,9 @@ pub(crate) struct HyperArgs {
     /// SGD's momentum [default: 0 for sgd, 0.9 for sgd-momentum]
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) momentum: Option<f64>,
+    /// Another option of the optimizer, such as d=1.5 of adafactor; may be given several times
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_option)]
+    pub(crate) option: Vec<(String, f64)>,
     /// How the learning rate changes from step to step, by PyTorch's formulas: LinearLR to --min-lr,
     /// CosineAnnealingLR to --min-lr, OneCycleLR with --lr as its highest rate [default: constant]
     #[arg(long, value_parser = named(&Schedule::ALL, Schedule::name))]
@@ -1002,6 +1005,16 @@ fn parse_chunks(text: &str) -> Result<Chunks, String> {
         _ => Err(format!(
             "{text:?} is neither auto nor a number from 1 to {MOST_CHUNKS}"
         )),
+    }
+}
+
+fn parse_option(text: &str) -> Result<(String, f64), String> {
+    let bad = || format!("{text:?}: write NAME=VALUE, such as d=1.5");
+    let (name, value) = text.split_once('=').ok_or_else(bad)?;
+    let value: f64 = value.trim().parse().map_err(|_| bad())?;
+    match value.is_finite() {
+        true => Ok((name.trim().replace('-', "_"), value)),
+        false => Err(bad()),
     }
 }
 

@@ -48,7 +48,10 @@ def model_of(dropout: float = 0.0) -> Any:
         bos_token_id=None,
         eos_token_id=None,
     )
-    return transformers.GPT2LMHeadModel(config)
+    # Without it transformers warns in the model's call, which breaks the graph in torch 2.9.
+    model = transformers.GPT2LMHeadModel(config)
+    model.loss_type = "ForCausalLM"
+    return model
 
 
 def compiled(model: nn.Module) -> nn.Module:

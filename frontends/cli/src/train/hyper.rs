@@ -8,9 +8,9 @@ use artifact::Artifact;
 use passes::graph::optimizer::{Optimizer, hyper_of};
 use runtime::Machine;
 
-/// Options of optimizers: an option's name in the artifact, its flag, the given value, and the
-/// value's upper bound.
-pub(super) fn given(args: &HyperArgs) -> [(&'static str, &'static str, Option<f64>, f64); 6] {
+/// Options with flags of their own: an option's name in the artifact, its flag, the given value, and
+/// the value's upper bound.
+fn given(args: &HyperArgs) -> [(&'static str, &'static str, Option<f64>, f64); 6] {
     let (beta1, beta2) = args.betas.unzip();
     [
         ("lr", "--lr", args.lr, f64::MAX),
@@ -125,9 +125,15 @@ fn values(args: &HyperArgs, name: &str, defaults: &[(String, f64)]) -> Result<Ve
         }
     }
     let mut values: Vec<f64> = defaults.iter().map(|&(_, value)| value).collect();
-    for (key, option, value, _) in given {
-        let Some(value) = value else { continue };
-        match defaults.iter().position(|(default, _)| default == key) {
+    let flags = given
+        .into_iter()
+        .filter_map(|(key, option, value, _)| Some((key.to_string(), option.to_string(), value?)));
+    let named = args
+        .option
+        .iter()
+        .map(|(key, value)| (key.clone(), format!("--option {key}"), *value));
+    for (key, option, value) in flags.chain(named) {
+        match defaults.iter().position(|(default, _)| *default == key) {
             Some(position) => values[position] = value,
             None if name == "none" => {
                 return Err(Failure::Input(format!(
@@ -151,23 +157,4 @@ fn values(args: &HyperArgs, name: &str, defaults: &[(String, f64)]) -> Result<Ve
         )));
     }
     Ok(values)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_option_of_an_optimizer_has_a_flag() {
-        let keys = given(&HyperArgs::default()).map(|(key, ..)| key);
-        for optimizer in Optimizer::ALL {
-            for (option, _) in optimizer.options() {
-                assert!(
-                    keys.contains(option),
-                    "`given` has no flag for {option} of {}",
-                    optimizer.name()
-                );
-            }
-        }
-    }
 }

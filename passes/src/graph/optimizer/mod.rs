@@ -14,6 +14,7 @@
 //! with moments in bf16. 12 in bf16 with [`Master::Split`]: 2 of the parameter, 2 that extend it to
 //! an f32 master, and two moments in f32.
 
+mod formula;
 mod norm;
 mod rules;
 
@@ -168,6 +169,7 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), AttachErr
     } else {
         None
     };
+    let mut shared = BTreeMap::new();
     let mut scale = None;
     if clip_norm.is_some() || grad_norm {
         let squares = norm::squares(graph, &gradients)?;
@@ -206,6 +208,9 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), AttachErr
             hyper: hypers[&group_of(groups, &path)],
             scale,
             is_split: master.splits(&ty),
+            options: rule.options,
+            shared: &mut shared,
+            is_shared: false,
         };
         let after = (rule.update)(&mut update).map_err(|source| AttachError::Update {
             optimizer,

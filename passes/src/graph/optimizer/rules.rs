@@ -1,10 +1,11 @@
 //! The optimizers: their options, the states of a parameter, and the nodes of its update.
 
-use super::Master;
+use super::{Master, formula};
 use ir::graph;
 use ir::op::Op;
 use ir::types::TypeError;
 use ir::{DType, Graph, Phase, TensorType, Value};
+use std::collections::BTreeMap;
 
 ir::named! {
     /// An optimizer and the defaults of its options; these are PyTorch's.
@@ -19,6 +20,14 @@ ir::named! {
         SgdMomentum = "sgd-momentum",
         /// Adam with decoupled weight decay.
         AdamW = "adamw",
+        /// The same with moments in bf16.
+        AdamWBf16 = "adamw-bf16",
+        /// Signs of averages of gradients.
+        Lion = "lion",
+        /// Adam without a first moment, and with the second one by row and by column.
+        Adafactor = "adafactor",
+        /// Orthogonal updates of matrices, AdamW for other parameters.
+        Muon = "muon",
     }
 }
 
@@ -49,6 +58,14 @@ fn moment(name: &'static str, dtype: DType, parameter: &TensorType) -> Result<Mo
     Ok(Moment { name, ty })
 }
 
+const ADAMW: &[(&str, f64)] = &[
+    ("lr", 1e-3),
+    ("beta1", 0.9),
+    ("beta2", 0.999),
+    ("eps", 1e-8),
+    ("weight_decay", 1e-2),
+];
+
 impl Optimizer {
     /// Everything about an optimizer except its name. A new optimizer needs a variant, an arm here,
     /// and its ops.
@@ -72,14 +89,53 @@ impl Optimizer {
                 moments: |ty, _| Ok(vec![moment("momentum_buffer", ty.dtype(), ty)?]),
                 update: |update| update.single(Op::SgdMomentum),
             },
-            Optimizer::AdamW => Rule {
+            Optimizer::AdamWBf16 => Rule {
+                options: ADAMW,
+                counts_steps: true,
+                moments: |ty, _| moments(&["exp_avg", "exp_avg_sq"], DType::BF16, ty),
+                update: formula::adamw_bf16,
+            },
+            Optimizer::Lion => Rule {
+                options: &[
+                    ("lr", 1e-4),
+                    ("beta1", 0.9),
+                    ("beta2", 0.99),
+                    ("weight_decay", 0.0),
+                ],
+                counts_steps: false,
+                moments: |ty, _| moments(&["exp_avg"], ty.dtype(), ty),
+                update: formula::lion,
+            },
+            Optimizer::Adafactor => Rule {
+                options: &[
+                    ("lr", 1e-2),
+                    ("beta2_decay", -0.8),
+                    ("eps2", 1e-3),
+                    ("d", 1.0),
+                    ("weight_decay", 0.0),
+                ],
+                counts_steps: true,
+                moments: |ty, _| adafactor_moments(ty),
+                update: formula::adafactor,
+            },
+            Optimizer::Muon => Rule {
                 options: &[
                     ("lr", 1e-3),
+                    ("momentum", 0.95),
+                    ("weight_decay", 0.1),
                     ("beta1", 0.9),
                     ("beta2", 0.999),
                     ("eps", 1e-8),
-                    ("weight_decay", 1e-2),
                 ],
+                counts_steps: true,
+                moments: |ty, _| match ty.shape() {
+                    [_, _] => moments(&["momentum_buffer"], ty.dtype(), ty),
+                    _ => moments(&["exp_avg", "exp_avg_sq"], ty.dtype(), ty),
+                },
+                update: formula::muon,
+            },
+            Optimizer::AdamW => Rule {
+                options: ADAMW,
                 counts_steps: true,
                 moments: adamw_moments,
                 update: |update| {
@@ -99,6 +155,33 @@ impl Optimizer {
     pub fn options(self) -> &'static [(&'static str, f64)] {
         self.rule().options
     }
+}
+
+fn moments(
+    names: &[&'static str],
+    dtype: DType,
+    parameter: &TensorType,
+) -> Result<Vec<Moment>, TypeError> {
+    let names = names.iter();
+    names.map(|name| moment(name, dtype, parameter)).collect()
+}
+
+/// The mean squares of rows and of columns; of elements for a vector.
+fn adafactor_moments(ty: &TensorType) -> Result<Vec<Moment>, TypeError> {
+    let [.., rows, columns] = *ty.shape() else {
+        return moments(&["variance"], ty.dtype(), ty);
+    };
+    let of = |name, last: [u64; 2]| {
+        let mut shape = ty.shape().to_vec();
+        shape.truncate(shape.len() - 2);
+        shape.extend(last);
+        let ty = TensorType::new(ty.dtype(), shape)?;
+        Ok(Moment { name, ty })
+    };
+    Ok(vec![
+        of("row_var", [rows, 1])?,
+        of("col_var", [1, columns])?,
+    ])
 }
 
 fn adamw_moments(ty: &TensorType, master: Master) -> Result<Vec<Moment>, TypeError> {
@@ -135,12 +218,18 @@ pub(super) struct Update<'a> {
     pub(super) scale: Option<Value>,
     /// True if the parameter is the upper half of an f32.
     pub(super) is_split: bool,
+    /// The names of the options, and their defaults.
+    pub(super) options: &'static [(&'static str, f64)],
+    /// Numbers that are computed once for all parameters of a group, by its options and a name.
+    pub(super) shared: &'a mut BTreeMap<(Value, String), Value>,
+    /// True while one of them is added.
+    pub(super) is_shared: bool,
 }
 
 impl Update<'_> {
     /// Adds one node that computes the whole update: op(parameter, gradient, moments.., [step,]
     /// options [, scale]).
-    fn single(&mut self, op: Op) -> Result<Vec<Value>, graph::Error> {
+    pub(super) fn single(&mut self, op: Op) -> Result<Vec<Value>, graph::Error> {
         let mut inputs = vec![self.parameter, self.gradient];
         inputs.extend(&self.moments);
         inputs.extend(self.step);
@@ -153,7 +242,7 @@ impl Update<'_> {
         self.node(op, &inputs, &names)
     }
     /// Adds a node of the update.
-    fn node(
+    pub(super) fn node(
         &mut self,
         op: Op,
         inputs: &[Value],
