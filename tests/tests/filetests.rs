@@ -102,6 +102,8 @@ impl Header<'_> {
                 .map(|text| text.parse().expect("a number")),
             // A header has no list of paths; the pass's own test has groups.
             groups: BTreeMap::new(),
+            grad_norm: false,
+            group_options: vec![],
             cancel: Cancel::default(),
             protrain: Fixed::default(),
             micro_batches: given

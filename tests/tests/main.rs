@@ -20,6 +20,7 @@ mod kernels;
 mod loss;
 mod mutants;
 mod ops;
+mod optimizers;
 mod papers;
 mod planners;
 mod protrain;

@@ -1,0 +1,147 @@
+//! Updates of several nodes against PyTorch's optimizers.
+
+use codegen::Data;
+use ir::text::parse_graph;
+use lighterage_tests::evaluate::Tensors;
+use lighterage_tests::run;
+use passes::cost::Roofline;
+use passes::decide::Planner;
+use passes::devices;
+use passes::graph::optimizer::{HYPER, Optimizer};
+use passes::pipeline::{self, Kernels, Options};
+use safetensors::SafeTensors;
+use std::path::Path;
+
+/// A graph whose gradients are `p * x`.
+const GRAPH: &str = r#"graph products {
+  input  %x.a : f32[6,10]
+  input  %x.b : f32[9,4]
+  input  %x.c : f32[7]
+  input  %x.d : f32[2,3,4]
+  state  param  %a -> %a : f32[6,10] "a"
+  state  param  %b -> %b : f32[9,4] "b"
+  state  param  %c -> %c : f32[7] "c"
+  state  param  %d -> %d : f32[2,3,4] "d"
+  bwd m  %g.a = mul %a, %x.a : f32[6,10]
+  bwd m  %g.b = mul %b, %x.b : f32[9,4]
+  bwd m  %g.c = mul %c, %x.c : f32[7]
+  bwd m  %g.d = mul %d, %x.d : f32[2,3,4]
+  fwd m  %loss = sum %x.c dims=[0] keepdim=false : f32[]
+  output loss = %loss
+  gradient "a" = %g.a
+  gradient "b" = %g.b
+  gradient "c" = %g.c
+  gradient "d" = %g.d
+}"#;
+
+const STEPS: usize = 200;
+
+/// An optimizer, its options, the largest distance after one step and after all steps, as a share
+/// of the largest number of a parameter, and the parameters that PyTorch updates too.
+type Case = (
+    Optimizer,
+    &'static [(&'static str, f64)],
+    [f64; 2],
+    &'static [&'static str],
+);
+
+const CASES: [Case; 5] = [
+    (Optimizer::AdamW, &[("lr", 1e-2)], [1e-7, 1e-6], ALL),
+    // Its moments have 8 bits of precision.
+    (Optimizer::AdamWBf16, &[("lr", 1e-2)], [1e-7, 2e-2], ALL),
+    (
+        Optimizer::Lion,
+        &[("lr", 1e-3), ("weight_decay", 0.1)],
+        [1e-7, 1e-6],
+        ALL,
+    ),
+    (
+        Optimizer::Adafactor,
+        &[("weight_decay", 0.1)],
+        [1e-6, 1e-5],
+        ALL,
+    ),
+    // Products in bf16.
+    (Optimizer::Muon, &[("lr", 1e-2)], [1e-3, 1e-2], &["a", "b"]),
+];
+
+const ALL: &[&str] = &["a", "b", "c", "d"];
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    let chunks = bytes.as_chunks().0.iter();
+    chunks.map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+#[test]
+fn optimizers_are_pytorchs_over_200_steps() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/optimizers/optimizers.safetensors");
+    let file = std::fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&file).unwrap();
+    let tensor = |name: &str| file.tensor(name).unwrap().data().to_vec();
+    let graph = parse_graph(GRAPH).unwrap();
+    let start: Data = ALL
+        .iter()
+        .map(|p| (p.to_string(), tensor(&format!("start.{p}"))))
+        .collect();
+    let device = devices::named("cpu").unwrap();
+    for (optimizer, given, bounds, paths) in CASES {
+        let hyper: Vec<u8> = optimizer
+            .options()
+            .iter()
+            .map(|(option, value)| {
+                given
+                    .iter()
+                    .find(|(name, _)| name == option)
+                    .map_or(*value, |o| o.1)
+            })
+            .flat_map(f64::to_le_bytes)
+            .collect();
+        let feeds: Vec<Tensors> = (0..STEPS)
+            .map(|step| {
+                let input = |p: &&str| {
+                    let all = tensor(&format!("x.{p}"));
+                    let bytes = all.len() / STEPS;
+                    (format!("x.{p}"), all[step * bytes..][..bytes].to_vec())
+                };
+                let hyper = [(HYPER.to_string(), hyper.clone())];
+                ALL.iter().map(input).chain(hyper).collect()
+            })
+            .collect();
+        for kernels in [Kernels::Plain, Kernels::Generated] {
+            let options = Options {
+                optimizer,
+                kernels,
+                planner: Planner::Keep,
+                ..Options::default()
+            };
+            let cost = Roofline::new(&device);
+            let compiled =
+                pipeline::compile(graph.clone(), &options, &device, &cost, &mut |_| ()).unwrap();
+            let artifact = codegen::emit(&compiled, &start, codegen::Target::host()).unwrap();
+            let of = |steps: usize| {
+                let runtime = runtime::Options::default();
+                run::compiled(&artifact, runtime, &feeds[..steps])
+                    .unwrap()
+                    .0
+                    .states
+            };
+            let name = optimizer.name().trim_end_matches("-bf16");
+            for (prefix, steps, bound) in [("first.", 1, bounds[0]), ("", STEPS, bounds[1])] {
+                let states = of(steps);
+                for path in paths {
+                    let ours = floats(&states[*path]);
+                    let theirs = floats(&tensor(&format!("{name}.{prefix}{path}")));
+                    let largest = theirs.iter().fold(0f32, |most, x| most.max(x.abs()));
+                    let distance = |(a, b): (&f32, &f32)| f64::from((a - b).abs() / largest);
+                    let most = ours.iter().zip(&theirs).map(distance).fold(0.0, f64::max);
+                    println!(
+                        "{} {} {path} {steps} steps: {most:.1e}",
+                        optimizer.name(),
+                        kernels.name()
+                    );
+                    assert!(most <= bound, "{name} {path}, {steps} steps: {most:e}");
+                }
+            }
+        }
+    }
+}
