@@ -155,6 +155,49 @@ def test_every_optimizer_updates_as_torch_does(make: Make, norm: float | None) -
     torch.testing.assert_close(model.get_parameter("embed.weight"), reference.get_parameter("embed.weight"))
 
 
+def _matrices(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.dim() == 2]
+
+
+@pytest.mark.parametrize(
+    ("make", "bound"),
+    [
+        (lambda model: torch.optim.Adafactor(model.parameters(), lr=0.05, weight_decay=0.1), 1e-5),
+        # The products of Muon are in bf16.
+        (lambda model: torch.optim.Muon(_matrices(model), lr=0.02), 2e-3),
+    ],
+    ids=["adafactor", "muon"],
+)
+def test_optimizers_with_other_states(make: Any, bound: float) -> None:
+    torch.manual_seed(3)
+    x, y = torch.randn(8, 6), torch.randn(8, 4)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
+    eager = copy.deepcopy(model)
+
+    def loss_fn(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(model(x), y)
+
+    optimizer, reference = make(model), make(eager)
+    step = lt.compile(model, optimizer, loss_fn, example=(x, y))
+    assert step.check is not None
+    for k in range(12):
+        for group in optimizer.param_groups + reference.param_groups:
+            group["lr"] *= 0.95
+        reference.zero_grad()
+        expected = loss_fn(eager, x, y)
+        expected.backward()
+        reference.step()
+        assert abs(float(step(x, y)) - float(expected)) <= bound, k
+    for (name, ours), theirs in zip(model.named_parameters(), eager.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, atol=bound), name
+    # The states are torch's: its optimizer goes on with them.
+    ours, theirs = optimizer.state_dict()["state"], reference.state_dict()["state"]
+    for k in theirs:
+        assert ours[k].keys() == theirs[k].keys()
+        for name in theirs[k]:
+            assert torch.allclose(ours[k][name], theirs[k][name], atol=bound), (k, name)
+
+
 @pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD])
 def test_groups_of_parameters_have_their_own_options(make: Any) -> None:
     def grouped(model: nn.Module) -> torch.optim.Optimizer:

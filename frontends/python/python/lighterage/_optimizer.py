@@ -21,13 +21,20 @@ from ._guard import Places
 from ._lighterage import Machine
 from .errors import Error, StaleError, Unsupported
 
-# Options that have no counterpart, and the values that ask for nothing.
-_ABSENT: dict[str, tuple[Any, ...]] = {
+# Options that have no counterpart, with the values that they must have.
+_FIXED: dict[str, tuple[Any, ...]] = {
     "amsgrad": (False,),
     "dampening": (0, 0.0),
     "differentiable": (False,),
     "maximize": (False,),
     "nesterov": (False,),
+}
+_FIXED_OF_MUON: dict[str, tuple[Any, ...]] = {
+    "nesterov": (True,),
+    "ns_coefficients": ((3.4445, -4.775, 2.0315),),
+    "ns_steps": (5,),
+    "eps": (1e-7,),
+    "adjust_lr_fn": (None, "original"),
 }
 _STEP, _HYPER = "optimizer.step", "optimizer.hyper"
 # Without moments, a gradient is read from the update. The larger the rate, the fewer of its digits the parameter hides.
@@ -41,11 +48,31 @@ class Kind:
     name: str
     moments: tuple[str, ...]
     counts_steps: bool
+    of_vectors: tuple[str, ...] | None = None
+    """The moments of parameters with fewer than two dimensions, if they are others."""
+
+    def moments_of(self, parameter: torch.Tensor) -> tuple[str, ...]:
+        """The names of a parameter's moments."""
+        return self.moments if self.of_vectors is None or parameter.dim() > 1 else self.of_vectors
+
+    @property
+    def shows_gradients(self) -> bool:
+        """Whether a step with the options of a probe makes the gradients readable."""
+        return self != ADAFACTOR
 
 
 ADAMW = Kind("adamw", ("exp_avg", "exp_avg_sq"), counts_steps=True)
 SGD = Kind("sgd", (), counts_steps=False)
 MOMENTUM = Kind("sgd-momentum", ("momentum_buffer",), counts_steps=False)
+ADAFACTOR = Kind("adafactor", ("row_var", "col_var"), counts_steps=True, of_vectors=("variance",))
+MUON = Kind("muon", ("momentum_buffer",), counts_steps=False)
+
+
+def _classes() -> tuple[type[torch.optim.Optimizer], ...]:
+    # PyTorch has Muon since 2.9.
+    muon = getattr(torch.optim, "Muon", None)
+    known = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adafactor)
+    return known if muon is None else (*known, muon)
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> Kind:
@@ -56,10 +83,11 @@ def kind_of(optimizer: torch.optim.Optimizer) -> Kind:
     name = type(optimizer).__name__
     if _has_hooks(optimizer):
         raise Unsupported(f"{name} has hooks of its step(), which a compiled step does not call: call them beside it")
-    if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
-        raise Unsupported(f"{name} has no counterpart: SGD, Adam and AdamW of torch.optim have")
+    if type(optimizer) not in _classes():
+        names = ", ".join(known.__name__ for known in _classes())
+        raise Unsupported(f"{name} has no counterpart: of torch.optim, these have: {names}")
     for group in optimizer.param_groups:
-        for option, allowed in _ABSENT.items():
+        for option, allowed in (_FIXED_OF_MUON if name == "Muon" else _FIXED).items():
             if option in group and group[option] not in allowed:
                 raise Unsupported(f"{name}({option}={group[option]}) has no counterpart; {allowed[0]} has")
         # Adam adds the decay to the gradient; the compiler's update takes it from the parameter, as AdamW does.
@@ -67,8 +95,14 @@ def kind_of(optimizer: torch.optim.Optimizer) -> Kind:
             raise Unsupported(
                 f"{name}(weight_decay={group['weight_decay']}) has no counterpart; AdamW has, and Adam without decay"
             )
+        if isinstance(optimizer, torch.optim.Adafactor) and group["eps"][0] is not None:
+            raise Unsupported(f"{name}(eps={group['eps']}) has no counterpart; (None, {group['eps'][1]}) has")
     if isinstance(optimizer, torch.optim.Adam):
         return ADAMW
+    if isinstance(optimizer, torch.optim.Adafactor):
+        return ADAFACTOR
+    if not isinstance(optimizer, torch.optim.SGD):
+        return MUON
     return MOMENTUM if any(group["momentum"] for group in optimizer.param_groups) else SGD
 
 
@@ -100,12 +134,17 @@ def _is_number(value: Any) -> bool:
 
 def _values(group: dict[str, Any]) -> dict[str, float]:
     """The options of a group under the compiler's names."""
-    values: dict[str, float] = {
-        key: float(group[key]) for key in ("lr", "momentum", "eps", "weight_decay") if key in group
-    }
+    names = ("lr", "momentum", "weight_decay", "beta2_decay", "d")
+    values: dict[str, float] = {key: float(group[key]) for key in names if key in group}
     if "betas" in group:
         values["beta1"], values["beta2"] = map(float, group["betas"])
-    return values
+    match group.get("eps"):
+        case (_, eps2):
+            values["eps2"] = float(eps2)
+        case float() | int() as eps:
+            values["eps"] = float(eps)
+    # Muon's step has AdamW for vectors, of which its optimizer has none.
+    return {"beta1": 0.0, "beta2": 0.0, **values} if "ns_steps" in group else values
 
 
 def lent(machine: Machine, kind: str, name: str) -> torch.Tensor:
@@ -136,7 +175,8 @@ class State:
         self._options_read: list[list[Any]] = []
         self._rows: list[tuple[memoryview, bytes]] = []
         self._moments = {
-            path: {name: lent(machine, "state", f"{name}.{path}") for name in kind.moments} for path in paths
+            path: {name: lent(machine, "state", f"{name}.{path}") for name in kind.moments_of(parameter)}
+            for path, parameter in paths.items()
         }
         # What the user gets of them: other tensors, which a program may move without moving ours.
         self._given = {
@@ -265,7 +305,7 @@ class State:
         match self._kind.name:
             case "adamw":
                 return {"lr": 0.0, "beta1": 0.0, "beta2": 0.0, "eps": 1.0, "weight_decay": 0.0}
-            case "sgd-momentum":
+            case "sgd-momentum" | "muon":
                 return {"lr": 0.0, "momentum": 0.0, "weight_decay": 0.0}
             case _:
                 return {"lr": PROBE_RATE, "weight_decay": 0.0}

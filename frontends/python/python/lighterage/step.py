@@ -10,6 +10,7 @@ eager mode and `param_groups[0]["lr"]` work on the bytes that the step reads and
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 import threading
@@ -104,7 +105,7 @@ def compile(
     """Compile a whole training step: forward, backward, clipping and update, within a budget of memory.
 
     model: on the CPU, in the mode (`train()` or `eval()`) in which it is to be trained.
-    optimizer: SGD, Adam or AdamW of torch. Its options are read before each step.
+    optimizer: SGD, Adam, AdamW, Adafactor or Muon of torch. Its options are read before each step.
     loss_fn: `loss_fn(model, *args, **kwargs)` gives a scalar. By default the model returns it, or a result with `loss`.
     example: a batch: a tensor, a tuple of positional arguments, or a dict of keyword arguments. Its shapes and types
         are those of all batches.
@@ -176,6 +177,8 @@ def compile(
     random = calls.is_random or any(kind == "rng" for _, kind in machine.states)
     if check and random:
         logger.info("not compared with eager: the step draws random numbers, and its generator is not torch's")
+    elif check and not kind.shows_gradients:
+        step.check = _check_of_twin(model, optimizer, loss_fn, example, clip_grad_norm, accumulate, fallback, seed)
     elif check:
         step._compare(args, kwargs, clip_grad_norm, _check.types_of(traced.program.graph))
     step._state.adopt()
@@ -386,6 +389,37 @@ class Step:
                         bound.tensor.copy_(kept[bound.path])
             self._state.reset()
         return _check.Outcome(self._loss.clone(), gradients, buffers)
+
+
+def _check_of_twin(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_fn: Loss | None,
+    example: Example,
+    clip_grad_norm: float | None,
+    accumulate: int,
+    fallback: str,
+    seed: int,
+) -> _check.Check | None:
+    """The comparison of a copy of the model with SGD, for an optimizer of which no state shows a gradient.
+
+    Raises MismatchError.
+    """
+    given = _optimizer.groups_of(optimizer, model)
+    twin = copy.deepcopy(model)
+    trained = [p for name, p in twin.named_parameters() if name in given]
+    return compile(
+        twin,
+        torch.optim.SGD(trained, lr=0.0),
+        loss_fn,
+        example=example,
+        kernels="plain",
+        planner="keep",
+        clip_grad_norm=clip_grad_norm,
+        accumulate=accumulate,
+        fallback=fallback,
+        seed=seed,
+    ).check
 
 
 class _Others:
