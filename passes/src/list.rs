@@ -7,7 +7,9 @@
 
 use crate::alloc::{self, Lifetime};
 use crate::cost::Cost;
-use crate::graph::{accumulate, attention, canonical, fuse, loss, microbatch, optimizer, simplify};
+use crate::graph::{
+    accumulate, attention, canonical, fuse, loss, microbatch, optimizer, precision, simplify,
+};
 use crate::plan::machine::DEVICE;
 use crate::plan::{Decisions, Error, Illegal, Kernels, Options, Problem};
 use crate::schedule::lives::{Variant, lives};
@@ -133,12 +135,20 @@ pub static SHARED: [GraphPass; 3] = [
 ];
 
 /// Graph passes from the loss on.
-pub static PER_VARIANT: [GraphPass; 6] = [
+pub static PER_VARIANT: [GraphPass; 7] = [
     // After simplify, which recognises the loss. After canonical, which would merge equal nodes of
     // two chunks. Before microbatch, so the loss of each batch is cut in the same way.
     GraphPass {
         name: "loss",
         run: |graph, c| loss::run(graph, c.loss_chunks).map_err(|e| failed("loss", e)),
+    },
+    // After simplify and loss, which recognise formulas without casts. Before microbatch, which has
+    // parameters of its own for each batch, so that each parameter is cast once.
+    GraphPass {
+        name: "precision",
+        run: |graph, c| {
+            precision::run(graph, c.options.precision).map_err(|e| failed("precision", e))
+        },
     },
     // After loss, which looks for the products of the head. Before microbatch: a gradient over
     // several batches is the sum of theirs, bit by bit. Before decide: the order of additions is

@@ -24,6 +24,7 @@ use passes::cost::Roofline;
 use passes::decide::{Decisions, Extent, Gap, Means, Planner, Problem, Reason, decide};
 use passes::graph::loss::Chunks;
 use passes::graph::optimizer::{Master, Optimizer};
+use passes::graph::precision::Precision;
 use passes::list::{GraphContext, ScheduleContext, graph_passes, schedule_passes};
 use passes::pipeline::{Budget, Kernels, Options};
 use passes::plan::Cancel;
@@ -103,6 +104,12 @@ impl Header<'_> {
             // A header has no list of paths; the pass's own test has groups.
             groups: BTreeMap::new(),
             grad_norm: false,
+            precision: given.remove("precision").map_or(Precision::F32, |name| {
+                Precision::ALL
+                    .into_iter()
+                    .find(|p| p.name() == name)
+                    .expect("a precision's name")
+            }),
             group_options: vec![],
             cancel: Cancel::default(),
             protrain: Fixed::default(),

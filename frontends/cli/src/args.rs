@@ -14,6 +14,7 @@ use papers::protrain::Fixed;
 use passes::decide::Planner;
 use passes::graph::loss::Chunks;
 use passes::graph::optimizer::{Master, Optimizer};
+use passes::graph::precision::Precision;
 use passes::pipeline::{self, Budget, Kernels};
 use passes::schedule::order::Update;
 use placement::{Effort, Method};
@@ -206,11 +207,11 @@ pub(crate) struct Compiling {
     /// generated]
     #[arg(long, value_parser = named(&Kernels::ALL, Kernels::name))]
     pub(crate) kernels: Option<Kernels>,
-    /// Let a GPU round the factors of f32 products to TF32 (11 bits of precision), so that tensor
-    /// cores multiply them. A processor ignores it. PyTorch's name of it is
-    /// torch.backends.cuda.matmul.allow_tf32
-    #[arg(long)]
-    pub(crate) tf32: bool,
+    /// The types in which a step traced in f32 is computed. tf32: a GPU may round the factors of f32
+    /// products to 11 bits of precision, as torch.backends.cuda.matmul.allow_tf32 does. bf16: as
+    /// torch.autocast does it, with parameters, gradients and moments in f32 [default: f32]
+    #[arg(long, value_parser = named(&Precision::ALL, Precision::name))]
+    pub(crate) precision: Option<Precision>,
     /// Bandwidth of the link between device and host in each direction, such as 2GB/s, instead of
     /// the one in the device's file. `train` also slows copies down to it
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
@@ -230,6 +231,13 @@ pub(crate) struct Compiling {
     /// Print how long each pass took
     #[arg(long)]
     pub(crate) time_passes: bool,
+}
+
+impl Compiling {
+    /// True if a GPU may round the factors of f32 products.
+    pub(crate) fn is_tf32(&self) -> bool {
+        self.precision == Some(Precision::Tf32)
+    }
 }
 
 /// `import`.

@@ -216,16 +216,15 @@ pub(crate) fn machine_on(compiling: &Compiling, known: Option<Device>) -> Result
         device.link_bandwidth = link;
     }
     let Some(path) = &compiling.profile else {
-        let cost = Box::new(Roofline::new(&device).with_tf32(compiling.tf32));
+        let cost = Box::new(Roofline::new(&device).with_tf32(compiling.is_tf32()));
         return Ok(Machine {
             device,
             cost,
             profiled: None,
         });
     };
-    if compiling.tf32 {
-        let why =
-            "--tf32: the products that --profile measured were of f32; leave out one of the two";
+    if compiling.is_tf32() {
+        let why = "--precision tf32: the products that --profile measured were of f32; leave out one of the two";
         return Err(Failure::Input(why.into()));
     }
     let text = read_text(path)?;
@@ -305,7 +304,8 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         protrain: compiling.protrain.unwrap_or_default(),
         kernels: compiling.kernels.unwrap_or_default(),
         parts: None,
-        tf32: compiling.tf32,
+        precision: compiling.precision.unwrap_or_default(),
+        tf32: compiling.is_tf32(),
         without_simplify: compiling.without.is_some(),
         extent: Extent::default(),
         // Ctrl-C ends the process.

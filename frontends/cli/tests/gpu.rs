@@ -128,12 +128,12 @@ fn products_by_the_library_train_the_same() {
 
 /// `train --device cuda` plans for the GPU that is there, and runs there: a text graph with the
 /// losses of the processor, at any budget, and says what the plan does not count.
-/// With `--tf32` the file says so, and the library is asked for it; a profile has no such times.
+/// With `--precision tf32` the file says so, and the library is asked for it; a profile has no such times.
 #[test]
 fn tf32_is_an_option_of_the_step() {
     let files = Files::new("gpu-tf32");
-    let [exact, rounded] =
-        [("e.lit", ""), ("r.lit", "--tf32")].map(|(name, rest)| files.compile(name, rest));
+    let [exact, rounded] = [("e.lit", ""), ("r.lit", "--precision tf32")]
+        .map(|(name, rest)| files.compile(name, rest));
     let about = |step: &str| run(&format!("inspect {step} --json")).expect(0).json()[0].clone();
     assert_eq!(
         (&about(&exact)["tf32"], &about(&rounded)["tf32"]),
@@ -166,13 +166,13 @@ fn tf32_is_an_option_of_the_step() {
     let profile = files.folder.write("p.prof", "");
     let graph = &files.graph;
     let refused = run(&format!(
-        "plan {graph} --device h100 --tf32 --profile {profile}"
+        "plan {graph} --device h100 --precision tf32 --profile {profile}"
     ));
     assert!(
         refused
             .expect(2)
             .err
-            .contains("--tf32: the products that --profile measured")
+            .contains("--precision tf32: the products that --profile measured")
     );
 }
 

@@ -14,6 +14,7 @@ use passes::cost::Roofline;
 use passes::decide::{Extent, Problem};
 use passes::explain::{self, Named};
 use passes::graph::optimizer::Optimizer;
+use passes::graph::precision::Precision;
 use passes::pipeline::{self, Budget, Compiled, Kernels, Options, Planner};
 use passes::plan::{Cancel, Parts};
 use pyo3::prelude::*;
@@ -146,6 +147,7 @@ pub(crate) fn compile(
         group_options: vec![],
         parts: parts.map(|(late, early)| Parts { late, early }),
         extent: Extent::Plan,
+        precision: Precision::F32,
         tf32,
         micro_batches,
         ..Options::default()

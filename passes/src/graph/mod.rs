@@ -7,6 +7,7 @@ pub mod fuse;
 pub mod loss;
 pub mod microbatch;
 pub mod optimizer;
+pub mod precision;
 pub mod simplify;
 
 use ir::Op;

@@ -138,7 +138,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         planner,
         protrain,
         kernels,
-        tf32,
+        precision,
         // The running machine simulates the link.
         link: _,
         profile,
@@ -177,7 +177,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         ("--planner", planner.is_some()),
         ("--protrain", protrain.is_some()),
         ("--kernels", other_kernels),
-        ("--tf32", *tf32 && !artifact.tf32),
+        ("--precision", precision.is_some()),
         ("--without", without.is_some()),
         ("--profile", profile.is_some()),
         ("--dim", !args.dim.is_empty()),

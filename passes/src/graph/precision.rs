@@ -1,0 +1,243 @@
+//! Mixed precision as `torch.autocast` has it: products, convolutions and attention are computed in
+//! half precision, what needs range or sums is computed in f32, and the rest in the widest type of
+//! its operands.
+//!
+//! Before: forward and backward as they were traced, in f32. After: the same nodes on operands of
+//! other types, with casts where types meet. Parameters, gradients, states and outputs have the
+//! types that they had. A value is cast once for each type: so is a parameter, once a step, and the
+//! planner decides whether its cast stays for the backward or is computed again.
+//!
+//! The lists are those of autocast for GPUs (PyTorch's documentation, "Autocast Op Reference"); in
+//! the backward, an op has the type of its forward. Tensors that were traced in another type than
+//! f32 are left alone.
+
+use ir::graph::{self, Output};
+use ir::op::attrs::Cast;
+use ir::op::{Op, OpKind};
+use ir::{DType, Graph, Node, Phase, Table, Value};
+use std::collections::{BTreeMap, BTreeSet};
+
+ir::named! {
+    /// The types in which a step traced in f32 is computed.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub enum Precision {
+        /// f32.
+        #[default]
+        F32 = "f32",
+        /// f32, and TF32 (11 bits of precision) in the tensor cores of a GPU.
+        Tf32 = "tf32",
+        /// bf16 as `torch.autocast` has it.
+        Bf16 = "bf16",
+    }
+}
+
+/// The type of an op's operands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    /// Half precision.
+    Half,
+    /// f32.
+    Full,
+    /// The widest type of the operands.
+    Widest,
+}
+
+fn place(op: &Op, phase: Phase) -> Place {
+    use OpKind as K;
+    match op.kind() {
+        K::Matmul | K::Addmm | K::MatmulSum | K::Convolution | K::ConvolutionBwd => Place::Half,
+        K::Sdpa | K::SdpaBwd | K::SdpaRows | K::SdpaRowsBwd => Place::Half,
+        // Their backward reads what the forward computed.
+        K::Softmax | K::SoftmaxBwd | K::LogSoftmax | K::LogSoftmaxBwd => Place::Full,
+        K::LayerNorm | K::LayerNormBwd | K::BatchNorm | K::BatchNormBwd => Place::Full,
+        K::NllLoss | K::NllLossBwd | K::NllSum => Place::Full,
+        K::Exp | K::Log | K::Reciprocal | K::Rsqrt | K::Pow | K::PowScalar | K::Cumsum
+            if phase == Phase::Forward =>
+        {
+            Place::Full
+        }
+        K::Sum | K::Mean if phase == Phase::Forward => Place::Full,
+        _ => Place::Widest,
+    }
+}
+
+/// Computes a step in this precision. An error would be a bug: an op that exists in f32 and not in
+/// half precision.
+pub fn run(graph: &mut Graph, precision: Precision) -> Result<(), graph::Error> {
+    let half = match precision {
+        Precision::F32 | Precision::Tf32 => return Ok(()),
+        Precision::Bf16 => DType::BF16,
+    };
+    *graph = Mixed::new(graph, half).run()?;
+    Ok(())
+}
+
+struct Mixed<'a> {
+    old: &'a Graph,
+    half: DType,
+    graph: Graph,
+    /// Names that are in use.
+    names: BTreeSet<String>,
+    /// The new value of each old one.
+    here: Table<Value, Option<Value>>,
+    /// Casts of new values.
+    casts: BTreeMap<(Value, DType), Value>,
+}
+
+impl<'a> Mixed<'a> {
+    fn new(old: &'a Graph, half: DType) -> Mixed<'a> {
+        let mut it = Mixed {
+            old,
+            half,
+            graph: Graph::new(old.name.clone()),
+            names: old.values.values().map(|data| data.name.clone()).collect(),
+            here: Table::filled(old.values.len(), None),
+            casts: BTreeMap::new(),
+        };
+        for state in old.states.values() {
+            let data = &old.values[state.before];
+            let (name, path) = (data.name.clone(), state.path.clone());
+            let before = it.graph.add_state(name, path, state.kind, data.ty.clone());
+            it.here[state.before] = Some(before);
+        }
+        for &input in &old.inputs {
+            let data = &old.values[input];
+            it.here[input] = Some(it.graph.add_input(data.name.clone(), data.ty.clone()));
+        }
+        it
+    }
+
+    fn run(mut self) -> Result<Graph, graph::Error> {
+        let old = self.old;
+        for &node in &old.order {
+            self.node(node)?;
+        }
+        for (i, state) in old.states.values().enumerate() {
+            let after = self.as_traced(state.after)?;
+            let new = self.graph.states.ids().nth(i);
+            let new = new.expect("both graphs have the same states");
+            self.graph.states[new].after = after;
+        }
+        for output in &old.outputs {
+            let value = self.as_traced(output.value)?;
+            let name = output.name.clone();
+            self.graph.outputs.push(Output { name, value });
+        }
+        for &(state, gradient) in &old.gradients {
+            let gradient = self.as_traced(gradient)?;
+            self.graph.gradients.push((state, gradient));
+        }
+        Ok(self.graph)
+    }
+
+    fn now(&self, value: Value) -> Value {
+        self.here[value].expect("a graph's order should be topological")
+    }
+
+    fn dtype(&self, value: Value) -> DType {
+        self.graph.values[value].ty.dtype()
+    }
+
+    /// The new value in the type that the old one has.
+    fn as_traced(&mut self, value: Value) -> Result<Value, graph::Error> {
+        let (phase, module) = match self.old.def_node(value) {
+            Some(node) => (
+                self.old.nodes[node].phase,
+                self.old.nodes[node].module.clone(),
+            ),
+            None => return Ok(self.now(value)),
+        };
+        let dtype = self.old.values[value].ty.dtype();
+        self.cast(self.now(value), dtype, phase, &module)
+    }
+
+    fn cast(
+        &mut self,
+        value: Value,
+        dtype: DType,
+        phase: Phase,
+        module: &str,
+    ) -> Result<Value, graph::Error> {
+        if self.dtype(value) == dtype {
+            return Ok(value);
+        }
+        if let Some(&known) = self.casts.get(&(value, dtype)) {
+            return Ok(known);
+        }
+        let mut name = format!("{}.{}", self.graph.values[value].name, dtype.name());
+        while !self.names.insert(name.clone()) {
+            name.push('_');
+        }
+        let op = Op::Cast(Cast { dtype });
+        let cast = self.graph.add_node(op, &[value], &[name], phase, module)?[0];
+        self.casts.insert((value, dtype), cast);
+        Ok(cast)
+    }
+
+    fn node(&mut self, node: Node) -> Result<(), graph::Error> {
+        let data = &self.old.nodes[node];
+        let (phase, module) = (data.phase, &data.module);
+        let mut inputs: Vec<Value> = data.inputs.iter().map(|&v| self.now(v)).collect();
+        let mut op = data.op.clone();
+        if let Op::Cast(cast) = &op
+            && self.dtype(inputs[0]) == cast.dtype
+        {
+            self.here[data.outputs[0]] = Some(inputs[0]);
+            return Ok(());
+        }
+        // Operands that were traced in f32 have a type to choose.
+        let free: Vec<usize> = (0..inputs.len())
+            .filter(|&i| self.old.values[data.inputs[i]].ty.dtype() == DType::F32)
+            .filter(|&i| !stays_full(&op, i))
+            .collect();
+        let is_half = |&i: &usize| self.dtype(inputs[i]) != DType::F32;
+        let dtype = match place(&op, phase) {
+            Place::Full => DType::F32,
+            Place::Half => self.half,
+            Place::Widest if !free.is_empty() && free.iter().all(is_half) => self.half,
+            Place::Widest => DType::F32,
+        };
+        // A sum over products stays in f32.
+        let adds_to_sum = dtype == self.half && self.is_sum(node);
+        for &i in free.iter().filter(|&&i| !(adds_to_sum && i == 0)) {
+            inputs[i] = self.cast(inputs[i], dtype, phase, module)?;
+        }
+        if let (true, Op::Addmm(product)) = (adds_to_sum, &op) {
+            op = Op::MatmulSum(product.clone());
+            inputs[0] = self.cast(inputs[0], DType::F32, phase, module)?;
+            inputs.rotate_left(1);
+        }
+        let names = data
+            .outputs
+            .iter()
+            .map(|&v| self.old.values[v].name.clone());
+        let names: Vec<String> = names.collect();
+        let outputs = self
+            .graph
+            .add_node(op, &inputs, &names, phase, module.clone())?;
+        for (&old, new) in data.outputs.iter().zip(outputs) {
+            self.here[old] = Some(new);
+        }
+        Ok(())
+    }
+
+    /// True for `addmm` that adds a product to a tensor of its shape, such as a gradient so far, not
+    /// to a bias.
+    fn is_sum(&self, node: Node) -> bool {
+        let data = &self.old.nodes[node];
+        let shape = |value: Value| self.old.values[value].ty.shape();
+        matches!(data.op, Op::Addmm(_))
+            && data.phase != Phase::Forward
+            && shape(data.inputs[0]) == shape(data.outputs[0])
+    }
+}
+
+/// True for operands that are f32 whatever the others are: the logarithms of attention's sums, the
+/// sums of products, and the numbers of `nll_loss`.
+fn stays_full(op: &Op, operand: usize) -> bool {
+    match op.kind() {
+        OpKind::SdpaBwd | OpKind::SdpaRowsBwd => operand == 5,
+        OpKind::MatmulSum => operand == 2,
+        _ => false,
+    }
+}
