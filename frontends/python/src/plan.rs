@@ -111,7 +111,7 @@ fn kind_of_kernels(given: &str) -> PyResult<Kernels> {
 /// `compute(node, operands, results)`. Without it the step is planned for the device.
 #[pyfunction]
 #[pyo3(signature = (pt2, *, optimizer, budget=None, device="cpu", host=None, kernels="auto",
-    planner="auto", clip_norm=None, groups=None, parts=None, calls=None, tf32=false,
+    planner="auto", clip_norm=None, groups=None, parts=None, calls=None, precision="f32",
     micro_batches=None, command=""))]
 #[expect(
     clippy::too_many_arguments,
@@ -130,11 +130,12 @@ pub(crate) fn compile(
     groups: Option<BTreeMap<String, usize>>,
     parts: Option<(BTreeSet<String>, BTreeSet<String>)>,
     calls: Option<Bound<'_, PyAny>>,
-    tf32: bool,
+    precision: &str,
     micro_batches: Option<usize>,
     command: &str,
 ) -> PyResult<Plan> {
     let host = host.map(|text| parse_bytes(text).map_err(|e| error(format!("host: {e}"))));
+    let precision = chosen("precision", precision, &Precision::ALL, Precision::name)?;
     let options = Options {
         optimizer: chosen("optimizer", optimizer, &Optimizer::ALL, Optimizer::name)?,
         budget: self::budget(budget)?,
@@ -147,8 +148,8 @@ pub(crate) fn compile(
         group_options: vec![],
         parts: parts.map(|(late, early)| Parts { late, early }),
         extent: Extent::Plan,
-        precision: Precision::F32,
-        tf32,
+        precision,
+        tf32: precision == Precision::Tf32,
         micro_batches,
         ..Options::default()
     };

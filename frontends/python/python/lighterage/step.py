@@ -48,13 +48,13 @@ def plan(
     planner: str = "auto",
     clip_grad_norm: float | None = None,
     accumulate: int = 1,
-    tf32: bool = False,
+    precision: str = "f32",
 ) -> Plan:
     """Plan a training step for a machine, without running it. A weightless model (`export.weightless`) is enough.
 
     optimizer: of torch, or the compiler's name of one: `adamw`, `sgd`, `sgd-momentum`, `none`.
     device: a name of `lighterage.devices()`, or the path of a `.toml` file.
-    tf32: predict the step of a GPU that may round the factors of f32 products to TF32.
+    precision: as of `compile`; with `tf32`, a GPU may round the factors of f32 products to TF32.
     The others are those of `compile`. Calls that have no kernel are planned, and listed in `plan.unsupported`.
 
     Raises CaptureError, Infeasible, Error. Unsupported: there is no memory for a tensor, such as a complex one.
@@ -78,7 +78,7 @@ def plan(
         planner=planner,
         clip_norm=clip_grad_norm,
         micro_batches=_micro_batches(accumulate),
-        tf32=tf32,
+        precision=precision,
         command=command,
     )
 
@@ -96,6 +96,7 @@ def compile(
     planner: str = "auto",
     clip_grad_norm: float | None = None,
     accumulate: int = 1,
+    precision: str = "f32",
     fallback: str = "torch",
     threads: int | None = None,
     seed: int | None = None,
@@ -119,6 +120,8 @@ def compile(
     clip_grad_norm: the largest norm over all gradients, as in `torch.nn.utils.clip_grad_norm_`.
     accumulate: how many batches a step takes, one after the other, in the memory of one. Its gradients and its loss are
         their means. With more than 1, a step is called with a list of batches that are like the example.
+    precision: `f32`, or `bf16`, which computes as a model in f32 does under `torch.autocast`: parameters, gradients and
+        moments stay in f32. For other types, bring a model in them, or autocast in `loss_fn`.
     fallback: what computes an operation without a kernel: `torch`, inside of the plan and after one warning, or
         `error`, which raises Unsupported.
     threads: how many share a kernel, by default all that the process may use.
@@ -157,6 +160,7 @@ def compile(
         micro_batches=_micro_batches(accumulate),
         groups=groups,
         calls=calls,
+        precision=precision,
         command=f"lighterage.compile(..., budget={budget!r}, device={device!r})",
     )
     calls.warn(plan)
@@ -180,7 +184,8 @@ def compile(
     elif check and not kind.shows_gradients:
         step.check = _check_of_twin(model, optimizer, loss_fn, example, clip_grad_norm, accumulate, fallback, seed)
     elif check:
-        step._compare(args, kwargs, clip_grad_norm, _check.types_of(traced.program.graph))
+        types = _check.types_of(traced.program.graph)
+        step._compare(args, kwargs, clip_grad_norm, types, is_bf16=precision == "bf16")
     step._state.adopt()
 
     def again(example: Example) -> Step:
@@ -196,6 +201,7 @@ def compile(
             planner=planner,
             clip_grad_norm=clip_grad_norm,
             accumulate=accumulate,
+            precision=precision,
             fallback=fallback,
             threads=threads,
             seed=seed,
@@ -360,18 +366,25 @@ class Step:
     # The comparison with eager ---------------------------------------------------------------------------------------
 
     def _compare(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], clip_norm: float | None, types: set[torch.dtype]
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        clip_norm: float | None,
+        types: set[torch.dtype],
+        is_bf16: bool,
     ) -> None:
         """Run one step and compare it with eager's. Parameters, buffers and moments are left as they were.
 
-        types: of what the step computes.
+        types: of what was traced. is_bf16: the step computes as in autocast to bf16, and so does eager mode.
 
         Raises MismatchError: the step is further from eager than rounding explains.
         """
         eager = _check.Eager(
             self._model, self._loss_fn or call_model, args, kwargs, self._state.paths, self._accumulate
         )
-        outcome = eager.run().clipped(clip_norm)
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
+            outcome = eager.run().clipped(clip_norm)
+        types = types | ({torch.bfloat16} if is_bf16 else set())
         self.check = _check.check(self._probe(args, kwargs), outcome, lambda: eager.exact().clipped(clip_norm), types)
 
     def _probe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _check.Outcome:
