@@ -303,6 +303,7 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         kernels: compiling.kernels.unwrap_or_default(),
         parts: None,
         tf32: compiling.tf32,
+        differentiate: false,
         without_simplify: compiling.without.is_some(),
         extent: Extent::default(),
         // Ctrl-C ends the process.
