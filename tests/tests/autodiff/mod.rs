@@ -1,0 +1,6 @@
+//! Derivatives: each rule against central differences in f64, and against PyTorch's values where a
+//! function has no derivative.
+
+mod cases;
+mod fixtures;
+mod refusals;
