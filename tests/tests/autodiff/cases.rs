@@ -2,7 +2,8 @@
 //! that compute `%y`. The loss is the sum of `%y` times fixed numbers.
 //!
 //! A declaration is a name and a type. `+`: its numbers are positive. `=`: its numbers follow. Other
-//! floating-point numbers are drawn from -1..1, apart from 0.
+//! floating-point numbers are drawn from -1..1, apart from 0. `stat` is the type of statistics: f64, or
+//! f32 for half precision.
 
 use ir::graph::Output;
 use ir::op::attrs::Reduction;
@@ -80,14 +81,14 @@ const SMOOTH: &[&str] = &[
     "param a f64[2,3] ; %y = softmax %a dim=0 : f64[2,3]",
     "param a f64[2,3] ; %y = log_softmax %a dim=1 : f64[2,3]",
     // Norms.
-    "param a f64[2,3,2] ; %y, %m, %r = layer_norm %a dims=2 eps=1e-5 : f64[2,3,2], f64[2,1,1],
-     f64[2,1,1]",
+    "param a f64[2,3,2] ; %y, %m, %r = layer_norm %a dims=2 eps=1e-5 : f64[2,3,2], stat[2,1,1],
+     stat[2,1,1]",
     "param a f64[2,4] ; param w f64[4] ; %y, %m, %r = layer_norm %a, %w dims=1 eps=1e-5 : f64[2,4],
-     f64[2,1], f64[2,1]",
+     stat[2,1], stat[2,1]",
     "param a f64[2,4] ; param w f64[4] ; param b f64[4] ; %y, %m, %r = layer_norm %a, %w, %b dims=1
-     eps=1e-5 : f64[2,4], f64[2,1], f64[2,1]",
+     eps=1e-5 : f64[2,4], stat[2,1], stat[2,1]",
     "input a f64[2,4] ; param w f64[4] ; param b f64[4] ; %y, %m, %r = layer_norm %a, %w, %b dims=1
-     eps=1e-5 : f64[2,4], f64[2,1], f64[2,1]",
+     eps=1e-5 : f64[2,4], stat[2,1], stat[2,1]",
     "param a f64[3,2,2] ; param w f64[2] ; param b f64[2] ; %y, %m, %r, %v = batch_norm %a, %w, %b
      eps=1e-5 : f64[3,2,2], f64[2], f64[2], f64[2]",
     "param a f64[4,2] ; input w f64[2] ; input b f64[2] ; %y, %m, %r, %v = batch_norm %a, %w, %b
@@ -251,7 +252,8 @@ impl Case {
     /// A case from its text, with another type in place of f64.
     fn new(case: &str, dtype: &str, are_ones: bool) -> Case {
         let mut random = Random(case.len() as u64);
-        let case = case.replace("f64", dtype);
+        let statistics = if dtype == "f64" { "f64" } else { "f32" };
+        let case = case.replace("f64", dtype).replace("stat", statistics);
         let (mut states, mut inputs) = (Tensors::new(), Tensors::new());
         let (mut head, mut params, mut body) = (String::new(), String::new(), String::new());
         for part in case.split(';').map(str::trim) {
