@@ -19,19 +19,23 @@ struct Fixture {
 }
 
 const fn fixture(model: &'static str, level: &'static str, equal: f64) -> Fixture {
-    Fixture { model, level, equal }
+    Fixture {
+        model,
+        level,
+        equal,
+    }
 }
 
 const FIXTURES: [Fixture; 11] = [
     fixture("gpt2-tiny", "coarse", 100.0),
     fixture("gpt2-tiny", "core", 100.0),
-    fixture("bert-tiny", "coarse", 66.8),
-    fixture("bert-tiny", "core", 66.8),
+    fixture("bert-tiny", "coarse", 67.0),
+    fixture("bert-tiny", "core", 67.0),
     fixture("llama-tiny", "coarse", 100.0),
     fixture("llama-tiny", "core", 100.0),
     fixture("resnet-tiny", "coarse", 100.0),
     fixture("resnet-tiny", "core", 100.0),
-    fixture("moe-tiny", "core", 89.6),
+    fixture("moe-tiny", "core", 100.0),
     fixture("dropout-tiny", "coarse", 100.0),
     fixture("dropout-tiny", "core", 100.0),
 ];
@@ -48,14 +52,20 @@ impl Fixture {
     /// Values of states and inputs. Only the core file has weights.
     fn tensors(&self, graph: &Graph) -> (Tensors, Tensors) {
         let weights = self.read("core").tensors;
-        let mut states: Tensors = weights.into_iter().map(|(path, t)| (path, t.data)).collect();
+        let mut states: Tensors = weights
+            .into_iter()
+            .map(|(path, t)| (path, t.data))
+            .collect();
         for state in graph.states.values() {
             let ty = &graph.values[state.before].ty;
             let zeros = || vec![0; ty.bytes() as usize];
             states.entry(state.path.clone()).or_insert_with(zeros);
         }
         let file = ["ref.safetensors", "batches.safetensors"];
-        let file = file.into_iter().map(|name| self.path(name)).find(|path| path.exists());
+        let file = file
+            .into_iter()
+            .map(|name| self.path(name))
+            .find(|path| path.exists());
         let bytes = std::fs::read(file.unwrap()).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let inputs = graph.inputs.iter().map(|&input| {
@@ -81,12 +91,21 @@ fn gradients(graph: &Graph, states: &Tensors, inputs: &Tensors) -> BTreeMap<Stri
     canonical::run(&mut graph);
     simplify::run(&mut graph);
     attention::run(&mut graph);
-    assert_eq!(ir::verify::graph(&graph), [], "{}", text::print_graph(&graph));
+    assert_eq!(
+        ir::verify::graph(&graph),
+        [],
+        "{}",
+        text::print_graph(&graph)
+    );
     optimizer::run(&mut graph, Optimizer::None).unwrap();
     let found = evaluate::step(&graph, &mut states.clone(), inputs).unwrap();
-    let gradients = found.into_iter().filter(|(name, _)| name.starts_with("grad."));
+    let gradients = found
+        .into_iter()
+        .filter(|(name, _)| name.starts_with("grad."));
     let f32s = |bytes: Vec<u8>| {
-        let numbers = bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+        let numbers = bytes
+            .chunks(4)
+            .map(|b| f32::from_le_bytes(b.try_into().unwrap()));
         numbers.collect()
     };
     gradients.map(|(name, bytes)| (name, f32s(bytes))).collect()
@@ -106,42 +125,54 @@ fn kept(graph: &Graph, differentiate: bool) -> Compiled {
     pipeline::compile(graph.clone(), &options, &device, &cost, &mut |_| ()).unwrap()
 }
 
+/// The allowed difference of a gradient's element, as a share of the model's largest: some gradients
+/// are 0 but for rounding.
+const CLOSE: f32 = 1e-6;
+
 #[test]
-fn table() {
+fn the_backward_of_a_forward_is_pytorchs() {
     for fixture in FIXTURES {
+        let name = format!("{} {}", fixture.model, fixture.level);
         let traced = fixture.read(fixture.level).graph;
-        let forward = forward(&traced);
-        let mut own = forward.clone();
-        autodiff::run(&mut own, true).unwrap_or_else(|e| panic!("{}: {e}", fixture.model));
-        if let Ok(dir) = std::env::var("DUMP") {
-            let mut t = traced.clone();
-            let mut o = own.clone();
-            for g in [&mut t, &mut o] {
-                canonical::run(g); simplify::run(g); attention::run(g);
-            }
-            std::fs::write(format!("{dir}/{}.{}.own.ir", fixture.model, fixture.level), text::print_graph(&o)).unwrap();
-            std::fs::write(format!("{dir}/{}.{}.traced.ir", fixture.model, fixture.level), text::print_graph(&t)).unwrap();
-        }
+        let mut own = forward(&traced);
+        autodiff::run(&mut own, true).unwrap_or_else(|e| panic!("{name}: {e}"));
         let (states, inputs) = fixture.tensors(&traced);
         let expected = gradients(&traced, &states, &inputs);
         let found = gradients(&own, &states, &inputs);
-        assert_eq!(expected.keys().collect::<Vec<_>>(), found.keys().collect::<Vec<_>>());
-        let largest = expected.values().flatten().fold(0f32, |m, x| m.max(x.abs()));
-        let (mut n, mut equal, mut worst) = (0, 0, 0f32);
+        assert!(found.keys().eq(expected.keys()), "{name}");
+        let largest = expected
+            .values()
+            .flatten()
+            .fold(0f32, |m, x| m.max(x.abs()));
+        let (mut n, mut n_equal) = (0f64, 0f64);
         for (path, expected) in &expected {
-            for (a, b) in expected.iter().zip(&found[path]) {
-                n += 1;
-                equal += i32::from(a.to_bits() == b.to_bits());
-                worst = worst.max((a - b).abs() / largest);
+            for (expected, found) in expected.iter().zip(&found[path]) {
+                let error = (found - expected).abs();
+                assert!(
+                    error <= CLOSE * largest,
+                    "{name} {path}: {found}, {expected}"
+                );
+                n += 1.0;
+                n_equal += f64::from(u8::from(expected.to_bits() == found.to_bits()));
             }
         }
-        let (a, b) = (kept(&traced, false), kept(&forward, true));
-        println!(
-            "{} {}: equal {:.1} % of {n}, worst {worst:.1e}; nodes {} {}; keep {:.4}, time {:.4}",
-            fixture.model, fixture.level, 100.0 * f64::from(equal) / f64::from(n),
-            a.program.graph.order.len(), b.program.graph.order.len(),
-            b.decided.keep_peak as f64 / a.decided.keep_peak as f64,
-            b.timeline.micros / a.timeline.micros,
+        let equal = 100.0 * n_equal / n;
+        assert!(
+            fixture.equal <= equal,
+            "{name}: {equal} % of the bits are equal"
         );
+    }
+}
+
+#[test]
+fn it_needs_no_more_memory_or_time_than_pytorchs() {
+    for fixture in FIXTURES {
+        let name = format!("{} {}", fixture.model, fixture.level);
+        let traced = fixture.read(fixture.level).graph;
+        let (expected, found) = (kept(&traced, false), kept(&forward(&traced), true));
+        let (most, peak) = (expected.decided.keep_peak, found.decided.keep_peak);
+        assert!(peak <= most, "{name}: {peak} bytes, PyTorch's {most}");
+        let (most, micros) = (expected.timeline.micros, found.timeline.micros);
+        assert!(micros <= most, "{name}: {micros} us, PyTorch's {most}");
     }
 }

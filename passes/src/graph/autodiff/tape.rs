@@ -1,6 +1,6 @@
 //! Adds nodes of the backward to a graph, and has the ops that rules use most.
 
-use ir::graph;
+use ir::graph::{self, Def};
 use ir::op::attrs::{Cast, Full, Reduction, Scalar, Sizes};
 use ir::op::{Number, broadcast_shapes};
 use ir::{DType, Graph, Node, Op, Phase, Value};
@@ -53,6 +53,11 @@ impl<'g> Tape<'g> {
             .ok()
             .and_then(|dim| shape.get(dim))
             .map_or(1, |&size| size as i64)
+    }
+
+    /// True if the value shares the bytes of a state.
+    pub(super) fn is_state(&self, value: Value) -> bool {
+        matches!(self.graph.values[self.graph.root(value)].def, Def::State(_))
     }
 
     /// Adds a node; returns its results.

@@ -36,7 +36,9 @@ pub(in super::super) fn product(t: &mut Tape<'_>, c: &Call<'_>) -> Given {
     }
 }
 
-/// The adjoints of the factors of a b, of which `flags` transposes some.
+/// The adjoints of the factors of a b, of which `flags` transposes some. That of a parameter comes
+/// first: its update can follow at once, and what it reads may leave memory before the other one
+/// takes some.
 fn factors_of(
     t: &mut Tape<'_>,
     flags: &Product,
@@ -46,19 +48,15 @@ fn factors_of(
 ) -> Given {
     let &Product { ta, tb } = flags;
     let mut given: Vec<Option<Adjoint>> = vec![None, None];
-    if needs[0] {
-        let da = match ta {
-            false => multiply(t, dy, b, false, !tb)?,
-            true => multiply(t, b, dy, tb, true)?,
+    let order = if t.is_state(a) { [0, 1] } else { [1, 0] };
+    for i in order.into_iter().filter(|&i| needs[i]) {
+        let d = match (i, ta, tb) {
+            (0, false, _) => multiply(t, dy, b, false, !tb)?,
+            (0, true, _) => multiply(t, b, dy, tb, true)?,
+            (_, _, false) => multiply(t, a, dy, !ta, false)?,
+            (_, _, true) => multiply(t, dy, a, true, ta)?,
         };
-        given[0] = Some(da.into());
-    }
-    if needs[1] {
-        let db = match tb {
-            false => multiply(t, a, dy, !ta, false)?,
-            true => multiply(t, dy, a, true, ta)?,
-        };
-        given[1] = Some(db.into());
+        given[i] = Some(d.into());
     }
     Ok(given)
 }
