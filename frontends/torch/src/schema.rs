@@ -72,6 +72,9 @@ pub(crate) struct Metadata {
     /// JSON in a string.
     #[serde(default)]
     pub(crate) custom: Option<String>,
+    /// The modules around the call, outermost first: `KEY,PATH,CLASS;..`.
+    #[serde(default)]
+    pub(crate) nn_module_stack: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -87,6 +90,9 @@ pub(crate) struct TensorMeta {
     pub(crate) strides: Vec<SymInt>,
     pub(crate) storage_offset: SymInt,
     pub(crate) layout: i64,
+    /// False for a frozen parameter.
+    #[serde(default)]
+    pub(crate) requires_grad: Option<bool>,
 }
 
 #[derive(Deserialize)]

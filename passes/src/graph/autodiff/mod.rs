@@ -45,8 +45,8 @@ pub const LOSS: &str = "loss";
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum AutodiffError {
     /// The graph has gradients.
-    #[error("the step has a backward already: it computes the gradient of {0}")]
-    HasGradients(String),
+    #[error("the step has a backward already; --differentiate is for a forward alone")]
+    HasGradients,
     /// No output is the loss.
     #[error("the step has no output {LOSS} to differentiate")]
     NoLoss,
@@ -92,7 +92,7 @@ pub fn run(graph: &mut Graph, simplified: bool) -> Result<(), AutodiffError> {
 pub fn differentiate(graph: &mut Graph) -> Result<(), AutodiffError> {
     let loss = loss_of(graph)?;
     let parameters = parameters(graph);
-    let depends = dependents(graph, &parameters);
+    let depends = dependents(graph);
     let name = graph.values[loss].name.clone();
     if !depends[loss] {
         return Err(AutodiffError::Independent(name));
@@ -123,9 +123,8 @@ pub fn differentiate(graph: &mut Graph) -> Result<(), AutodiffError> {
 
 /// The value of the output `loss`, if the graph is a forward.
 fn loss_of(graph: &Graph) -> Result<Value, AutodiffError> {
-    if let Some(&(state, _)) = graph.gradients.first() {
-        let path = graph.states[state].path.clone();
-        return Err(AutodiffError::HasGradients(path));
+    if !graph.gradients.is_empty() {
+        return Err(AutodiffError::HasGradients);
     }
     let output = graph.outputs.iter().find(|output| output.name == LOSS);
     let value = output.ok_or(AutodiffError::NoLoss)?.value;
@@ -156,9 +155,9 @@ fn parameters(graph: &Graph) -> Vec<(State, Value)> {
 
 /// The values whose adjoints are needed: those that depend on a parameter, through ops whose
 /// derivative is not zero.
-fn dependents(graph: &Graph, parameters: &[(State, Value)]) -> Table<Value, bool> {
+pub fn dependents(graph: &Graph) -> Table<Value, bool> {
     let mut depends = Table::filled(graph.values.len(), false);
-    for &(_, value) in parameters {
+    for (_, value) in parameters(graph) {
         depends[value] = true;
     }
     for &node in &graph.order {
