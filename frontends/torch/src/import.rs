@@ -30,7 +30,8 @@ pub(crate) fn model<R: Read + Seek>(
     let mut archive = Archive::open(reader, bytes)?;
     let program = archive.model()?;
     let symbols = Symbols::new(&program, dims)?;
-    let (graph, unsupported, detached) = Import::new(&program, symbols, name)?.run()?;
+    let (graph, unsupported, detached) =
+        Import::new(&program, symbols, name, archive.shared())?.run()?;
     let mut tensors = BTreeMap::new();
     for state in graph
         .states
@@ -83,6 +84,8 @@ struct Import<'a> {
     generator: Generator,
     unsupported: Vec<Unsupported>,
     detached: Vec<Value>,
+    /// Paths that name one parameter. The first of them in the file becomes a state.
+    tied: Vec<Vec<String>>,
     /// The file computes no gradient.
     is_forward: bool,
 }
@@ -92,6 +95,7 @@ impl<'a> Import<'a> {
         program: &'a ExportedProgram,
         symbols: Symbols<'a>,
         name: &str,
+        tied: Vec<Vec<String>>,
     ) -> Result<Import<'a>, Error> {
         let taken = &program.graph_module.graph.tensor_values;
         // The file's names are identifiers, so a name with a dot is free.
@@ -108,6 +112,7 @@ impl<'a> Import<'a> {
             generator: Generator::new(rng),
             unsupported: vec![],
             detached: vec![],
+            tied,
             is_forward: !program
                 .graph_module
                 .signature
@@ -189,6 +194,10 @@ impl<'a> Import<'a> {
                 return Err(Error::new(path, "two inputs of the graph have this path"));
             }
             let ty = self.declared(&arg.name)?;
+            if let Some(value) = self.tied_to(path, &ty) {
+                self.bind(&arg.name, value)?;
+                continue;
+            }
             let kind = match kind {
                 StateKind::Param if self.is_frozen(&arg.name) => StateKind::Buffer,
                 kind => kind,
@@ -197,6 +206,17 @@ impl<'a> Import<'a> {
             self.bind(&arg.name, value)?;
         }
         Ok(())
+    }
+
+    /// The parameter that this path names too, if a state has it already.
+    fn tied_to(&self, path: &str, ty: &TensorType) -> Option<Value> {
+        let group = self
+            .tied
+            .iter()
+            .find(|group| group.iter().any(|p| p == path))?;
+        let mut states = self.graph.states.values();
+        let other = states.find(|state| group.contains(&state.path))?;
+        (self.graph.values[other.before].ty == *ty).then_some(other.before)
     }
 
     /// True for a parameter of a forward that is not to be trained. A file with gradients says by

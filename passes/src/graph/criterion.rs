@@ -79,6 +79,12 @@ pub enum CriterionError {
         /// The names of the outputs, with types.
         outputs: String,
     },
+    /// No output has logits.
+    #[error("no output has floating-point elements that a loss could read; they are {outputs}")]
+    NoLogits {
+        /// The names of the outputs, with types.
+        outputs: String,
+    },
     /// Several outputs could be meant.
     #[error("several outputs may be meant: name one with --logits; they are {outputs}")]
     Several {
@@ -150,6 +156,7 @@ impl Criterion {
         graph: &Graph,
         usual: &str,
         fits: fn(&TensorType) -> bool,
+        none: fn(String) -> CriterionError,
     ) -> Result<Output, CriterionError> {
         let find = |name: &str| graph.outputs.iter().find(|output| output.name == name);
         if let Some(name) = &self.logits {
@@ -165,9 +172,7 @@ impl Criterion {
         let fitting: Vec<&Output> = graph.outputs.iter().filter(ty).collect();
         match fitting[..] {
             [only] => Ok(only.clone()),
-            [] => Err(CriterionError::NoScalar {
-                outputs: listed(graph, graph.outputs.iter()),
-            }),
+            [] => Err(none(listed(graph, graph.outputs.iter()))),
             _ => Err(CriterionError::Several {
                 outputs: listed(graph, fitting.into_iter()),
             }),
@@ -198,7 +203,12 @@ fn is_real(ty: &TensorType) -> bool {
 
 /// The loss that the forward computes.
 fn own(graph: &mut Graph, criterion: &Criterion) -> Result<Value, CriterionError> {
-    let output = criterion.output(graph, LOSS, |ty| is_real(ty) && ty.numel() == 1)?;
+    let output = criterion.output(
+        graph,
+        LOSS,
+        |ty| is_real(ty) && ty.numel() == 1,
+        |outputs| CriterionError::NoScalar { outputs },
+    )?;
     let ty = &graph.values[output.value].ty;
     if !is_real(ty) || ty.numel() != 1 {
         return Err(CriterionError::Unfit {
@@ -288,7 +298,12 @@ impl<'g> Builder<'g> {
     /// Finds the logits and adds the labels.
     fn new(graph: &'g mut Graph, criterion: &Criterion) -> Result<Builder<'g>, CriterionError> {
         let loss = criterion.loss;
-        let output = criterion.output(graph, "logits", is_real)?;
+        let output = criterion.output(
+            graph,
+            "logits",
+            |ty| is_real(ty) && ty.rank() > 0,
+            |outputs| CriterionError::NoLogits { outputs },
+        )?;
         let ty = graph.values[output.value].ty.clone();
         let unfit = |needs| CriterionError::Unfit {
             name: output.name.clone(),

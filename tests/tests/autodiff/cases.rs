@@ -141,7 +141,7 @@ const SMOOTH: &[&str] = &[
     "param a f64[3,4] ; input t i64[3]=1,-100,3 ; param b f64[] ; %y = nll_sum %a, %t, %b ignore=-100
      : f64[]",
     // Tables.
-    "param w f64[4,2] ; input i i64[2,2]=3,1,3,0 ; %y = embedding %w, %i : f64[2,2,2]",
+    "param w f64[4,2] ; input i i64[2,2]=3,1,3,0 ; %y = embedding %w, %i padding=-1 : f64[2,2,2]",
     "param a f64[2,3] ; input i i64[2,4]=2,0,2,1,1,1,0,0 ; %y = gather %a, %i dim=1 : f64[2,4]",
     "param a f64[2,3] ; input i i64[2,2]=2,0,1,0 ; param s f64[2,2] ; %y = scatter %a, %i, %s dim=1 :
      f64[2,3]",
@@ -179,7 +179,7 @@ const SMOOTH: &[&str] = &[
     "param a f64[0,3] ; %y = amax %a dims=[1] keepdim=false : f64[0]",
     "param a f64[2,0] ; param b f64[2,1] ; %y = cat %a, %b dim=1 : f64[2,1]",
     "param a f64[2,3] ; %y = slice %a dim=1 end=2 start=2 step=1 : f64[2,0]",
-    "param w f64[4,2] ; input i i64[0] ; %y = embedding %w, %i : f64[0,2]",
+    "param w f64[4,2] ; input i i64[0] ; %y = embedding %w, %i padding=-1 : f64[0,2]",
     // Slices that tile, that leave gaps, that overlap, and of several dimensions.
     "param a f64[2,6] ; %p = slice %a dim=1 end=2 start=0 step=1 : f64[2,2] ;
      %q = slice %a dim=1 end=4 start=2 step=1 : f64[2,2] ;
@@ -227,6 +227,11 @@ const KINKS: &[(&str, &[(&str, &[f64])])] = &[
     (
         "param a f64[2]=0,0 ; param b f64[2]=2,0 ; %y = pow %a, %b : f64[2]",
         &[("a", &[0.0, 0.0]), ("b", &[0.0, 0.0])],
+    ),
+    (
+        "param w f64[3,2]=1,2,3,4,5,6 ; input i i64[3]=2,0,2 ;
+         %y = embedding %w, %i padding=2 : f64[3,2]",
+        &[("w", &[1.0, 1.0, 0.0, 0.0, 0.0, 0.0])],
     ),
     (
         "param a f64[2,1]=1,2 ; %b = cast %a dtype=bf16 : bf16[2,1] ;

@@ -3,4 +3,5 @@
 
 mod cases;
 mod fixtures;
+mod forward;
 mod refusals;

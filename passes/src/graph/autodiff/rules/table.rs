@@ -4,15 +4,15 @@ use super::{Call, Fault, Given, only, stray};
 use crate::graph::autodiff::adjoints::Adjoint;
 use crate::graph::autodiff::tape::Tape;
 use ir::op::Number;
-use ir::op::attrs::{Along, EmbeddingBwd, IndexPut, Pad, ScatterValue};
+use ir::op::attrs::{Along, Embedding, EmbeddingBwd, IndexPut, Pad, ScatterValue};
 use ir::{Op, Value};
 
 pub(in super::super) fn table(t: &mut Tape<'_>, c: &Call<'_>) -> Given {
     let (x, dy) = (c.inputs[0], c.dy);
     match c.op {
-        Op::Embedding => {
+        &Op::Embedding(Embedding { padding }) => {
             let rows = t.size(x, 0);
-            let op = Op::EmbeddingBwd(EmbeddingBwd { padding: -1, rows });
+            let op = Op::EmbeddingBwd(EmbeddingBwd { padding, rows });
             only(t.one(op, &[dy, c.inputs[1]])?)
         }
         &Op::Gather(Along { dim }) => {
