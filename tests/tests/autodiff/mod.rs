@@ -2,6 +2,7 @@
 //! function has no derivative.
 
 mod cases;
+mod docs;
 mod fixtures;
 mod forward;
 mod refusals;
