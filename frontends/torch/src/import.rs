@@ -10,6 +10,7 @@ use crate::arguments::NodeArguments;
 use crate::attribution::{self, Place, Roots, Source, Tag, Traced};
 use crate::names::Names;
 use crate::ops;
+use crate::regions;
 use crate::schema::{self, Argument, ExportedProgram, InputSpec, Item, OutputSpec, TensorMeta};
 use crate::symbols::Symbols;
 use crate::{Error, Model, Tensor, Unsupported};
@@ -28,7 +29,8 @@ pub(crate) fn model<R: Read + Seek>(
     dims: &BTreeMap<String, u64>,
 ) -> Result<Model, Error> {
     let mut archive = Archive::open(reader, bytes)?;
-    let program = archive.model()?;
+    let mut program = archive.model()?;
+    regions::inline(&mut program.graph_module.graph);
     let symbols = Symbols::new(&program, dims)?;
     let (graph, unsupported, detached) =
         Import::new(&program, symbols, name, archive.shared())?.run()?;

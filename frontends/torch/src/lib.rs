@@ -17,6 +17,7 @@ mod attribution;
 mod import;
 mod names;
 mod ops;
+mod regions;
 mod schema;
 mod symbols;
 mod zip;

@@ -3,8 +3,9 @@
 Usage: gen_forward.py   (torch 2.11.0; writes beside itself)
 
 `lm.pt2` returns logits: a causal model with tied embeddings, a padding row, attention by
-`scaled_dot_product_attention`, and a frozen parameter. `cnn.pt2` returns its loss: convolutions, a batch norm that
-writes its running statistics, and a ReLU in place. `lm.safetensors` and `cnn.safetensors` have the batches
+`scaled_dot_product_attention`, a frozen parameter, and a part without gradients. `cnn.pt2` returns its loss: convolutions, a batch norm that
+writes its running statistics, and a ReLU in place. `detached.pt2` detaches a value that depends on its parameters.
+`lm.safetensors` and `cnn.safetensors` have the batches
 (`batch.K.INPUT`), the losses of AdamW with its defaults, one for each step (`losses`), and each parameter and buffer
 after the last step (`after.PATH`).
 """
@@ -41,7 +42,9 @@ class Language(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """ids: [batch, tokens]."""
-        x = self.words(ids) + self.places(torch.arange(TOKENS))
+        with torch.no_grad():
+            wave = torch.cos(torch.arange(TOKENS, dtype=torch.float32))[:, None] * 0.1 + 1
+        x = self.words(ids) * wave + self.places(torch.arange(TOKENS))
         q, k, v = self.qkv(self.norm1(x)).view(BATCH, TOKENS, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(BATCH, TOKENS, WIDTH))
@@ -63,6 +66,19 @@ class Images(nn.Module):
         x = F.max_pool2d(F.relu(self.norm(self.first(x)), inplace=True), 2)
         logits = self.head(self.second(x).mean((2, 3)))
         return F.cross_entropy(logits, label), logits
+
+
+class Detached(nn.Module):
+    """The mean counts as a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [batch, 2]."""
+        y = self.layer(x)
+        return (y * y.mean().detach()).sum()
 
 
 def write(name: str, model: nn.Module, batches: list[dict[str, torch.Tensor]], n_inputs: int, loss) -> None:
@@ -107,6 +123,7 @@ def main() -> None:
         {"x": torch.randn(BATCH, 3, IMAGE, IMAGE), "label": torch.randint(CLASSES, (BATCH,))} for _ in range(BATCHES)
     ]
     write("cnn", Images(), images, 2, lambda results, _: results[0])
+    torch.export.save(torch.export.export(Detached(), (torch.ones(3, 2),)), Path(__file__).with_name("detached.pt2"))
 
 
 if __name__ == "__main__":

@@ -211,6 +211,8 @@ def calls(x, p, i, b, img):
         yield f"attention_backward_{label}", lambda f, o=o, kw=kw, causal=causal: back(
             q - 1, q, q + 1, q * 2, o[0], o[1], 0.0, causal, **kw)
     # Operators that a forward has before it is decomposed.
+    yield "diff", lambda f: aten.diff(x, 1, 0, w[None])
+    yield "diff_bool", lambda f: aten.diff(b)
     yield "layer_norm", lambda f: aten.layer_norm(x, [6], v, w)
     yield "rms_norm", lambda f: aten.rms_norm(x, [6], v, 1e-6)
     channel, spread = img[0, :, 0, 0], img[1, :, 0, 0] ** 2
