@@ -148,8 +148,9 @@ macro_rules! ops {
             SdpaRowsBwd(AttentionRows) "sdpa_rows_bwd": takes(6, 7).real()
                 => sdpa_rows_bwd, sdpa_rows_bwd_work;
             // Tables. embedding(w[V,D], index) -> [index.., D]. embedding_bwd(dy, index) ->
-            // dw[rows, D]; rows of `padding` get 0 (-1: none).
-            Embedding "embedding": takes(2, 2) => embedding;
+            // dw[rows, D]; the row `padding` gets 0 (-1: none). The forward has the number only for
+            // its derivative.
+            Embedding(Embedding) "embedding": takes(2, 2) => embedding;
             EmbeddingBwd(EmbeddingBwd) "embedding_bwd": takes(2, 2).real()
                 => embedding_bwd, embedding_bwd_work;
             // nll_loss(logp[N,C], target[N]) -> loss, weight; reduction 0 none, 1 mean, 2 sum;

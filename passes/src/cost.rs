@@ -201,7 +201,7 @@ fn operand_bytes(graph: &Graph, node: Node) -> u64 {
     let bytes = |&v: &Value| graph.values[v].ty.bytes();
     let all: u64 = data.inputs.iter().chain(&data.outputs).map(bytes).sum();
     match (&data.op, &data.inputs[..], &data.outputs[..]) {
-        (Op::Slice(_) | Op::Embedding | Op::Gather(_) | Op::Index, [from, ..], [taken]) => {
+        (Op::Slice(_) | Op::Embedding(_) | Op::Gather(_) | Op::Index, [from, ..], [taken]) => {
             all - bytes(from) + bytes(taken)
         }
         (Op::SdpaRows(a), [q, k, v, ..], _) | (Op::SdpaRowsBwd(a), [_, q, k, v, ..], _) => {

@@ -8,7 +8,8 @@
 use crate::alloc::{self, Lifetime};
 use crate::cost::Cost;
 use crate::graph::{
-    accumulate, attention, canonical, fuse, loss, microbatch, optimizer, precision, simplify,
+    accumulate, attention, autodiff, canonical, fuse, loss, microbatch, optimizer, precision,
+    simplify,
 };
 use crate::plan::machine::DEVICE;
 use crate::plan::{Decisions, Error, Illegal, Kernels, Options, Problem};
@@ -103,8 +104,20 @@ impl<'a> ScheduleContext<'a> {
 
 /// Graph passes before the loss has variants. The order matters; each entry gives the reason for
 /// its place.
-pub static SHARED: [GraphPass; 3] = [
-    // First: later passes see one form, whatever traced the graph.
+pub static SHARED: [GraphPass; 4] = [
+    // First: the backward is brought into one form and simplified like the forward. It does so to
+    // the forward itself, before it differentiates it: fewer ops, which save less.
+    GraphPass {
+        name: "autodiff",
+        run: |graph, c| {
+            if !c.options.differentiate {
+                return Ok(());
+            }
+            let simplified = !c.options.without_simplify;
+            autodiff::run(graph, simplified).map_err(|e| failed("autodiff", e))
+        },
+    },
+    // Before all others: later passes see one form, whatever traced the graph.
     GraphPass {
         name: "canonical",
         run: |graph, _| {

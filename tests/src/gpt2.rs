@@ -54,7 +54,11 @@ pub fn gpt2(
     let (wte_at, wte) = parameter(&mut b, "wte.weight", &[vocabulary, width]);
 
     b.module = "wte".into();
-    let tokens = b.node("embedding", vec![], &[wte, input_ids]);
+    let tokens = b.node(
+        "embedding",
+        vec![("padding", Attr::Int(-1))],
+        &[wte, input_ids],
+    );
     b.module = "wpe".into();
     let range = vec![
         ("dtype", Attr::Type(DType::I64)),
@@ -64,7 +68,7 @@ pub fn gpt2(
     ];
     let range = b.node("arange", range, &[]);
     let row = reshape(&mut b, range, &[1, sequence]);
-    let positions = b.node("embedding", vec![], &[wpe, row]);
+    let positions = b.node("embedding", vec![("padding", Attr::Int(-1))], &[wpe, row]);
     b.module = "mask".into();
     let column = reshape(&mut b, range, &[sequence, 1]);
     let seen = b.node("le", vec![], &[row, column]);

@@ -291,7 +291,7 @@ fn tables(w: &mut Wishes) {
             w.wild(dtype, &[11, width]),
             w.indices(I64, &[5, 3], [0, 11]),
         ];
-        w.of("embedding", &[], ins, SAME);
+        w.of("embedding", &[("padding", Attr::Int(-1))], ins, SAME);
         let ins = vec![w.small(dtype, &[29, width]), w.indices(I32, &[29], [0, 7])];
         let rows = [("padding", Attr::Int(3)), ("rows", Attr::Int(300))];
         w.of("embedding_bwd", &rows, ins, SAME);

@@ -141,6 +141,7 @@ impl Header<'_> {
             extent: Extent::Curve,
             parts: None,
             tf32: false,
+            differentiate: pass == "autodiff",
             without_simplify: false,
         };
         let variant = given

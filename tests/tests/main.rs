@@ -4,6 +4,7 @@ mod accumulate;
 mod allocator;
 mod attention;
 mod attention_rows;
+mod autodiff;
 mod blocks;
 mod budgets;
 mod choices;

@@ -78,7 +78,7 @@ fn write(k: &mut Kernel<'_>, op: &Op) -> Result<(), &'static str> {
         Op::Rand(a) => random::rand(k, a),
         Op::Randn(a) => random::randn(k, a),
         Op::RngNext => random::rng_next(k),
-        Op::Embedding => tables::embedding(k),
+        Op::Embedding(_) => tables::embedding(k),
         Op::EmbeddingBwd(a) => tables::embedding_bwd(k, a),
         Op::Gather(a) => tables::gather(k, a),
         Op::Scatter(a) => tables::scatter(k, a),

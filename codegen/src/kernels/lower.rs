@@ -431,7 +431,7 @@ impl<'a> Lowering<'a> {
             | Op::SdpaBwd(_)
             | Op::SdpaRows(_)
             | Op::SdpaRowsBwd(_)
-            | Op::Embedding
+            | Op::Embedding(_)
             | Op::EmbeddingBwd(_)
             | Op::NllLoss(_)
             | Op::NllSum(_)

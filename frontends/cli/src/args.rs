@@ -12,6 +12,7 @@ use papers::estimate;
 use papers::offload::Algorithm;
 use papers::protrain::Fixed;
 use passes::decide::Planner;
+use passes::graph::criterion::Loss;
 use passes::graph::loss::Chunks;
 use passes::graph::optimizer::{Master, Optimizer};
 use passes::graph::precision::Precision;
@@ -23,7 +24,8 @@ use trace::Format;
 
 /// Compiles a training step so that it fits into a given amount of memory.
 ///
-/// The input is one step (forward, backward, optimizer) as a .pt2 file. Before the first step runs,
+/// The input is one step (forward, backward, optimizer) as a .pt2 file, or a forward alone with
+/// --differentiate. Before the first step runs,
 /// Lighterage decides which tensors are kept, swapped and recomputed, gives each tensor an address,
 /// and proves the result.
 #[derive(Parser, Debug)]
@@ -45,13 +47,16 @@ const EXIT_CODES: &str = "Exit codes: 0 done; 1 the system refused, for example 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
     /// Print the step of a model as text: phases, modules, states
-    #[command(after_help = "Example:\n  lighterage import gpt2.pt2 -o gpt2.ir")]
+    #[command(after_help = "Examples:\n  lighterage import gpt2.pt2 -o gpt2.ir\n  \
+        lighterage import forward.pt2 --differentiate --loss cross-entropy --shift\n\n\
+        docs/autodiff.md says which forwards can be differentiated.")]
     Import(ImportArgs),
     /// Plan a step: report what it needs, what was decided, and what other budgets would cost
     #[command(
         after_help = "Example:\n  lighterage plan gpt2.pt2 --optimizer adamw --device cpu \
             --budget 60%\n  \
-        lighterage plan gpt2.pt2 --optimizer adamw --budget 60% --curve --report plan.html\n\n\
+        lighterage plan gpt2.pt2 --optimizer adamw --budget 60% --curve --report plan.html\n  \
+        lighterage plan forward.pt2 --differentiate --loss cross-entropy --optimizer adamw\n\n\
         With --dump-ir-after and without --dump-dir the dump goes to standard output and the \
         report to standard error."
     )]
@@ -69,7 +74,9 @@ pub(crate) enum Command {
             50% \
         --batches data.safetensors \\\n      --steps 60 --init normal:0.02 --seed 0 --save \
         out.safetensors\n  \
-        lighterage train step.lit --batches data.safetensors --steps 60\n\n\
+        lighterage train step.lit --batches data.safetensors --steps 60\n  \
+        lighterage train forward.pt2 --differentiate --loss cross-entropy --optimizer adamw \
+        \\\n      --batches data.safetensors --steps 60\n\n\
         DATA holds the tensors batch.K.INPUT; step i, from 0, uses batch i mod K. With \
         --micro-batches N a step uses N \
         batches, one after the other."
@@ -140,6 +147,31 @@ pub(crate) struct ModelArgs {
     /// A value for a symbolic size; may be given several times
     #[arg(long, value_name = "NAME=SIZE", value_parser = parse_dim)]
     pub(crate) dim: Vec<(String, u64)>,
+}
+
+/// How a forward becomes a step.
+#[derive(Args, Clone, Default, Debug)]
+#[command(next_help_heading = "Forward")]
+pub(crate) struct ForwardArgs {
+    /// Add the backward to a model that is a forward alone, such as a file of torch.export
+    #[arg(long)]
+    pub(crate) differentiate: bool,
+    /// The loss. none: the model's own output with one element. The others compare an output with
+    /// labels, and are PyTorch's means: cross-entropy over the last dimension (-100 is ignored),
+    /// mse, bce (with logits), l1 [default: none]
+    #[arg(long, requires = "differentiate", value_parser = named(&Loss::ALL, Loss::name))]
+    pub(crate) loss: Option<Loss>,
+    /// The output that the loss reads; with --loss none, the output that is the loss [default:
+    /// logits, or the only one that fits]
+    #[arg(long, value_name = "OUTPUT", requires = "differentiate")]
+    pub(crate) logits: Option<String>,
+    /// The name of the input for the labels, i64 for cross-entropy, else of the type of the logits
+    /// [default: labels]
+    #[arg(long, value_name = "INPUT", requires = "differentiate")]
+    pub(crate) labels: Option<String>,
+    /// Position i predicts the label of position i + 1: cross-entropy of causal language models
+    #[arg(long, requires = "differentiate")]
+    pub(crate) shift: bool,
 }
 
 /// How to compile it. An option that was not given is `None`, so `train` knows which options were
@@ -231,6 +263,8 @@ pub(crate) struct Compiling {
     /// Print how long each pass took
     #[arg(long)]
     pub(crate) time_passes: bool,
+    #[command(flatten)]
+    pub(crate) forward: ForwardArgs,
 }
 
 impl Compiling {
@@ -245,6 +279,8 @@ impl Compiling {
 pub(crate) struct ImportArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) forward: ForwardArgs,
     /// Write to a file instead of standard output
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
@@ -439,6 +475,8 @@ pub(crate) struct ExplainArgs {
 pub(crate) struct ProfileArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) forward: ForwardArgs,
     /// The optimizer whose updates are measured too [default: adamw]
     #[arg(long, value_parser = optimizer())]
     pub(crate) optimizer: Option<Optimizer>,

@@ -3,7 +3,8 @@
 use crate::args::Compiling;
 use crate::failure::Failure;
 use glob::Pattern;
-use ir::Graph;
+use ir::graph::StateData;
+use ir::{Graph, StateKind};
 use passes::graph::optimizer::Optimizer;
 use std::collections::BTreeMap;
 
@@ -65,19 +66,26 @@ pub(crate) struct Groups {
     pub(crate) options: Vec<Vec<(String, f64)>>,
 }
 
-/// Removes the gradients of frozen parameters.
+/// Removes the gradients of frozen parameters. In a forward, whose gradients do not exist yet, they
+/// become buffers.
 pub(crate) fn freeze(graph: &mut Graph, compiling: &Compiling) -> Result<(), Failure> {
     for paths in &compiling.freeze {
-        let trained = trained(graph);
+        let trained = trained(graph, compiling);
         if !trained.iter().any(|(path, _)| paths.has(path)) {
             return Err(unknown("--freeze", paths, &trained));
         }
-        let states = &graph.states;
+        let states = &mut graph.states;
         graph
             .gradients
             .retain(|&(state, _)| !paths.has(&states[state].path));
+        if compiling.forward.differentiate {
+            let frozen = states.values_mut().filter(|state| paths.has(&state.path));
+            frozen
+                .filter(|state| state.kind == StateKind::Param)
+                .for_each(|state| state.kind = StateKind::Buffer);
+        }
     }
-    if !compiling.freeze.is_empty() && graph.gradients.is_empty() {
+    if !compiling.freeze.is_empty() && trained(graph, compiling).is_empty() {
         return Err(Failure::Input(
             "--freeze: no parameter is left to train".into(),
         ));
@@ -89,7 +97,7 @@ pub(crate) fn freeze(graph: &mut Graph, compiling: &Compiling) -> Result<(), Fai
 /// has an option wins.
 pub(crate) fn of(graph: &Graph, compiling: &Compiling) -> Result<Groups, Failure> {
     let optimizer = compiling.optimizer.unwrap_or_default();
-    let trained = trained(graph);
+    let trained = trained(graph, compiling);
     for group in &compiling.group {
         if !trained.iter().any(|(path, _)| group.patterns.has(path)) {
             return Err(unknown("--group", &group.patterns, &trained));
@@ -131,19 +139,23 @@ pub(crate) fn of(graph: &Graph, compiling: &Compiling) -> Result<Groups, Failure
     Ok(groups)
 }
 
-/// Path and number of dimensions of each parameter with a gradient.
-fn trained(graph: &Graph) -> Vec<(String, usize)> {
-    let states = graph
+/// Path and number of dimensions of each parameter that is trained.
+fn trained(graph: &Graph, compiling: &Compiling) -> Vec<(String, usize)> {
+    let of = |state: &StateData| {
+        let rank = graph.values[state.before].ty.shape().len();
+        (state.path.clone(), rank)
+    };
+    if compiling.forward.differentiate {
+        let states = graph.states.values();
+        return states
+            .filter(|state| state.kind == StateKind::Param)
+            .map(of)
+            .collect();
+    }
+    graph
         .gradients
         .iter()
-        .map(|&(state, _)| &graph.states[state]);
-    states
-        .map(|state| {
-            (
-                state.path.clone(),
-                graph.values[state.before].ty.shape().len(),
-            )
-        })
+        .map(|&(state, _)| of(&graph.states[state]))
         .collect()
 }
 

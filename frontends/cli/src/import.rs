@@ -4,13 +4,18 @@ use crate::args::ImportArgs;
 use crate::data::save_atomically;
 use crate::failure::Failure;
 use crate::{model, out};
+use passes::graph::autodiff;
 
 /// The largest number of listed calls without a kernel.
 const NAMED: usize = 20;
 
 /// Runs the command.
 pub(crate) fn run(args: &ImportArgs) -> Result<(), Failure> {
-    let model = model::read(&args.model.model, &args.model.dim)?;
+    let mut model = model::read(&args.model.model, &args.model.dim, &args.forward)?;
+    if args.forward.differentiate {
+        let differentiated = autodiff::run(&mut model.graph, true);
+        differentiated.map_err(|e| Failure::Input(e.to_string()))?;
+    }
     let text = ir::text::print_graph(&model.graph);
     for unsupported in model.unsupported.iter().take(NAMED) {
         out::note(&format!(

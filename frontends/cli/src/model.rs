@@ -1,6 +1,6 @@
 //! From a path to a graph, and from a graph to a compiled step.
 
-use crate::args::Compiling;
+use crate::args::{Compiling, ForwardArgs};
 use crate::data::read_whole;
 use crate::failure::Failure;
 use crate::gpu::{self, Here};
@@ -9,14 +9,17 @@ use crate::observe::{Dumps, Observer};
 use crate::out;
 use crate::page::PassTime;
 use ir::text::File;
-use ir::{Device, Graph, Op, TensorType};
+use ir::{Device, Graph, Op, TensorType, Value};
 use passes::cost::profile::{Profile, Profiled};
 use passes::cost::{Cost, Roofline};
 use passes::decide::{Extent, Planner};
 use passes::devices;
+use passes::graph::autodiff::{self, AutodiffError};
+use passes::graph::criterion::{self, Criterion};
 use passes::pipeline::{self, Compiled, Options};
 use passes::plan::Cancel;
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -28,6 +31,8 @@ pub(crate) struct Model {
     pub(crate) tensors: BTreeMap<String, (TensorType, Vec<u8>)>,
     /// Calls that can be planned but not run.
     pub(crate) unsupported: Vec<torch::Unsupported>,
+    /// Values through which no gradient flows, though the graph does not say so.
+    detached: Vec<Value>,
     /// Paths that name one parameter.
     pub(crate) tied: Vec<Vec<String>>,
 }
@@ -73,8 +78,39 @@ pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
         .map_err(|_| Failure::Input(format!("{}: not a text file", path.display())))
 }
 
-/// Reads a model.
-pub(crate) fn read(path: &Path, dims: &[(String, u64)]) -> Result<Model, Failure> {
+/// Reads a model, and attaches the loss to a forward.
+pub(crate) fn read(
+    path: &Path,
+    dims: &[(String, u64)],
+    forward: &ForwardArgs,
+) -> Result<Model, Failure> {
+    let mut model = read_as_it_is(path, dims)?;
+    if forward.differentiate {
+        let criterion = Criterion {
+            loss: forward.loss.unwrap_or_default(),
+            logits: forward.logits.clone(),
+            labels: forward.labels.clone(),
+            shift: forward.shift,
+        };
+        let refused = |e: &dyn Error| Failure::Input(format!("{}: {e}", path.display()));
+        if !model.graph.gradients.is_empty() {
+            return Err(refused(&AutodiffError::HasGradients));
+        }
+        let trained = autodiff::dependents(&model.graph);
+        if let Some(&value) = model.detached.iter().find(|&&value| trained[value]) {
+            let name = &model.graph.values[value].name;
+            return Err(Failure::Input(format!(
+                "{}: the forward detaches %{name}, which depends on parameters; no op stops a \
+                 gradient",
+                path.display()
+            )));
+        }
+        criterion::attach(&mut model.graph, &criterion).map_err(|e| refused(&e))?;
+    }
+    Ok(model)
+}
+
+fn read_as_it_is(path: &Path, dims: &[(String, u64)]) -> Result<Model, Failure> {
     match format(path)? {
         Format::Pt2 => {
             let spinner = out::spinner(format!("reading {}", path.display()));
@@ -90,6 +126,7 @@ pub(crate) fn read(path: &Path, dims: &[(String, u64)]) -> Result<Model, Failure
                 graph: model.graph,
                 tensors,
                 unsupported: model.unsupported,
+                detached: model.detached,
                 tied: model.tied,
             })
         }
@@ -121,6 +158,7 @@ pub(crate) fn read(path: &Path, dims: &[(String, u64)]) -> Result<Model, Failure
                 graph,
                 tensors: BTreeMap::new(),
                 unsupported,
+                detached: vec![],
                 tied: vec![],
             })
         }
@@ -306,6 +344,7 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         parts: None,
         precision: compiling.precision.unwrap_or_default(),
         tf32: compiling.is_tf32(),
+        differentiate: compiling.forward.differentiate,
         without_simplify: compiling.without.is_some(),
         extent: Extent::default(),
         // Ctrl-C ends the process.

@@ -65,10 +65,11 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
         planner: Some(Planner::Keep),
         budget: Some(Budget::Bytes(u64::MAX / 2)),
         host: Some(u64::MAX / 2),
+        forward: args.forward.clone(),
         ..Compiling::default()
     };
     let machine = model::machine(&compiling)?;
-    let model = model::read(&args.model.model, &args.model.dim)?;
+    let model = model::read(&args.model.model, &args.model.dim, &args.forward)?;
     let step = Step::new(&model.graph, &compiling, &machine, target.as_ref())?;
     // Ops in groups are measured separately too: `fuse` needs to know which is faster.
     let plain = Compiling {

@@ -319,7 +319,7 @@ const EMBEDDING: &str = r#"
 graph table {
   input  %i : i64[3]
   state  param  %w : f32[8,4] "w"
-  fwd words      %x = embedding %w, %i : f32[3,4]
+  fwd words      %x = embedding %w, %i padding=-1 : f32[3,4]
   fwd -          %loss = sum %x dims=[0,1] keepdim=false : f32[]
   bwd -          %dx = full dtype=f32 shape=[3,4] value=1.0 : f32[3,4]
   bwd words      %dw = embedding_bwd %dx, %i padding=-1 rows=8 : f32[8,4]

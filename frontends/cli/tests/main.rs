@@ -4,6 +4,7 @@ mod alloc;
 mod common;
 mod devices;
 mod estimate;
+mod forward;
 mod gpu;
 mod hyper;
 mod offload;

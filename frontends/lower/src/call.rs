@@ -25,6 +25,7 @@ pub struct Call<'a> {
     random_before: i64,
     n_random: i64,
     rng: TensorType,
+    written: Vec<(&'static str, Ref)>,
 }
 
 impl<'a> Call<'a> {
@@ -45,6 +46,7 @@ impl<'a> Call<'a> {
             random_before: generator.n_random(),
             n_random: 0,
             rng: Generator::ty(),
+            written: vec![],
         }
     }
 
@@ -69,6 +71,7 @@ impl<'a> Call<'a> {
             steps: self.steps,
             results,
             n_random: self.n_random,
+            written: self.written,
         })
     }
 
@@ -248,6 +251,18 @@ impl<'a> Call<'a> {
     }
 
     // --- results ---
+
+    /// Records that the call writes into an argument: its elements are those of `x` from now on, in
+    /// the argument's own type.
+    pub fn write(&mut self, argument: &'static str, x: Ref) -> Result<()> {
+        let tensor = self.tensor(argument)?;
+        let x = self.cast(x, self.dtype(tensor))?;
+        if self.ty(x) != self.ty(tensor) {
+            return Err("writes a tensor of another shape".into());
+        }
+        self.written.push((argument, x));
+        Ok(())
+    }
 
     /// Zeros for result `i`, if the file uses it. For a result that only the operator's own
     /// derivative reads; our derivative does not need it.

@@ -32,7 +32,7 @@ pub use error::{Error, FileError, Result};
 pub use index::Indexed;
 pub use norm::{Saved, Weights, statistics};
 pub use number::{Operand, Scalar, promote};
-pub use plan::{Generator, Outside, Plan, Ref, Step};
+pub use plan::{Added, Generator, Outside, Plan, Ref, Step};
 pub use product::transposed;
 
 /// The results of a call; `None` for a result that nothing uses.

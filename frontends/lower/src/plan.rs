@@ -34,6 +34,17 @@ pub struct Plan {
     pub results: Results,
     /// The number of random nodes that the call adds.
     pub n_random: i64,
+    /// New values of arguments that the call writes into, by the argument's name.
+    pub written: Vec<(&'static str, Ref)>,
+}
+
+/// The values of a call, after its plan was added to a graph.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Added {
+    /// The call's results; `None` for a result that nothing uses.
+    pub results: Vec<Option<Value>>,
+    /// New values of arguments that the call writes into, by the argument's name.
+    pub written: Vec<(&'static str, Value)>,
 }
 
 /// A call that no op expresses, as its own program knows it.
@@ -130,10 +141,11 @@ impl Plan {
             steps: vec![step],
             results: types.iter().map(result).collect(),
             n_random: 0,
+            written: vec![],
         })
     }
 
-    /// Adds the steps to a graph and returns the values of the named results. `names` are the
+    /// Adds the steps to a graph and returns the values of the named results and of what is written. `names` are the
     /// results' names, at least one of which is given; `types` are their types in the file. Any
     /// other step's result gets the first name with a dot and a number: such a name is free in a
     /// format whose names are identifiers.
@@ -144,7 +156,7 @@ impl Plan {
         names: &[Option<&str>],
         types: &[Option<TensorType>],
         (phase, module): (Phase, &str),
-    ) -> Result<Vec<Option<Value>>> {
+    ) -> Result<Added> {
         let base = names.iter().flatten().next();
         let base = base.expect("a call without results should not be planned");
         let mut own: BTreeMap<usize, &str> = BTreeMap::new();
@@ -174,12 +186,18 @@ impl Plan {
         generator.n_random += self.n_random;
 
         let named = names.iter().zip(types).enumerate();
-        named
-            .map(|(i, (name, ty))| match (name, ty) {
-                (Some(name), Some(ty)) => self.result(graph, i, &made, name, ty).map(Some),
-                _ => Ok(None),
-            })
-            .collect()
+        let results = named.map(|(i, (name, ty))| match (name, ty) {
+            (Some(name), Some(ty)) => self.result(graph, i, &made, name, ty).map(Some),
+            _ => Ok(None),
+        });
+        let results = results.collect::<Result<_>>()?;
+        let written = self.written.iter().filter_map(|&(name, of)| match of {
+            Ref::Value(value) => Some((name, value)),
+            Ref::New(i) => Some((name, made[i])),
+            Ref::Rng => None,
+        });
+        let written = written.collect();
+        Ok(Added { results, written })
     }
 
     /// Result `i` of the call. An error if its type differs from the file's.

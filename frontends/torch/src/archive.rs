@@ -113,11 +113,14 @@ impl<R: Read + Seek> Archive<R> {
         json(&text, MODEL)
     }
 
-    /// Names of tensors that share one payload.
+    /// Names of tensors that are the same elements of one payload.
     pub(crate) fn shared(&self) -> Vec<Vec<String>> {
-        let mut names: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        let mut names: BTreeMap<(&str, Option<Strided>), Vec<&str>> = BTreeMap::new();
         for (name, payload) in &self.payloads[0] {
-            names.entry(&payload.path_name).or_default().push(name);
+            let meta = payload.tensor_meta.as_ref();
+            let view = meta.and_then(|meta| Strided::new(meta).ok());
+            let same = names.entry((&payload.path_name, view)).or_default();
+            same.push(name);
         }
         // 0 bytes mean that a tensor is absent: all absent tensors share one name.
         let is_present = |path: &str| {
@@ -126,7 +129,7 @@ impl<R: Read + Seek> Archive<R> {
         };
         let groups = names
             .into_iter()
-            .filter(|(path, names)| names.len() > 1 && is_present(path));
+            .filter(|((path, _), names)| names.len() > 1 && is_present(path));
         groups
             .map(|(_, names)| names.into_iter().map(str::to_string).collect())
             .collect()
@@ -194,6 +197,7 @@ pub(crate) fn json<T: serde::de::DeserializeOwned>(text: &[u8], place: &str) -> 
 }
 
 /// A tensor as a view of its storage; all numbers count elements.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Strided {
     dtype: DType,
     sizes: Vec<u64>,

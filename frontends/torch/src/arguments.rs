@@ -94,7 +94,7 @@ impl Arguments for NodeArguments<'_, '_> {
                 let dtype = dtype.ok_or_else(|| format!("element type {number} is not known"))?;
                 lower::Argument::Type(dtype)
             }
-            Argument::Layout(_) | Argument::Other => lower::Argument::Other,
+            Argument::Layout(_) | Argument::Region(_) | Argument::Other => lower::Argument::Other,
         }))
     }
 

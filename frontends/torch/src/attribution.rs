@@ -1,7 +1,7 @@
 //! Finds the phase and the module of each traced node.
 //!
-//! Files of our exporter have both in each node's `custom` metadata. Other files have less
-//! information: nodes that the loss depends on are forward, the rest is backward. A node that reads
+//! Files of our exporter have both in each node's `custom` metadata. In a file with a forward alone,
+//! `nn_module_stack` has the module. Other files have less information: nodes that the loss depends on are forward, the rest is backward. A node that reads
 //! the parameter `a.b.weight` belongs to module `a.b`; other forward nodes belong to the module of
 //! their operands, and backward nodes to the module of the parameter or activation that they use.
 
@@ -48,6 +48,16 @@ impl Tag {
         custom
             .and_then(|text| serde_json::from_str(text).ok())
             .unwrap_or_default()
+    }
+
+    /// The tag with the path of the innermost module of a stack, `KEY,PATH,CLASS;..`, unless it has
+    /// a path.
+    pub(crate) fn within(self, stack: Option<&str>) -> Tag {
+        let innermost = || Some(stack?.rsplit(';').next()?.split(',').nth(1)?.to_string());
+        Tag {
+            path: self.path.or_else(innermost),
+            ..self
+        }
     }
 }
 

@@ -8,7 +8,9 @@
 use crate::archive::{Archive, json};
 use crate::arguments::NodeArguments;
 use crate::attribution::{self, Place, Roots, Source, Tag, Traced};
+use crate::names::Names;
 use crate::ops;
+use crate::regions;
 use crate::schema::{self, Argument, ExportedProgram, InputSpec, Item, OutputSpec, TensorMeta};
 use crate::symbols::Symbols;
 use crate::{Error, Model, Tensor, Unsupported};
@@ -27,9 +29,11 @@ pub(crate) fn model<R: Read + Seek>(
     dims: &BTreeMap<String, u64>,
 ) -> Result<Model, Error> {
     let mut archive = Archive::open(reader, bytes)?;
-    let program = archive.model()?;
+    let mut program = archive.model()?;
+    regions::inline(&mut program.graph_module.graph);
     let symbols = Symbols::new(&program, dims)?;
-    let (graph, unsupported) = Import::new(&program, symbols, name)?.run()?;
+    let (graph, unsupported, detached) =
+        Import::new(&program, symbols, name, archive.shared())?.run()?;
     let mut tensors = BTreeMap::new();
     for state in graph
         .states
@@ -62,6 +66,7 @@ pub(crate) fn model<R: Read + Seek>(
         graph,
         tensors,
         unsupported,
+        detached,
         tied,
     })
 }
@@ -77,10 +82,14 @@ struct Import<'a> {
     program: &'a ExportedProgram,
     symbols: Symbols<'a>,
     graph: Graph,
-    /// The values of the file's names.
-    env: BTreeMap<&'a str, Value>,
+    names: Names<'a>,
     generator: Generator,
     unsupported: Vec<Unsupported>,
+    detached: Vec<Value>,
+    /// Paths that name one parameter. The first of them in the file becomes a state.
+    tied: Vec<Vec<String>>,
+    /// The file computes no gradient.
+    is_forward: bool,
 }
 
 impl<'a> Import<'a> {
@@ -88,6 +97,7 @@ impl<'a> Import<'a> {
         program: &'a ExportedProgram,
         symbols: Symbols<'a>,
         name: &str,
+        tied: Vec<Vec<String>>,
     ) -> Result<Import<'a>, Error> {
         let taken = &program.graph_module.graph.tensor_values;
         // The file's names are identifiers, so a name with a dot is free.
@@ -100,13 +110,21 @@ impl<'a> Import<'a> {
             program,
             symbols,
             graph: Graph::new(name),
-            env: BTreeMap::new(),
+            names: Names::default(),
             generator: Generator::new(rng),
             unsupported: vec![],
+            detached: vec![],
+            tied,
+            is_forward: !program
+                .graph_module
+                .signature
+                .output_specs
+                .iter()
+                .any(is_gradient),
         })
     }
 
-    fn run(mut self) -> Result<(Graph, Vec<Unsupported>), Error> {
+    fn run(mut self) -> Result<(Graph, Vec<Unsupported>, Vec<Value>), Error> {
         self.inputs()?;
         let places = self.places();
         let program = self.program;
@@ -115,7 +133,7 @@ impl<'a> Import<'a> {
         }
         self.generator.advance(&mut self.graph)?;
         self.outputs()?;
-        Ok((self.graph, self.unsupported))
+        Ok((self.graph, self.unsupported, self.detached))
     }
 
     /// A tensor's type in the file.
@@ -128,14 +146,15 @@ impl<'a> Import<'a> {
 
     /// Gives a name of the file its value.
     fn bind(&mut self, name: &'a str, value: Value) -> Result<(), Error> {
-        match self.env.insert(name, value) {
-            None => Ok(()),
-            Some(_) => Err(Error::new(name, "the name is defined twice")),
+        match self.names.bind(name, value) {
+            true => Ok(()),
+            false => Err(Error::new(name, "the name is defined twice")),
         }
     }
 
     fn lookup(&self, name: &str) -> Result<Value, Error> {
-        self.env
+        self.names
+            .values()
             .get(name)
             .copied()
             .ok_or_else(|| Error::new(name, "the tensor is used but never defined"))
@@ -177,10 +196,36 @@ impl<'a> Import<'a> {
                 return Err(Error::new(path, "two inputs of the graph have this path"));
             }
             let ty = self.declared(&arg.name)?;
+            if let Some(value) = self.tied_to(path, &ty) {
+                self.bind(&arg.name, value)?;
+                continue;
+            }
+            let kind = match kind {
+                StateKind::Param if self.is_frozen(&arg.name) => StateKind::Buffer,
+                kind => kind,
+            };
             let value = self.graph.add_state(&arg.name, path, kind, ty);
             self.bind(&arg.name, value)?;
         }
         Ok(())
+    }
+
+    /// The parameter that this path names too, if a state has it already.
+    fn tied_to(&self, path: &str, ty: &TensorType) -> Option<Value> {
+        let group = self
+            .tied
+            .iter()
+            .find(|group| group.iter().any(|p| p == path))?;
+        let mut states = self.graph.states.values();
+        let other = states.find(|state| group.contains(&state.path))?;
+        (self.graph.values[other.before].ty == *ty).then_some(other.before)
+    }
+
+    /// True for a parameter of a forward that is not to be trained. A file with gradients says by
+    /// them what is trained.
+    fn is_frozen(&self, name: &str) -> bool {
+        let meta = self.program.graph_module.graph.tensor_values.get(name);
+        self.is_forward && meta.is_some_and(|meta| meta.requires_grad == Some(false))
     }
 
     /// Phase and module of each node.
@@ -195,7 +240,10 @@ impl<'a> Import<'a> {
         for (n, node) in graph.nodes.iter().enumerate() {
             let read = |name: &str| sources.get(name).copied().unwrap_or(Source::Input);
             let reads = tensor_names(&node.inputs).map(read).collect();
-            let tag = Tag::parse(node.metadata.custom.as_deref());
+            let mut tag = Tag::parse(node.metadata.custom.as_deref());
+            if self.is_forward {
+                tag = tag.within(node.metadata.nn_module_stack.as_deref());
+            }
             nodes.push(Traced {
                 reads,
                 tag,
@@ -327,7 +375,7 @@ impl<'a> Import<'a> {
                 Plan::external(outside, &operands, &types).map_err(whole_call)?
             }
         };
-        let values = plan
+        let added = plan
             .add_to(
                 &mut self.graph,
                 &mut self.generator,
@@ -336,12 +384,37 @@ impl<'a> Import<'a> {
                 (place.phase, &place.module),
             )
             .map_err(whole_call)?;
-        for (name, value) in names.iter().zip(values) {
+        for (name, value) in names.iter().zip(added.results) {
             if let (Some(name), Some(value)) = (name, value) {
                 self.bind(name, value)?;
             }
         }
+        for (argument, value) in added.written {
+            if let Some(tensor) = tensor_of(node, argument) {
+                // A call that writes into `self` returns it.
+                let result = names.first().copied().flatten();
+                let result = result.filter(|_| argument == "self");
+                self.names.write(tensor, value, result);
+            }
+        }
+        if ops::is_detached(&node.target) {
+            self.detached.extend(&operands);
+        }
+        if ops::is_view(&node.target) {
+            let results = names.iter().copied().flatten();
+            self.names.share(tensor_names(&node.inputs).chain(results));
+        }
         Ok(())
+    }
+
+    /// Refuses a call that writes into a tensor with views: the views would change too.
+    fn check_written(&self, node: &'a schema::Node, plan: &Plan) -> lower::Result<()> {
+        let mut written = plan.written.iter();
+        let is_alone = |tensor: Option<&'a str>| tensor.is_none_or(|t| self.names.is_alone(t));
+        if written.all(|(argument, _)| is_alone(tensor_of(node, argument))) {
+            return Ok(());
+        }
+        Err("writes into a tensor that has views".into())
     }
 
     /// Records a call that cannot be expressed.
@@ -354,10 +427,16 @@ impl<'a> Import<'a> {
     }
 
     /// The nodes for a call.
-    fn plan(&mut self, node: &schema::Node, types: &[Option<TensorType>]) -> lower::Result<Plan> {
-        let mut arguments = NodeArguments::new(node, &self.env, &mut self.symbols);
+    fn plan(
+        &mut self,
+        node: &'a schema::Node,
+        types: &[Option<TensorType>],
+    ) -> lower::Result<Plan> {
+        let mut arguments = NodeArguments::new(node, self.names.values(), &mut self.symbols);
         let call = Call::new(&self.graph, &self.generator, &mut arguments, types);
-        ops::lower(&node.target, call)
+        let plan = ops::lower(&node.target, call)?;
+        self.check_written(node, &plan)?;
+        Ok(plan)
     }
 
     /// Outputs, gradients and the states' new values; the file lists them in any order.
@@ -413,6 +492,18 @@ impl<'a> Import<'a> {
                     self.expect_type(after, state, "new value")?;
                     afters.push((state, after));
                 }
+            }
+        }
+        let given: BTreeSet<State> = afters.iter().map(|&(state, _)| state).collect();
+        for (state, data) in self.graph.states.iter() {
+            let name = self.graph.values[data.before].name.as_str();
+            let written = self
+                .names
+                .values()
+                .get(name)
+                .filter(|&&after| after != data.before);
+            if let (Some(&after), false) = (written, given.contains(&state)) {
+                afters.push((state, after));
             }
         }
         self.name_outputs(outputs)?;
@@ -513,6 +604,22 @@ struct Given<'a> {
     modules: Vec<&'a str>,
     /// Positions of inputs by the paths of their states.
     parameters: BTreeMap<&'a str, usize>,
+}
+
+/// The name of the tensor that is an argument of a call.
+fn tensor_of<'n>(node: &'n schema::Node, argument: &str) -> Option<&'n str> {
+    let named = node.inputs.iter().find(|arg| arg.name == argument)?;
+    match &named.arg {
+        Argument::Tensor(name) => Some(name),
+        _ => None,
+    }
+}
+
+fn is_gradient(spec: &OutputSpec) -> bool {
+    matches!(
+        spec,
+        OutputSpec::GradientToParameter { .. } | OutputSpec::GradientToUserInput { .. }
+    )
 }
 
 /// The state of a path.

@@ -15,12 +15,14 @@ mod archive;
 mod arguments;
 mod attribution;
 mod import;
+mod names;
 mod ops;
+mod regions;
 mod schema;
 mod symbols;
 mod zip;
 
-use ir::{Graph, TensorType};
+use ir::{Graph, TensorType, Value};
 /// Why a file could not be read.
 pub use lower::FileError as Error;
 use std::collections::BTreeMap;
@@ -36,6 +38,9 @@ pub struct Model {
     pub tensors: BTreeMap<String, Tensor>,
     /// Calls that became `extern` nodes: such a graph can be planned but not run.
     pub unsupported: Vec<Unsupported>,
+    /// Values that the forward detaches: through them no gradient flows, and the graph does not say
+    /// so.
+    pub detached: Vec<Value>,
     /// Paths that name one parameter, each group sorted. The graph has one of them as a state.
     pub tied: Vec<Vec<String>>,
 }

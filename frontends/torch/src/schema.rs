@@ -42,8 +42,14 @@ pub(crate) struct GraphModule {
     pub(crate) signature: Signature,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Graph {
+    /// Operands, of a graph inside another one.
+    #[serde(default)]
+    pub(crate) inputs: Vec<Argument>,
+    /// Results, of a graph inside another one.
+    #[serde(default)]
+    pub(crate) outputs: Vec<Argument>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) tensor_values: BTreeMap<String, TensorMeta>,
     #[serde(default)]
@@ -56,7 +62,7 @@ pub(crate) struct Signature {
     pub(crate) output_specs: Vec<OutputSpec>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Node {
     pub(crate) target: String,
     pub(crate) inputs: Vec<NamedArgument>,
@@ -67,36 +73,42 @@ pub(crate) struct Node {
     pub(crate) name: Option<String>,
 }
 
-#[derive(Deserialize, Default)]
+#[derive(Clone, Debug, Deserialize, Default)]
 pub(crate) struct Metadata {
     /// JSON in a string.
     #[serde(default)]
     pub(crate) custom: Option<String>,
+    /// The modules around the call, outermost first: `KEY,PATH,CLASS;..`.
+    #[serde(default)]
+    pub(crate) nn_module_stack: Option<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub(crate) struct NamedArgument {
     pub(crate) name: String,
     pub(crate) arg: Argument,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub(crate) struct TensorMeta {
     pub(crate) dtype: i64,
     pub(crate) sizes: Vec<SymInt>,
     pub(crate) strides: Vec<SymInt>,
     pub(crate) storage_offset: SymInt,
     pub(crate) layout: i64,
+    /// False for a frozen parameter.
+    #[serde(default)]
+    pub(crate) requires_grad: Option<bool>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum SymInt {
     AsInt(i64),
     AsExpr(SymExpr),
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub(crate) struct SymExpr {
     /// In the format of sympy's `srepr`.
     pub(crate) expr_str: String,
@@ -105,7 +117,7 @@ pub(crate) struct SymExpr {
 }
 
 /// The value of a symbol while the model was traced.
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Hint {
     #[serde(default)]
     pub(crate) as_int: Option<i64>,
@@ -185,8 +197,16 @@ pub(crate) enum Argument {
     SymInt(String),
     ScalarType(i64),
     Layout(i64),
-    /// Something that none of our ops accepts: a device, a memory format, a graph, an object.
+    /// A graph inside the graph.
+    Region(Box<Graph>),
+    /// Something that none of our ops accepts: a device, a memory format, an object.
     Other,
+}
+
+/// A graph with its name.
+#[derive(Deserialize)]
+struct Region {
+    graph: Graph,
 }
 
 /// A number, or the string for a number that JSON cannot write.
@@ -288,6 +308,7 @@ impl<'de> Deserialize<'de> for Argument {
                     "as_bools" => Argument::Bools(map.next_value()?),
                     "as_string" => Argument::String(map.next_value()?),
                     "as_scalar_type" => Argument::ScalarType(map.next_value()?),
+                    "as_graph" => Argument::Region(Box::new(map.next_value::<Region>()?.graph)),
                     "as_layout" => Argument::Layout(map.next_value()?),
                     _ => map.next_value::<IgnoredAny>().map(|_| Argument::Other)?,
                 };

@@ -375,6 +375,11 @@ attributes! {
         /// The factor of the scores.
         scale: f64,
     }
+    /// Of `embedding`.
+    Embedding {
+        /// The index whose row is not trained; -1 for none.
+        padding: i64,
+    }
     /// Of `embedding_bwd`.
     EmbeddingBwd {
         /// The index whose row gets no gradient; -1 for none.

@@ -642,7 +642,7 @@ pub(super) fn sdpa_rows_bwd(a: &AttentionRows, c: &Call<'_>) -> Shapes {
 
 // --- tables and losses ---
 
-pub(super) fn embedding(_: &(), c: &Call<'_>) -> Shapes {
+pub(super) fn embedding(_: &Embedding, c: &Call<'_>) -> Shapes {
     c.expect_index(1)?;
     c.expect_rank(0, |rank| rank == 2, "2")?;
     let shape: Vec<u64> = c.shape(1).iter().chain(&c.shape(0)[1..]).copied().collect();

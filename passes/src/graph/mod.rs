@@ -2,7 +2,9 @@
 
 pub mod accumulate;
 pub mod attention;
+pub mod autodiff;
 pub mod canonical;
+pub mod criterion;
 pub mod fuse;
 pub mod loss;
 pub mod microbatch;

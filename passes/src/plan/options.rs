@@ -78,6 +78,8 @@ pub struct Options {
     /// Lets a GPU round the factors of f32 products (`matmul`, `addmm`) to TF32, which has 11 bits
     /// of precision, so that tensor cores multiply them. Times are predicted for it too.
     pub tf32: bool,
+    /// Adds the backward to a graph that is a forward alone: see [`crate::graph::autodiff`].
+    pub differentiate: bool,
     /// Skips `simplify`: formulas stay as they were traced.
     pub without_simplify: bool,
     /// Ends the compilation from outside. It changes no result.

@@ -210,6 +210,33 @@ def calls(x, p, i, b, img):
         yield f"attention_{label}", lambda f, o=o: o
         yield f"attention_backward_{label}", lambda f, o=o, kw=kw, causal=causal: back(
             q - 1, q, q + 1, q * 2, o[0], o[1], 0.0, causal, **kw)
+    # Operators that a forward has before it is decomposed.
+    yield "diff", lambda f: aten.diff(x, 1, 0, w[None])
+    yield "diff_bool", lambda f: aten.diff(b)
+    yield "layer_norm", lambda f: aten.layer_norm(x, [6], v, w)
+    yield "rms_norm", lambda f: aten.rms_norm(x, [6], v, 1e-6)
+    channel, spread = img[0, :, 0, 0], img[1, :, 0, 0] ** 2
+    yield "group_norm", lambda f: aten.group_norm(img, 2, channel, spread)
+    yield "batch_norm", lambda f: aten.batch_norm(img, channel, None, None, None, True, 0.1, 1e-5, False)
+    yield "batch_norm_eval", lambda f: aten.batch_norm(img, channel, None, channel, spread, False, 0.1, 1e-5, False)
+    yield "max_pool2d", lambda f: aten.max_pool2d(img, [2, 2], [1, 2], [1, 0])
+    whole = aten.scaled_dot_product_attention
+    seen = torch.tensor([[1, 1, 0, 1, 1]] * 5) > 0
+    yield "attention_whole", lambda f: whole(q, q + 1, q * 2, is_causal=True)
+    yield "attention_whole_mask", lambda f: whole(q, q + 1, q * 2, seen, scale=0.3)
+    yield "attention_whole_matrix", lambda f: whole(q[0, 0], q[0, 1], q[0, 2])
+    yield "attention_whole_grouped", lambda f: whole(q, q[:, :2] + 1, q[:, 2:], enable_gqa=True)
+    yield "attention_whole_f64", lambda f: whole(q.double(), q.double() + 1, q.double() * 2, seen)
+    yield "attention_whole_f64_causal", lambda f: whole(q.double(), q.double() + 1, q.double() * 2, is_causal=True)
+    for red in (0, 1, 2):
+        yield f"cross_entropy_{red}", lambda f, red=red: aten.cross_entropy_loss(x, i[:, 0], None, red, 2)
+    yield "cross_entropy_images", lambda f: aten.cross_entropy_loss(img[:, :, :2, :2], torch.tensor(
+        [[[0, 1], [2, 3]], [[3, 3], [1, -100]]]))
+    yield "nll_loss", lambda f: aten.nll_loss(torch.log_softmax(x, 1), i[:, 0])
+    yield "nll_loss_nd", lambda f: aten.nll_loss_nd(torch.log_softmax(x, 1), i[:, 0])
+    yield "add_in_place", lambda f: aten.add_.Tensor(x + 1, v)
+    yield "relu_in_place", lambda f: aten.relu_(x + 0)
+    yield "clamp_in_place", lambda f: aten.mul_.Tensor(aten.clamp_(x + 0, min=0.1), x)
     # Tables and losses.
     yield "embedding", lambda f: aten.embedding(x, i, 0)
     yield "embedding_dense_backward", lambda f: aten.embedding_dense_backward(

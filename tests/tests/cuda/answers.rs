@@ -33,7 +33,7 @@ struct Case {
 const CASES: [Case; 10] = [
     Case {
         inputs: "input %x : f32[8,4]\n input %i : i64[6]",
-        node: "%y = embedding %x, %i : f32[6,4]",
+        node: "%y = embedding %x, %i padding=-1 : f32[6,4]",
         n: [6, 32, 0],
         is_wide: true,
         right: 7,
@@ -41,7 +41,7 @@ const CASES: [Case; 10] = [
     },
     Case {
         inputs: "input %x : f32[300,4]\n input %i : i32[1000]",
-        node: "%y = embedding %x, %i : f32[1000,4]",
+        node: "%y = embedding %x, %i padding=-1 : f32[1000,4]",
         n: [1000, 1200, 0],
         is_wide: false,
         right: 299,

@@ -42,7 +42,7 @@ pub(super) fn run(args: &ProfileArgs, optimizer: Optimizer, number: u32) -> Resu
         ));
     }
     let here = Here::find(number)?;
-    let model = model::read(&args.model.model, &args.model.dim)?;
+    let model = model::read(&args.model.model, &args.model.dim, &args.forward)?;
     let start = Instant::now();
     let rounds = args.repeat.unwrap_or(ROUNDS.1);
     let on = |kernels: Kernels| Traced::new(args, optimizer, &model, &here, kernels);
@@ -99,6 +99,7 @@ impl Traced {
             optimizer: Some(optimizer),
             update: args.update,
             kernels: Some(kernels),
+            forward: args.forward.clone(),
             ..Compiling::default()
         };
         let machine = model::machine_on(&compiling, Some(here.device.clone()))?;

@@ -58,7 +58,7 @@ pub(super) fn of(args: &TrainArgs) -> Result<Source, Failure> {
             args.model.display()
         )));
     }
-    let model = model::read(&args.model, &args.dim)?;
+    let model = model::read(&args.model, &args.dim, &args.compiling.forward)?;
     let tied = model.tied.clone();
     let mut compiling = args.compiling.clone();
     // Found once, so that the plan and the run are for the same memory.
@@ -72,7 +72,8 @@ pub(super) fn of(args: &TrainArgs) -> Result<Source, Failure> {
     let learns = compiling
         .optimizer
         .is_some_and(|optimizer| optimizer != Optimizer::None);
-    if !learns && !model.graph.gradients.is_empty() {
+    let has_gradients = !model.graph.gradients.is_empty() || compiling.forward.differentiate;
+    if !learns && has_gradients {
         out::note(
             "note: no optimizer, so nothing is learned; --optimizer adamw or sgd attaches one",
         );
@@ -146,6 +147,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         dump_ir_after,
         dump_dir,
         time_passes,
+        forward,
     } = &args.compiling;
     let other_optimizer = optimizer.is_some_and(|optimizer| optimizer.name() != attached);
     // A GPU's number says where a step for GPUs runs.
@@ -184,6 +186,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         ("--dump-ir-after", dump_ir_after.is_some()),
         ("--dump-dir", dump_dir.is_some()),
         ("--time-passes", *time_passes),
+        ("--differentiate", forward.differentiate),
     ];
     match given.iter().find(|(_, given)| *given) {
         Some((option, _)) => Err(Failure::Input(format!(

@@ -4,9 +4,10 @@
 use super::Family;
 use ir::op::OpKind;
 use ir::{Attr, DType};
-use lower::{Call, Ref, Result, Results, Scalar, ensure};
+use lower::{Call, Ref, Result, Results, Scalar, count, ensure, one};
 
 pub(super) const OPS: Family = &[
+    ("scaled_dot_product_attention", whole),
     ("_scaled_dot_product_flash_attention_for_cpu", |c| {
         attention(c, FLASH)
     }),
@@ -27,6 +28,79 @@ pub(super) const OPS: Family = &[
         backward(c, EFFICIENT)
     }),
 ];
+
+/// The operator from which torch chooses a kernel. Its operands may have any number of leading
+/// dimensions.
+fn whole(c: &mut Call<'_>) -> Result<Results> {
+    let (q, k, v) = (c.tensor("query")?, c.tensor("key")?, c.tensor("value")?);
+    c.ignore(&["enable_gqa"]);
+    let dropout = c.float_or("dropout_p", 0.0)?;
+    if dropout > 0.0 || c.dtype(q) == DType::F64 {
+        return by_parts(c, [q, k, v], dropout);
+    }
+    let shape = c.result()?.shape().to_vec();
+    let mut operands = vec![heads(c, q)?, heads(c, k)?, heads(c, v)?];
+    let attrs = attrs(c, operands[0])?;
+    operands.extend(mask(c, FLASH, q)?);
+    let out = c.steps(OpKind::Sdpa, &attrs, &operands)?[0];
+    one(c.reshape(out, &shape)?)
+}
+
+/// `[batch.., rows, width]` with two leading dimensions.
+fn heads(c: &mut Call<'_>, x: Ref) -> Result<Ref> {
+    let shape = c.shape_of(x);
+    let [lead @ .., rows, width] = &shape[..] else {
+        return Err("an operand has too few dimensions".into());
+    };
+    let (batch, heads) = match lead {
+        [] => (1, 1),
+        [lead @ .., heads] => (count(lead)?, *heads),
+    };
+    c.reshape(x, &[batch, heads, *rows, *width])
+}
+
+/// Attention as scores, softmax, dropout and the weighted sum.
+fn by_parts(c: &mut Call<'_>, [q, k, v]: [Ref; 3], dropout: f64) -> Result<Results> {
+    let (causal, shape) = (c.bool_or("is_causal", false)?, c.shape_of(q));
+    let width = shape.last().filter(|&&width| width > 0);
+    let width = *width.ok_or("the queries are empty")?;
+    let scale = c.float_or("scale", 1.0 / (width as f64).sqrt())?;
+    let q = c.scalar_step(OpKind::MulScalar, q, Scalar::Float(scale))?;
+    let rank = c.rank(k);
+    ensure(rank == shape.len() && rank >= 2, "the ranks differ")?;
+    ensure(
+        c.ty(k).shape()[..rank - 2] == shape[..rank - 2],
+        "attention with dropout and grouped queries",
+    )?;
+    let dims: Vec<usize> = (0..rank - 2).chain([rank - 1, rank - 2]).collect();
+    let k = c.permute(k, &dims)?;
+    let mut scores = c.general_product(q, k)?;
+    let lost = Scalar::Float(f64::NEG_INFINITY);
+    if causal {
+        let [.., rows, keys] = c.shape_of(scores)[..] else {
+            return Err("the scores have another rank".into());
+        };
+        let lower = c.diagonals(OpKind::Le, rows, keys, 0)?;
+        let lost = c.full(lost, c.dtype(scores), &[])?;
+        scores = c.step(OpKind::Where, &[], &[lower, scores, lost])?;
+    }
+    if let Some(mask) = mask(c, FLASH, q)? {
+        scores = match c.dtype(mask) {
+            DType::Bool => {
+                let lost = c.full(lost, c.dtype(scores), &[])?;
+                c.step(OpKind::Where, &[], &[mask, scores, lost])?
+            }
+            _ => c.step(OpKind::Add, &[], &[scores, mask])?,
+        };
+    }
+    let along = ("dim", Attr::Int(rank as i64 - 1));
+    let mut weights = c.step(OpKind::Softmax, &[along], &[scores])?;
+    if dropout > 0.0 {
+        let attrs = [("p", Attr::Float(dropout)), ("stream", c.stream())];
+        weights = c.steps(OpKind::Dropout, &attrs, &[weights, Ref::Rng])?[0];
+    }
+    one(c.general_product(weights, v)?)
+}
 
 /// The properties of one of torch's kernels for attention.
 #[derive(Clone, Copy)]

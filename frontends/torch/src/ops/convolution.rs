@@ -10,6 +10,9 @@ pub(super) const OPS: Family = &[
     ("conv1d", convolution),
     ("conv2d", convolution),
     ("convolution_backward", convolution_backward),
+    ("max_pool2d", |c| {
+        Ok(max_pool(c)?.into_iter().take(1).collect())
+    }),
     ("max_pool2d_with_indices", max_pool),
     ("max_pool2d_with_indices_backward", max_pool_backward),
     ("avg_pool2d", average_pool),

@@ -30,9 +30,14 @@ fn dim_attr(dim: usize) -> (&'static str, Attr) {
 
 fn embedding(c: &mut Call<'_>) -> Result<Results> {
     let (w, index) = (c.tensor("weight")?, c.tensor("indices")?);
-    // These concern the gradient, which is a separate operator.
-    c.ignore(&["padding_idx", "scale_grad_by_freq", "sparse"]);
-    one(c.step(OpKind::Embedding, &[], &[w, index])?)
+    // These concern the gradient. A forward alone needs the padding for it.
+    c.ignore(&["scale_grad_by_freq", "sparse"]);
+    let padding = c.int_or("padding_idx", -1)?.max(-1);
+    one(c.step(
+        OpKind::Embedding,
+        &[("padding", Attr::Int(padding))],
+        &[w, index],
+    )?)
 }
 
 fn embedding_backward(c: &mut Call<'_>) -> Result<Results> {

@@ -6,6 +6,10 @@ use ir::op::OpKind;
 use lower::{Call, Ref, Result, Results, Scalar, attr_ints, count, ensure, one};
 
 pub(super) const OPS: Family = &[
+    ("cross_entropy_loss", cross_entropy),
+    ("nll_loss", nll_loss),
+    ("nll_loss_nd", nll_loss),
+    ("nll_loss2d", nll_loss),
     ("nll_loss_forward", nll_loss),
     ("nll_loss2d_forward", nll_loss),
     ("nll_loss_backward", nll_loss_backward),
@@ -17,6 +21,8 @@ pub(super) const OPS: Family = &[
 /// torch's numbers for reductions; any other number means a sum.
 const NO_REDUCTION: i64 = 0;
 const MEAN: i64 = 1;
+/// The target that does not count, torch's default.
+const IGNORED: i64 = -100;
 
 /// Log-probabilities `[N,C,d..]` as rows `[N d.., C]`.
 fn class_rows(c: &mut Call<'_>, x: Ref) -> Result<Ref> {
@@ -34,11 +40,29 @@ fn class_rows(c: &mut Call<'_>, x: Ref) -> Result<Ref> {
 }
 
 fn nll_loss(c: &mut Call<'_>) -> Result<Results> {
-    let (x, target) = (c.tensor("self")?, c.tensor("target")?);
-    ensure(c.opt_tensor("weight")?.is_none(), "weighs the classes")?;
-    let (reduction, ignore) = (c.int("reduction")?, c.int("ignore_index")?);
-    let shape = c.shape_of(target);
+    let x = c.tensor("self")?;
     let x = class_rows(c, x)?;
+    losses_of_rows(c, x)
+}
+
+/// The loss of logits whose targets are classes, not probabilities.
+fn cross_entropy(c: &mut Call<'_>) -> Result<Results> {
+    let (x, target) = (c.tensor("self")?, c.tensor("target")?);
+    ensure(!c.dtype(target).is_float(), "the targets are probabilities")?;
+    let smoothing = c.float_or("label_smoothing", 0.0)?;
+    ensure(smoothing == 0.0, "smooths the labels")?;
+    let x = class_rows(c, x)?;
+    let x = c.step(OpKind::LogSoftmax, &[("dim", Attr::Int(1))], &[x])?;
+    Ok(losses_of_rows(c, x)?.into_iter().take(1).collect())
+}
+
+/// The loss of log-probabilities `[N,C]`, and the number of targets that count.
+fn losses_of_rows(c: &mut Call<'_>, x: Ref) -> Result<Results> {
+    let target = c.tensor("target")?;
+    ensure(c.opt_tensor("weight")?.is_none(), "weighs the classes")?;
+    let reduction = c.int_or("reduction", MEAN)?;
+    let ignore = c.int_or("ignore_index", IGNORED)?;
+    let shape = c.shape_of(target);
     let n = c.ty(target).numel();
     let target = c.reshape(target, &[n])?;
     let attrs = [

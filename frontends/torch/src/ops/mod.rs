@@ -59,11 +59,61 @@ fn find(target: &str) -> Option<(&'static str, Lowering)> {
     Some((key, lowering))
 }
 
-/// The nodes for a call of an operator.
+/// The nodes for a call of an operator. `add_` is `add`, whose result is written into `self`.
 pub(crate) fn lower(target: &str, mut call: Call<'_>) -> Result<Plan> {
-    let (_, lowering) = find(target).ok_or(Error::NoOp)?;
+    if let Some((_, lowering)) = find(target) {
+        let results = lowering(&mut call)?;
+        return call.finish(results);
+    }
+    let functional = out_of_place(target).ok_or(Error::NoOp)?;
+    let (_, lowering) = find(&functional).ok_or(Error::NoOp)?;
     let results = lowering(&mut call)?;
+    let results = call.as_wanted(results)?;
+    match results.first() {
+        Some(&Some(result)) => call.write("self", result)?,
+        _ => return Err(Error::NoOp),
+    }
     call.finish(results)
+}
+
+/// `add.Tensor` for `add_.Tensor`.
+fn out_of_place(target: &str) -> Option<String> {
+    let (name, overload) = bare(target).split_once('.')?;
+    let name = name.strip_suffix('_').filter(|name| !name.ends_with('_'))?;
+    Some(format!("{name}.{overload}"))
+}
+
+/// True if the result may share the operand's memory.
+pub(crate) fn is_view(target: &str) -> bool {
+    let name = bare(target).split('.').next().unwrap_or("");
+    is_shape(target) && !matches!(name, "sum" | "clone" | "_to_copy")
+        || matches!(
+            name,
+            "contiguous"
+                | "to"
+                | "type_as"
+                | "view_as"
+                | "expand"
+                | "expand_as"
+                | "flatten"
+                | "unflatten"
+                | "slice"
+                | "select"
+                | "narrow"
+                | "split"
+                | "split_with_sizes"
+                | "chunk"
+                | "unbind"
+                | "mT"
+                | "numpy_T"
+                | "_reshape_alias"
+        )
+}
+
+/// True if autograd passes no gradient through the operator, which changes no element.
+pub(crate) fn is_detached(target: &str) -> bool {
+    let name = bare(target).split('.').next();
+    matches!(name, Some("detach" | "detach_" | "detach_copy"))
 }
 
 /// An operator's name without the most common namespaces.
@@ -125,5 +175,12 @@ mod tests {
         assert_eq!(key("torch.ops.aten.max.names_dim"), None);
         assert_eq!(key("torch.ops.mylib.neg.default"), None);
         assert_eq!(key("torch.ops.aten.foo.default"), None);
+        let functional = |target: &str| out_of_place(target);
+        assert_eq!(
+            functional("torch.ops.aten.add_.Tensor").as_deref(),
+            Some("add.Tensor")
+        );
+        assert_eq!(functional("torch.ops.aten.__and__.Tensor"), None);
+        assert_eq!(functional("torch.ops.aten.add.Tensor"), None);
     }
 }

@@ -4,6 +4,10 @@ use super::Family;
 use lower::{Call, Error, Ref, Result, Results, Saved, Weights};
 
 pub(super) const OPS: Family = &[
+    ("layer_norm", layer_norm),
+    ("rms_norm", rms_norm),
+    ("group_norm", group_norm),
+    ("batch_norm", batch_norm_module),
     ("native_layer_norm", layer_norm),
     ("native_layer_norm_backward", layer_norm_backward),
     ("_fused_rms_norm", rms_norm),
@@ -16,6 +20,9 @@ pub(super) const OPS: Family = &[
     ("native_batch_norm_backward", batch_norm_backward),
     ("batch_norm_backward", batch_norm_backward),
 ];
+
+/// torch's default.
+const EPS: f64 = 1e-5;
 
 fn weights(c: &mut Call<'_>) -> Result<Weights> {
     Ok(Weights {
@@ -38,7 +45,8 @@ fn gradient_and_operand(c: &mut Call<'_>) -> Result<(Ref, Ref)> {
 
 fn layer_norm(c: &mut Call<'_>) -> Result<Results> {
     let (x, shape) = (c.tensor("input")?, c.shape("normalized_shape")?);
-    let (weights, eps) = (weights(c)?, c.float("eps")?);
+    let (weights, eps) = (weights(c)?, c.float_or("eps", EPS)?);
+    c.ignore(&["cudnn_enable"]);
     c.layer_norm(x, &shape, weights, eps)
 }
 
@@ -69,14 +77,18 @@ fn rms_norm_backward(c: &mut Call<'_>) -> Result<Results> {
 
 /// The number of groups. The other sizes follow from the operand.
 fn groups(c: &mut Call<'_>) -> Result<u64> {
-    c.ignore(&["N", "C", "HxW"]);
+    c.ignore(&["N", "C", "HxW", "cudnn_enabled"]);
     let negative = |_| Error::from("the number of groups is negative");
-    u64::try_from(c.int("group")?).map_err(negative)
+    let groups = match c.int("group") {
+        Err(Error::Missing(_)) => c.int("num_groups")?,
+        groups => groups?,
+    };
+    u64::try_from(groups).map_err(negative)
 }
 
 fn group_norm(c: &mut Call<'_>) -> Result<Results> {
     let x = c.tensor("input")?;
-    let (weights, eps) = (weights(c)?, c.float("eps")?);
+    let (weights, eps) = (weights(c)?, c.float_or("eps", EPS)?);
     let groups = groups(c)?;
     c.group_norm(x, groups, weights, eps)
 }
@@ -118,6 +130,34 @@ fn batch_norm_eval(c: &mut Call<'_>) -> Result<Results> {
     let eps = c.float("eps")?;
     c.ignore(&["momentum"]);
     c.batch_norm_eval(x, weights, running, eps)
+}
+
+/// `torch.nn.functional.batch_norm`, which writes the running statistics itself.
+fn batch_norm_module(c: &mut Call<'_>) -> Result<Results> {
+    let x = c.tensor("input")?;
+    let weights = weights(c)?;
+    let (training, eps) = (c.bool_or("training", false)?, c.float_or("eps", EPS)?);
+    c.ignore(&["cudnn_enabled"]);
+    let mean = c.opt_tensor("running_mean")?;
+    let var = c.opt_tensor("running_var")?;
+    if let (false, Some(mean), Some(spread)) = (training, mean, var) {
+        c.ignore(&["momentum"]);
+        let results = c.batch_norm_eval(x, weights, Saved { mean, spread }, eps)?;
+        return Ok(results.into_iter().take(1).collect());
+    }
+    let momentum = c.float("momentum")?;
+    let running = Saved {
+        mean: c.per_channel(mean, x, 0)?,
+        spread: c.per_channel(var, x, 1)?,
+    };
+    let mut results = c.batch_norm(x, weights, running, momentum, eps)?;
+    let statistics = results.split_off(3);
+    if let (true, &[Some(mean), Some(var)]) = (mean.is_some(), &statistics[..]) {
+        c.write("running_mean", mean)?;
+        c.write("running_var", var)?;
+    }
+    results.truncate(1);
+    c.as_wanted(results)
 }
 
 /// A tensor that two overloads name differently.

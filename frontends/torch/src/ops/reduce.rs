@@ -1,9 +1,9 @@
 //! Reductions, sorting and cumulative sums.
 
 use super::Family;
-use ir::Attr;
 use ir::op::OpKind;
-use lower::{Call, Ref, Result, Results, all, ensure, one, wrap};
+use ir::{Attr, DType};
+use lower::{Call, Range, Ref, Result, Results, all, ensure, one, wrap};
 
 pub(super) const OPS: Family = &[
     ("sum", |c| total(c, OpKind::Sum)),
@@ -19,6 +19,7 @@ pub(super) const OPS: Family = &[
     ("any", |c| any_or_all(c, false)),
     ("all", |c| any_or_all(c, true)),
     ("cumsum", cumsum),
+    ("diff", diff),
     ("topk", topk),
     ("sort.default", sort),
     ("var", |c| variance(c, false, false)),
@@ -91,6 +92,27 @@ fn cumsum(c: &mut Call<'_>) -> Result<Results> {
     c.opt_dtype("dtype")?;
     let x = c.cast(x, c.result()?.dtype())?;
     one(c.step(OpKind::Cumsum, &[("dim", Attr::Int(dim as i64))], &[x])?)
+}
+
+/// The differences of neighbours along a dimension.
+fn diff(c: &mut Call<'_>) -> Result<Results> {
+    let x = c.tensor("self")?;
+    let dim = c.dim("dim", Some(-1), c.rank(x))?;
+    ensure(c.int_or("n", 1)? == 1, "takes differences of differences")?;
+    let (before, after) = (c.opt_tensor("prepend")?, c.opt_tensor("append")?);
+    let parts: Vec<Ref> = [before, Some(x), after].into_iter().flatten().collect();
+    let x = match parts[..] {
+        [only] => only,
+        _ => c.step(OpKind::Cat, &[("dim", Attr::Int(dim as i64))], &parts)?,
+    };
+    let size = c.ty(x).shape()[dim] as i64;
+    let left = c.slice(x, dim, Range::new(0, (size - 1).max(0)))?;
+    let right = c.slice(x, dim, Range::new(size.min(1), size))?;
+    let op = match c.dtype(x) {
+        DType::Bool => OpKind::Ne,
+        _ => OpKind::Sub,
+    };
+    one(c.step(op, &[], &[right, left])?)
 }
 
 fn topk(c: &mut Call<'_>) -> Result<Results> {

@@ -91,7 +91,11 @@ pub enum AttachError {
     #[error("masters are kept for bf16 parameters, and the model has none")]
     NoRoundings,
     /// The graph has no gradients.
-    #[error("{} cannot be attached: the graph computes no gradient", .0.name())]
+    #[error(
+        "{} cannot be attached: the graph computes no gradient; --differentiate adds the backward \
+         of a forward",
+        .0.name()
+    )]
     NoGradient(Optimizer),
     /// The graph already has the input with an optimizer's options.
     #[error("%{HYPER} is there already: the graph has an optimizer")]

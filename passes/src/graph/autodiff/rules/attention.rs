@@ -1,0 +1,149 @@
+//! Attention. The second result of the forward is the logarithm of the sum of each row's
+//! exponentials, from which the backward computes the weights again.
+
+use super::product::multiply;
+use super::{Call, Fault, Given, stray};
+use crate::graph::autodiff::adjoints::{Adjoint, Part};
+use crate::graph::autodiff::tape::{Tape, signed};
+use ir::op::Number;
+use ir::op::attrs::{Arange, Attention, AttentionRows, Slice};
+use ir::{DType, Op, Value};
+
+pub(in super::super) fn attention(t: &mut Tape<'_>, c: &Call<'_>) -> Given {
+    let mut inputs = vec![
+        c.dy,
+        c.inputs[0],
+        c.inputs[1],
+        c.inputs[2],
+        c.outputs[0],
+        c.outputs[1],
+    ];
+    inputs.extend(c.inputs.get(3));
+    match c.op {
+        Op::Sdpa(a) => {
+            let mut given: Vec<Option<Adjoint>> = vec![None; 3];
+            if c.needs[..3].contains(&true) {
+                let made = t.node(Op::SdpaBwd(a.clone()), &inputs)?;
+                given = made.into_iter().map(|value| Some(value.into())).collect();
+            }
+            if c.needs.get(3) == Some(&true) {
+                given.push(Some(mask(t, a, c)?.into()));
+            }
+            Ok(given)
+        }
+        Op::SdpaRows(a) => {
+            if c.needs.get(3) == Some(&true) {
+                return Err(Fault::Refused("its mask depends on a parameter"));
+            }
+            let made = t.node(Op::SdpaRowsBwd(a.clone()), &inputs)?;
+            rows(t, a, c, &made)
+        }
+        op => stray(op),
+    }
+}
+
+/// The adjoints of q, k and v, each of which may be some heads of a row.
+fn rows(t: &mut Tape<'_>, a: &AttentionRows, c: &Call<'_>, made: &[Value]) -> Given {
+    let [q, k, v] = [c.inputs[0], c.inputs[1], c.inputs[2]];
+    if let ([joint], true) = (made, q == k && k == v) {
+        return Ok(vec![Some((*joint).into())]);
+    }
+    let mut given = vec![];
+    for i in 0..3 {
+        let (start, heads) = (a.first[i], a.heads[i.min(1)]);
+        let (dim, end) = (2, start + heads);
+        let value = match made {
+            &[joint] => t.one(
+                Op::Slice(Slice {
+                    dim,
+                    end,
+                    start,
+                    step: 1,
+                }),
+                &[joint],
+            )?,
+            _ => made[i],
+        };
+        given.push(Some(match start {
+            ..0 => value.into(),
+            _ => Adjoint::Part(Part {
+                value,
+                dim,
+                start,
+                end,
+            }),
+        }));
+    }
+    Ok(given)
+}
+
+/// The adjoint of a mask that is added to the scores: that of the scores, w (dw - sum of w dw), for
+/// the weights w. The sum over a row is that of out dout.
+fn mask(t: &mut Tape<'_>, a: &Attention, c: &Call<'_>) -> Result<Value, Fault> {
+    let (out, dout, logsumexp) = (c.outputs[0], c.dy, c.outputs[1]);
+    let dtype = t.dtype(dout);
+    let q = t.shape(c.inputs[0]);
+    let [batch, heads, queries, width] = q[..] else {
+        return Err(Fault::Refused("its operands should have four dimensions"));
+    };
+    let keys = t.shape(c.inputs[1])[2];
+    let scores = [batch, heads, queries, keys];
+    // One matrix for each head, k and v being repeated for the heads that share them.
+    let flat = |t: &mut Tape<'_>, x: Value| -> Result<Value, Fault> {
+        let [_, groups, rows, width] = t.shape(x)[..] else {
+            return Err(Fault::Refused("its operands should have four dimensions"));
+        };
+        let shared = heads.checked_div(groups).unwrap_or(1);
+        let apart = t.reshape(x, &[batch, groups, 1, rows, width])?;
+        let repeated = t.expand(apart, &[batch, groups, shared, rows, width])?;
+        Ok(t.reshape(repeated, &[batch * heads, rows, width])?)
+    };
+    let (q, k, v) = (
+        flat(t, c.inputs[0])?,
+        flat(t, c.inputs[1])?,
+        flat(t, c.inputs[2])?,
+    );
+    debug_assert_eq!(t.shape(q)[2], width);
+    let products = multiply(t, q, k, false, true)?;
+    let products = t.reshape(products, &scores)?;
+    let scaled = t.with(Op::MulScalar, products, a.scale)?;
+    let masked = t.add(scaled, c.inputs[3])?;
+    let sums = t.cast(logsumexp, dtype)?;
+    let sums = t.reshape(sums, &[batch, heads, queries, 1])?;
+    let less = t.one(Op::Sub, &[masked, sums])?;
+    let mut weights = t.one(Op::Exp, &[less])?;
+    if a.causal {
+        let is_earlier = causal(t, queries, keys)?;
+        let zero = t.full(weights, &[], 0.0)?;
+        weights = t.select(is_earlier, weights, zero)?;
+    }
+
+    let flat_dout = flat(t, dout)?;
+    let dweights = multiply(t, flat_dout, v, false, true)?;
+    let dweights = t.reshape(dweights, &scores)?;
+    let shares = t.mul(out, dout)?;
+    let shares = t.sum(shares, &[3])?;
+    let less = t.one(Op::Sub, &[dweights, shares])?;
+    let dscores = t.mul(weights, less)?;
+    Ok(t.unbroadcast(dscores, &t.shape(c.inputs[3]))?)
+}
+
+/// For each query and key whether the key's position is not behind the query's.
+fn causal(t: &mut Tape<'_>, queries: u64, keys: u64) -> Result<Value, Fault> {
+    let mut positions = |n: u64| {
+        let (start, step) = (Number::Int(0), Number::Int(1));
+        let (dtype, shape) = (DType::I64, signed(&[n]));
+        t.one(
+            Op::Arange(Arange {
+                dtype,
+                shape,
+                start,
+                step,
+            }),
+            &[],
+        )
+    };
+    let (query, key) = (positions(queries)?, positions(keys)?);
+    let query = t.reshape(query, &[queries, 1])?;
+    Ok(t.one(Op::Le, &[key, query])?)
+}

@@ -1,0 +1,64 @@
+//! Sums, extremes and softmax along dimensions.
+
+use super::{Call, Fault, Given, only, stray};
+use crate::graph::autodiff::tape::{Made, Tape};
+use ir::op::attrs::{Along, Dims, Reduction};
+use ir::{Op, Value};
+
+pub(in super::super) fn reduction(t: &mut Tape<'_>, c: &Call<'_>) -> Given {
+    let (x, y, dy) = (c.inputs[0], c.outputs[0], c.dy);
+    let dx = match c.op {
+        Op::Sum(over) => {
+            let kept = kept(t, over, x, dy)?;
+            t.expand(kept, &t.shape(x))?
+        }
+        Op::Mean(over) => {
+            let n = over.dims.iter().map(|&dim| t.size(x, dim) as f64).product();
+            let kept = kept(t, over, x, dy)?;
+            let whole = t.expand(kept, &t.shape(x))?;
+            t.with(Op::DivScalar, whole, n)?
+        }
+        Op::Amax(over) | Op::Amin(over) => extreme(t, over, c)?,
+        &Op::Cumsum(Along { dim }) => {
+            let flip = |t: &mut Tape<'_>, x| t.one(Op::Flip(Dims { dims: vec![dim] }), &[x]);
+            let from_end = flip(t, dy)?;
+            let sums = t.one(Op::Cumsum(Along { dim }), &[from_end])?;
+            flip(t, sums)?
+        }
+        // The chosen places are distinct.
+        Op::TopK(along) => {
+            let zeros = t.full(dy, &t.shape(x), 0.0)?;
+            let dim = along.dim;
+            t.one(Op::Scatter(Along { dim }), &[zeros, c.outputs[1], dy])?
+        }
+        &Op::Softmax(Along { dim }) => t.one(Op::SoftmaxBwd(Along { dim }), &[dy, y])?,
+        &Op::LogSoftmax(Along { dim }) => t.one(Op::LogSoftmaxBwd(Along { dim }), &[dy, y])?,
+        op => return stray(op),
+    };
+    only(dx)
+}
+
+/// A tensor of the shape of a reduction's result, with size 1 in place of each reduced dimension.
+fn kept(t: &mut Tape<'_>, over: &Reduction, x: Value, result: Value) -> Made {
+    let mut shape = t.shape(x);
+    for &dim in &over.dims {
+        shape[dim as usize] = 1;
+    }
+    t.reshape(result, &shape)
+}
+
+/// Elements equal to the extreme share its adjoint evenly.
+fn extreme(t: &mut Tape<'_>, over: &Reduction, c: &Call<'_>) -> Result<Value, Fault> {
+    let x = c.inputs[0];
+    let y = kept(t, over, x, c.outputs[0])?;
+    let dy = kept(t, over, x, c.dy)?;
+    let is_extreme = t.one(Op::Eq, &[x, y])?;
+    let mask = t.cast(is_extreme, t.dtype(x))?;
+    let n = if over.dims.is_empty() {
+        mask
+    } else {
+        t.sum(mask, &over.dims)?
+    };
+    let shared = t.mul(dy, mask)?;
+    Ok(t.div(shared, n)?)
+}

@@ -1,0 +1,42 @@
+//! Convolutions and pools.
+
+use super::{Call, Given, only, stray};
+use crate::graph::autodiff::tape::{Tape, signed};
+use ir::Op;
+use ir::op::attrs::{ConvolutionBwd, PoolBwd};
+
+pub(in super::super) fn window(t: &mut Tape<'_>, c: &Call<'_>) -> Given {
+    match c.op {
+        Op::Convolution(a) => {
+            let mask: Vec<i64> = (0..3)
+                .map(|i| i64::from(c.needs.get(i) == Some(&true)))
+                .collect();
+            let op = Op::ConvolutionBwd(ConvolutionBwd {
+                dilation: a.dilation.clone(),
+                groups: a.groups,
+                mask: mask.clone(),
+                padding: a.padding.clone(),
+                stride: a.stride.clone(),
+            });
+            let mut results = t.node(op, &[c.dy, c.inputs[0], c.inputs[1]])?.into_iter();
+            let given = mask.iter().map(|&needed| match needed {
+                0 => None,
+                _ => results.next().map(Into::into),
+            });
+            Ok(given.collect())
+        }
+        // The second result says where each maximum was.
+        Op::MaxPool2d(a) => {
+            let op = Op::MaxPool2dBwd(PoolBwd {
+                ceil: a.ceil,
+                dilation: a.dilation.clone(),
+                kernel: a.kernel.clone(),
+                padding: a.padding.clone(),
+                shape: signed(&t.shape(c.inputs[0])),
+                stride: a.stride.clone(),
+            });
+            only(t.one(op, &[c.dy, c.outputs[1]])?)
+        }
+        op => stray(op),
+    }
+}
