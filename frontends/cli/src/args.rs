@@ -1,11 +1,14 @@
 //! The command line. Every option says what it takes, and every subcommand shows an example.
 
+mod data;
+
 use crate::page::update_name;
 use crate::size::{parse_budget, parse_bytes, parse_count, parse_dim, parse_rate};
 use addresses::generate::Model;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use codegen::kernels::Target;
+pub(crate) use data::DataArgs;
 use papers::estimate;
 use papers::offload::Algorithm;
 use papers::protrain::Fixed;
@@ -66,12 +69,13 @@ pub(crate) enum Command {
             50% \
         --batches data.safetensors \\\n      --steps 60 --init normal:0.02 --seed 0 --save \
         out.safetensors\n  \
-        lighterage train step.lit --batches data.safetensors --steps 60\n\n\
+        lighterage train step.lit --batches data.safetensors --steps 60\n  \
+        lighterage train step.lit --tokens train.bin --labels next --shuffle-data --steps 1000\n\n\
         DATA holds the tensors batch.K.INPUT; step i, from 0, uses batch i mod K. With \
         --micro-batches N a step uses N \
         batches, one after the other."
     )]
-    Train(TrainArgs),
+    Train(Box<TrainArgs>),
     /// Report what a .lit file contains, without running any of it: machine code and its signature,
     /// pools, kernels, inputs, outputs, states
     #[command(after_help = "Example:\n  lighterage inspect step.lit")]
@@ -298,9 +302,8 @@ pub(crate) struct TrainArgs {
     pub(crate) dim: Vec<(String, u64)>,
     #[command(flatten)]
     pub(crate) compiling: Compiling,
-    /// The batches
-    #[arg(long, value_name = "DATA.safetensors", help_heading = "Training")]
-    pub(crate) batches: PathBuf,
+    #[command(flatten)]
+    pub(crate) data: DataArgs,
     /// How many steps to run
     #[arg(long, value_name = "N", help_heading = "Training")]
     pub(crate) steps: u64,

@@ -1,5 +1,6 @@
 //! `lighterage train`: runs a step many times. After the last batch the first follows.
 
+mod feeding;
 mod hyper;
 mod loss;
 mod progress;
@@ -9,7 +10,7 @@ mod states;
 mod summary;
 
 use crate::args::TrainArgs;
-use crate::data::{Batches, check_writable};
+use crate::data::{Feed, check_writable};
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::out::{self, out};
@@ -49,7 +50,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         .collect();
     let micro_batches = artifact.summary.micro_batches.max(1);
     let inputs = of_one_batch(&fed, micro_batches);
-    let batches = Batches::open(&args.batches, &inputs)?;
+    let data = feeding::training(&args.data, &inputs)?;
     if let Init::Normal(_) = init {
         // Parameters with values in the file are drawn like the others.
         for state in artifact
@@ -81,19 +82,24 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     // From here on, Ctrl-C ends the run after the current step, so that the states can be saved;
     // before, it ends the process.
     interrupt::listen();
+    let batches = data.batches();
+    let (first, end) = args.data.range(args.steps, micro_batches);
+    let mut feed = Feed::start(data, first, end, usize::from(args.data.prefetch))?;
     let mut progress = Progress::new(args, &machine, items);
-    let mut run = Run::default();
+    let mut run = Run {
+        before: args.data.start_step,
+        ..Run::default()
+    };
     // A batch that cannot be read ends the run like Ctrl-C: the states so far are saved.
     let mut unread = None;
     'steps: for step in 0..args.steps {
         if interrupt::pressed() || (out::closed() && args.save.is_none() && args.trace.is_none()) {
             break;
         }
-        for (i, input) in fed.iter().enumerate() {
-            // Micro-batch by micro-batch, the inputs of one batch.
-            let (micro, (name, operand)) = (i / inputs.len(), &inputs[i % inputs.len()]);
-            match batches.get(step * micro_batches + micro as u64, name, operand) {
-                Ok(bytes) => machine.write_input(&input.name, &bytes).map_err(failure)?,
+        // Micro-batch by micro-batch, the inputs of one batch.
+        for inputs in fed.chunks(inputs.len().max(1)) {
+            match feed.next() {
+                Ok(batch) => write(&mut machine, inputs, &batch)?,
                 Err(e) => {
                     unread = Some(e);
                     break 'steps;
@@ -131,7 +137,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         machine: &machine,
         run: &run,
         items,
-        batches: batches.count(),
+        batches,
     };
     if args.json {
         out!("{}", json!({"summary": report.json()}));
@@ -176,6 +182,14 @@ fn of_one_batch(fed: &[Binding], micro_batches: u64) -> Vec<(String, Operand)> {
         .iter()
         .map(|input| (name(&input.name), input.operand.clone()))
         .collect()
+}
+
+/// Writes the inputs of one batch.
+fn write(machine: &mut Machine, inputs: &[Binding], batch: &[Vec<u8>]) -> Result<(), Failure> {
+    for (input, bytes) in inputs.iter().zip(batch) {
+        machine.write_input(&input.name, bytes).map_err(failure)?;
+    }
+    Ok(())
 }
 
 fn failure(error: Error) -> Failure {

@@ -15,7 +15,9 @@ const LINES: u64 = 20;
 pub(super) struct Progress {
     bar: Option<ProgressBar>,
     json: bool,
-    steps: u64,
+    /// The first step, and the last one.
+    first: u64,
+    last: u64,
     items: Items,
     peak: String,
     noted_nan: bool,
@@ -29,7 +31,8 @@ impl Progress {
         Progress {
             bar,
             json: args.json,
-            steps: args.steps,
+            first: args.data.start_step + 1,
+            last: args.data.start_step.saturating_add(args.steps),
             items,
             peak: short(machine.device_pool_bytes()),
             noted_nan: false,
@@ -37,7 +40,8 @@ impl Progress {
     }
 
     pub(super) fn step(&mut self, run: &Run) {
-        let (step, millis) = (run.millis.len() as u64, run.millis[run.millis.len() - 1]);
+        let (step, done) = (run.step(), run.millis.len() as u64);
+        let millis = run.millis.last().copied().unwrap_or(0.0);
         let loss = run.losses.last().copied().flatten();
         let message = || {
             // The first step's time ends at its loss, so the time of a whole step is not known yet.
@@ -52,14 +56,16 @@ impl Progress {
                 line["nonfinite"] = name.into();
             }
             out!("{line}");
-        } else if self.bar.is_none()
-            && (step == 1 || step == self.steps || step.is_multiple_of(self.steps.div_ceil(LINES)))
-        {
-            out!("step {step:>5}/{}  {}", self.steps, message());
+        } else if self.bar.is_none() && self.is_shown(step) {
+            let left = run.recent().map_or(String::new(), |ms| {
+                let steps = self.last - step;
+                format!("  {} left", duration(steps as f64 * ms / 1e3))
+            });
+            out!("step {step:>5}/{}  {}{left}", self.last, message());
         }
         if let Some(bar) = &self.bar {
             bar.set_message(message());
-            bar.set_position(step);
+            bar.set_position(done);
         }
         if loss.is_some_and(|loss| !loss.is_finite())
             && !std::mem::replace(&mut self.noted_nan, true)
@@ -71,9 +77,37 @@ impl Progress {
         }
     }
 
+    /// Whether a line is printed for a step.
+    fn is_shown(&self, step: u64) -> bool {
+        let steps = self.last.saturating_sub(self.first) + 1;
+        step == self.first || step == self.last || step.is_multiple_of(steps.div_ceil(LINES))
+    }
+
     pub(super) fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
+    }
+}
+
+/// A time that is left: `3s`, `5m 20s`, `2h 10m`.
+fn duration(seconds: f64) -> String {
+    let seconds = seconds.round() as u64;
+    let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{seconds}s"),
+        (0, _) => format!("{minutes}m {}s", seconds % 60),
+        _ => format!("{hours}h {minutes}m"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::duration;
+
+    #[test]
+    fn times_are_told_in_two_units() {
+        let all = [0.4, 59.4, 320.0, 7_800.0, 360_000.0].map(duration);
+        assert_eq!(all, ["0s", "59s", "5m 20s", "2h 10m", "100h 0m"]);
     }
 }

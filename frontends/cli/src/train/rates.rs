@@ -61,6 +61,8 @@ impl Items {
 /// Steps so far.
 #[derive(Default)]
 pub(super) struct Run {
+    /// The number of steps that runs before this one had done: `--start-step`.
+    pub(super) before: u64,
     /// The time of each, ms.
     pub(super) millis: Vec<f64>,
     /// Their losses.
@@ -71,6 +73,11 @@ impl Run {
     pub(super) fn add(&mut self, millis: f64, loss: Option<f64>) {
         self.millis.push(millis);
         self.losses.push(loss);
+    }
+
+    /// The number of the last step, from 1.
+    pub(super) fn step(&self) -> u64 {
+        self.before + self.millis.len() as u64
     }
 
     /// The median time of the steps, without the first, which uses cold memory.
