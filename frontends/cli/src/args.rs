@@ -1,6 +1,7 @@
 //! The command line. Every option says what it takes, and every subcommand shows an example.
 
 mod data;
+mod metrics;
 
 use crate::page::update_name;
 use crate::size::{parse_budget, parse_bytes, parse_count, parse_dim, parse_rate};
@@ -9,6 +10,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use codegen::kernels::Target;
 pub(crate) use data::DataArgs;
+pub(crate) use metrics::{EvalArgs, MetricsArgs};
 use papers::estimate;
 use papers::offload::Algorithm;
 use papers::protrain::Fixed;
@@ -304,6 +306,10 @@ pub(crate) struct TrainArgs {
     pub(crate) compiling: Compiling,
     #[command(flatten)]
     pub(crate) data: DataArgs,
+    #[command(flatten)]
+    pub(crate) eval: EvalArgs,
+    #[command(flatten)]
+    pub(crate) metrics: MetricsArgs,
     /// How many steps to run
     #[arg(long, value_name = "N", help_heading = "Training")]
     pub(crate) steps: u64,

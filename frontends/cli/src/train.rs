@@ -1,10 +1,14 @@
 //! `lighterage train`: runs a step many times. After the last batch the first follows.
 
+mod evaluation;
+mod events;
 mod feeding;
 mod hyper;
 mod loss;
+mod metrics;
 mod progress;
 mod rates;
+mod record;
 mod source;
 mod states;
 mod summary;
@@ -15,10 +19,13 @@ use crate::failure::Failure;
 use crate::interrupt;
 use crate::out::{self, out};
 use artifact::{Binding, Initial, Operand, StateKind};
+use evaluation::Evaluator;
 use loss::Loss;
+use metrics::Metrics;
 use passes::graph::optimizer::HYPER;
 use progress::Progress;
 use rates::{Items, Run};
+use record::Record;
 use runtime::{Error, Machine, Options};
 use serde_json::json;
 use source::Source;
@@ -27,7 +34,12 @@ use summary::Summary;
 
 /// Runs the command.
 pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
-    for (option, path) in [("--save", &args.save), ("--trace", &args.trace)] {
+    let written = [
+        ("--save", &args.save),
+        ("--trace", &args.trace),
+        ("--metrics", &args.metrics.metrics),
+    ];
+    for (option, path) in written {
         if let Some(path) = path {
             check_writable(option, path)?;
         }
@@ -62,6 +74,8 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         }
     }
     let loss = Loss::find(&artifact);
+    let evaluator = Evaluator::open(args, &artifact, loss.as_ref(), (&fed, &inputs))?;
+    let lr = record::lr_position(&artifact);
     let items = Items::of(&inputs, micro_batches);
     let options = Options {
         link_bandwidth: args.compiling.link,
@@ -83,6 +97,14 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     // before, it ends the process.
     interrupt::listen();
     let batches = data.batches();
+    let mut record = Record {
+        metrics: Metrics::open(&args.metrics)?,
+        evaluator,
+        items,
+        epoch: data.epoch() as f64 / micro_batches as f64,
+        lr,
+        json: args.json,
+    };
     let (first, end) = args.data.range(args.steps, micro_batches);
     let mut feed = Feed::start(data, first, end, usize::from(args.data.prefetch))?;
     let mut progress = Progress::new(args, &machine, items);
@@ -90,8 +112,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         before: args.data.start_step,
         ..Run::default()
     };
-    // A batch that cannot be read ends the run like Ctrl-C: the states so far are saved.
-    let mut unread = None;
+    // A batch that cannot be read, or a measure that cannot be written, ends the run like Ctrl-C:
+    // the states so far are saved.
+    let mut broken = None;
     'steps: for step in 0..args.steps {
         if interrupt::pressed() || (out::closed() && args.save.is_none() && args.trace.is_none()) {
             break;
@@ -101,7 +124,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
             match feed.next() {
                 Ok(batch) => write(&mut machine, inputs, &batch)?,
                 Err(e) => {
-                    unread = Some(e);
+                    broken = Some(e);
                     break 'steps;
                 }
             }
@@ -123,6 +146,21 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         };
         run.add(report.ms, value);
         progress.step(&run);
+        let is_last = step + 1 == args.steps;
+        let recorded = record.step(&run, hyper.as_deref());
+        let evaluated =
+            recorded.and_then(|()| record.evaluate(&mut machine, loss.as_ref(), (&run, is_last)));
+        match evaluated {
+            Ok(None) => {}
+            Ok(Some(why)) => {
+                out::note(&format!("note: ended after step {}: {why}", run.step()));
+                break;
+            }
+            Err(e) => {
+                broken = Some(e);
+                break;
+            }
+        }
     }
     machine.wait().map_err(failure)?;
     progress.finish();
@@ -155,8 +193,8 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     if let Some(message) = not_finite {
         return Err(Failure::NotFinite(message));
     }
-    if let Some(unread) = unread {
-        return Err(unread);
+    if let Some(broken) = broken {
+        return Err(broken);
     }
     if interrupt::pressed() {
         let saved = args.save.as_ref().map_or(String::new(), |path| {

@@ -5,6 +5,7 @@ mod common;
 mod data;
 mod devices;
 mod estimate;
+mod evaluation;
 mod gpu;
 mod offload;
 mod plan;

@@ -22,6 +22,20 @@ pub(super) fn training(args: &DataArgs, inputs: &Inputs) -> Result<Data, Failure
     Ok(Data::new(Box::new(tokens), seed))
 }
 
+/// Opens held-out data of the same kind, in the order of its files.
+pub(super) fn held_out(
+    args: &DataArgs,
+    paths: &[PathBuf],
+    inputs: &Inputs,
+) -> Result<Data, Failure> {
+    if args.tokens.is_empty() {
+        let batches = Batches::open(paths, inputs)?;
+        return Ok(Data::new(Box::new(batches), None));
+    }
+    let tokens = tokens(args, paths, inputs)?;
+    Ok(Data::new(Box::new(tokens), None))
+}
+
 fn tokens(args: &DataArgs, paths: &[PathBuf], inputs: &Inputs) -> Result<Tokens, Failure> {
     let options = TokensOptions {
         token_type: args.token_type,

@@ -1,0 +1,208 @@
+//! Evaluation on held-out batches between steps.
+
+use crate::common::{Folder, Run, model, run};
+use safetensors::SafeTensors;
+use serde_json::Value;
+
+const GPT2: &str = "gpt2-tiny/joint_core.pt2";
+
+fn reference() -> String {
+    model("gpt2-tiny/ref.safetensors")
+}
+
+fn train(rest: &str) -> String {
+    format!(
+        "train {} --optimizer adamw --kernels plain --batches {} {rest}",
+        model(GPT2),
+        reference()
+    )
+}
+
+fn numbers(run: &Run, key: &str) -> Vec<f64> {
+    let lines = run.json();
+    let numbers = lines.iter().filter_map(|line: &Value| line[key].as_f64());
+    numbers.collect()
+}
+
+/// Files with one batch of the reference each, whose tokens are moved by one: batches that no step
+/// learns from.
+fn held_out(folder: &Folder) -> (String, Vec<String>) {
+    let bytes = std::fs::read(reference()).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let all = folder.file("held");
+    std::fs::create_dir(&all).unwrap();
+    let mut files = vec![];
+    for k in 0..3 {
+        let mut tensors = vec![];
+        for name in ["input_ids", "labels"] {
+            let view = file.tensor(&format!("batch.{k}.{name}")).unwrap();
+            let mut data = view.data().to_vec();
+            data.rotate_left(8);
+            tensors.push((format!("batch.0.{name}"), view.shape().to_vec(), data));
+        }
+        let views = tensors.iter().map(|(name, shape, data)| {
+            let view = crate::common::view(safetensors::Dtype::I64, shape.clone(), data);
+            (name.as_str(), view)
+        });
+        let bytes = safetensors::serialize(views, None).unwrap();
+        files.push(folder.write(&format!("held/{k}.safetensors"), bytes));
+    }
+    (all, files)
+}
+
+/// The loss of a batch with saved parameters.
+fn loss_of(batch: &str, saved: &str, rest: &str) -> f64 {
+    let args = format!(
+        "train {} --optimizer adamw --kernels plain --batches {batch} --init {saved} --steps 1 \
+         --json {rest}",
+        model(GPT2)
+    );
+    numbers(&run(&args).expect(0), "loss")[0]
+}
+
+#[test]
+fn evaluation_has_the_bits_of_a_step_and_leaves_no_trace() {
+    let folder = Folder::new("evaluation");
+    let (held, files) = held_out(&folder);
+    let saved = |name: &str| folder.file(&format!("{name}.safetensors"));
+    for (n, plan) in [
+        "--budget 100%",
+        "--budget 25%",
+        "--budget 25% --shuffle 7",
+        "--budget 40% --update after --threads 3",
+        "--planner protrain --budget 50%",
+        "--budget 60% --micro-batches 3",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (with, without) = (saved(&format!("with{n}")), saved(&format!("without{n}")));
+        let rest = format!("--steps 5 --json {plan}");
+        let plain = run(&train(&format!("{rest} --save {without}"))).expect(0);
+        let evaluated = run(&train(&format!(
+            "{rest} --save {with} --eval {held} --eval-every 2"
+        )))
+        .expect(0);
+        assert_eq!(
+            numbers(&plain, "loss"),
+            numbers(&evaluated, "loss"),
+            "{plan}"
+        );
+        let bytes = [&with, &without].map(|path| std::fs::read(path).unwrap());
+        assert!(bytes[0] == bytes[1], "{plan}");
+
+        let losses = numbers(&evaluated, "eval_loss");
+        assert_eq!(losses.len(), 3, "{plan}");
+        let each: Vec<f64> = match plan.contains("--micro-batches") {
+            // A step's loss is the mean over its micro-batches.
+            true => vec![loss_of(&held, &with, plan)],
+            false => files.iter().map(|f| loss_of(f, &with, plan)).collect(),
+        };
+        let mean = each.iter().sum::<f64>() / each.len() as f64;
+        assert_eq!(losses[2], mean, "{plan}");
+        assert_ne!(losses[0], losses[2]);
+    }
+}
+
+#[test]
+fn a_compiled_step_evaluates_too_and_all_batches_count() {
+    let folder = Folder::new("evaluated-lit");
+    let (held, files) = held_out(&folder);
+    let lit = folder.file("s.lit");
+    run(&format!(
+        "compile {} --optimizer adamw --kernels plain --budget 50% -o {lit}",
+        model(GPT2)
+    ))
+    .expect(0);
+    let args = format!("train {lit} --batches {} --steps 2 --json", reference());
+    let of = |data: &str| {
+        let run = run(&format!("{args} --eval {data}")).expect(0);
+        // Without --eval-every: after the last step.
+        assert_eq!(run.json()[2]["step"], 2);
+        numbers(&run, "eval_loss")
+    };
+    let all = of(&held);
+    let each: Vec<f64> = files.iter().flat_map(|file| of(file)).collect();
+    assert_eq!(all, [each.iter().sum::<f64>() / 3.0]);
+    assert_eq!(
+        of(&format!("{} {}", files[0], files[1])),
+        [(each[0] + each[1]) / 2.0]
+    );
+    assert_eq!(of(&format!("{held} --eval-batches 1")), [each[0]]);
+    assert_eq!(of(&format!("{held} --eval-batches 99")), all);
+}
+
+#[test]
+fn a_model_in_training_mode_is_not_evaluated() {
+    let refused = |args: &str, words: &[&str]| {
+        let batches = reference();
+        run(&format!(
+            "train {args} --batches {batches} --steps 1 --eval {batches}"
+        ))
+        .expect(2)
+        .says(words);
+    };
+    // Its inputs are those of the other model.
+    let dropout = model("dropout-tiny/joint_core.pt2");
+    let batches = model("dropout-tiny/ref.safetensors");
+    run(&format!(
+        "train {dropout} --optimizer adamw --kernels plain --planner keep --batches {batches} \
+         --steps 1 --eval {batches}"
+    ))
+    .expect(2)
+    .says(&["--eval", "random numbers", "model.eval()"]);
+    refused(
+        &format!(
+            "{} --kernels plain --planner keep --micro-batches 5",
+            model(GPT2)
+        ),
+        &["--eval", "4 batches", "a step takes 5"],
+    );
+}
+
+#[test]
+fn a_run_ends_when_the_loss_on_held_out_data_stays() {
+    let folder = Folder::new("patience");
+    let (held, _) = held_out(&folder);
+    let saved = folder.file("s.safetensors");
+    let still = "--planner keep --lr 0 --weight-decay 0 --json";
+    let patience = format!("--eval {held} --eval-every 2 --patience 3 --save {saved}");
+    let ended = run(&train(&format!("{still} --steps 100 {patience}"))).expect(0);
+    // The first evaluation, and three that are no lower.
+    assert_eq!(numbers(&ended, "loss").len(), 8);
+    assert_eq!(numbers(&ended, "eval_loss").len(), 4);
+    ended.says_all(&[
+        "ended after step 8",
+        "has not fallen below",
+        "3 evaluations",
+    ]);
+    assert!(std::path::Path::new(&saved).exists());
+    run(&train("--steps 1 --patience 3"))
+        .expect(2)
+        .says(&["--eval-every"]);
+}
+
+#[test]
+fn held_out_tokens_are_cut_like_those_for_training() {
+    let folder = Folder::new("held-tokens");
+    let tokens = |n: u16| -> Vec<u8> {
+        let tokens = (0..n).map(|i| i.wrapping_mul(i) % 61);
+        tokens.flat_map(u16::to_le_bytes).collect()
+    };
+    let (bin, held) = (
+        folder.write("t.bin", tokens(300)),
+        folder.write("h.bin", tokens(200)),
+    );
+    let gpt2 = model(GPT2);
+    let args = format!("train {gpt2} --kernels plain --planner keep --steps 1 --json");
+    let evaluated = run(&format!("{args} --tokens {bin} --eval {held}")).expect(0);
+    // The batch of the step is the first held-out one; nothing is learned.
+    let first = numbers(&evaluated, "loss");
+    let only = run(&format!(
+        "{args} --tokens {bin} --eval {held} --eval-batches 1"
+    ))
+    .expect(0);
+    assert_eq!(numbers(&only, "eval_loss"), first);
+    assert_eq!(numbers(&evaluated, "eval_batches"), [3.0]);
+    assert_ne!(numbers(&evaluated, "eval_loss"), first);
+}
