@@ -134,30 +134,46 @@ fn a_compiled_step_evaluates_too_and_all_batches_count() {
 
 #[test]
 fn a_model_in_training_mode_is_not_evaluated() {
-    let refused = |args: &str, words: &[&str]| {
-        let batches = reference();
-        run(&format!(
-            "train {args} --batches {batches} --steps 1 --eval {batches}"
-        ))
-        .expect(2)
-        .says(words);
+    let refused = |args: &str, batches: &str, words: &[&str]| {
+        let args = format!("train {args} --kernels plain --planner keep --steps 1");
+        run(&format!("{args} --batches {batches} --eval {batches}"))
+            .expect(2)
+            .says(words);
     };
-    // Its inputs are those of the other model.
+    let batches = model("dropout-tiny/batches.safetensors");
     let dropout = model("dropout-tiny/joint_core.pt2");
-    let batches = model("dropout-tiny/ref.safetensors");
-    run(&format!(
-        "train {dropout} --optimizer adamw --kernels plain --planner keep --batches {batches} \
-         --steps 1 --eval {batches}"
-    ))
-    .expect(2)
-    .says(&["--eval", "random numbers", "model.eval()"]);
     refused(
-        &format!(
-            "{} --kernels plain --planner keep --micro-batches 5",
-            model(GPT2)
-        ),
+        &dropout,
+        &batches,
+        &["--eval", "random numbers (rng)", "model.eval()"],
+    );
+    let batches = model("resnet-tiny/ref.safetensors");
+    let resnet = model("resnet-tiny/joint_core.pt2");
+    refused(
+        &resnet,
+        &batches,
+        &["--eval", "bn1.running_mean", "batch norm", "model.eval()"],
+    );
+    let gpt2 = format!("{} --micro-batches 5", model(GPT2));
+    refused(
+        &gpt2,
+        &reference(),
         &["--eval", "4 batches", "a step takes 5"],
     );
+}
+
+#[test]
+fn buffers_that_stay_are_no_reason_to_refuse() {
+    let batches = model("bert-tiny/ref.safetensors");
+    let bert = model("bert-tiny/joint_core.pt2");
+    for budget in ["100%", "30%"] {
+        let args = format!("train {bert} --optimizer adamw --kernels plain --budget {budget}");
+        let evaluated = run(&format!(
+            "{args} --batches {batches} --eval {batches} --steps 1 --json"
+        ))
+        .expect(0);
+        assert_eq!(numbers(&evaluated, "eval_loss").len(), 1);
+    }
 }
 
 #[test]

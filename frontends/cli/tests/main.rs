@@ -7,6 +7,7 @@ mod devices;
 mod estimate;
 mod evaluation;
 mod gpu;
+mod metrics;
 mod offload;
 mod plan;
 mod profile;
