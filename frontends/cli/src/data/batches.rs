@@ -27,8 +27,8 @@ pub(crate) struct Batches {
 }
 
 impl Batches {
-    /// Opens files, and the `.safetensors` files of folders in the order of their names. Checks that
-    /// every batch has every input, of the right type.
+    /// Opens files, and the `.safetensors` files of folders in the order of their names. Checks
+    /// that every batch has every input, of the right type.
     pub(crate) fn open(
         paths: &[PathBuf],
         inputs: &[(String, Operand)],

@@ -1,9 +1,10 @@
 //! The order in which units of data are read. Every position has its unit by a formula, so that an
 //! order takes no memory, and a run may begin anywhere in it.
 //!
-//! A shuffled epoch is a permutation by a Feistel network over the next power of four, whose results
-//! beyond the last unit are permuted again until they are units (cycle walking: Black and Rogaway,
-//! "Ciphers with Arbitrary Finite Domains", 2002). Integers alone are used, so all machines agree.
+//! A shuffled epoch is a permutation by a Feistel network over the next power of four, whose
+//! results beyond the last unit are permuted again until they are units (cycle walking: Black and
+//! Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Only integers are used, so all machines
+//! agree.
 
 /// Rounds of the network. Four make it a pseudorandom permutation (Luby and Rackoff); the others
 /// are a margin, because the halves may have few bits.
@@ -21,7 +22,8 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// An order of `units` units, `per_batch` in a batch. With a seed, each epoch has its own order.
+    /// An order of `units` units, `per_batch` in a batch. With a seed, each epoch has its own
+    /// order.
     pub(crate) fn new(units: u64, per_batch: u64, seed: Option<u64>) -> Order {
         Order {
             units,

@@ -71,11 +71,7 @@ impl Record {
 
     fn show(&mut self, step: u64, evaluated: Evaluated) -> Result<(), Failure> {
         let Evaluated { loss, batches, ms } = evaluated;
-        let measures = [
-            ("eval_loss", Some(loss)),
-            ("eval_ms", Some(ms)),
-            ("eval_batches", Some(batches as f64)),
-        ];
+        let measures = [("eval_loss", Some(loss)), ("eval_ms", Some(ms))];
         if self.json {
             out!("{}", object(step, &measures));
         } else {
