@@ -9,6 +9,7 @@ mod evaluation;
 mod gpu;
 mod metrics;
 mod offload;
+mod page;
 mod plan;
 mod profile;
 mod report;

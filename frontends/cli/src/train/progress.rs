@@ -10,6 +10,8 @@ use serde_json::json;
 
 /// The approximate number of progress lines without a terminal.
 const LINES: u64 = 20;
+/// A run that ends sooner than this has no time left worth telling, seconds.
+const LEFT_SECONDS: f64 = 10.0;
 
 /// The progress display: a bar on a terminal, else lines; objects for programs.
 pub(super) struct Progress {
@@ -57,10 +59,12 @@ impl Progress {
             }
             out!("{line}");
         } else if self.bar.is_none() && self.is_shown(step) {
-            let left = run.recent().map_or(String::new(), |ms| {
-                let steps = self.last - step;
-                format!("  {} left", duration(steps as f64 * ms / 1e3))
-            });
+            let seconds = |ms: f64| (self.last - step) as f64 * ms / 1e3;
+            let left = run
+                .recent()
+                .map(seconds)
+                .filter(|&left| left >= LEFT_SECONDS);
+            let left = left.map_or(String::new(), |left| format!("  {} left", duration(left)));
             out!("step {step:>5}/{}  {}{left}", self.last, message());
         }
         if let Some(bar) = &self.bar {
