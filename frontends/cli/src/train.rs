@@ -1,5 +1,6 @@
 //! `lighterage train`: runs a step many times. After the last batch the first follows.
 
+mod eval_model;
 mod evaluation;
 mod events;
 mod feeding;
@@ -18,7 +19,7 @@ use crate::data::{Feed, check_writable};
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::out::{self, out};
-use artifact::{Binding, Initial, Operand, StateKind};
+use artifact::{Artifact, Binding, Initial, Operand, StateKind};
 use evaluation::Evaluator;
 use loss::Loss;
 use metrics::Metrics;
@@ -54,12 +55,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     source::check_names(args, &artifact)?;
     source::note_threads(args);
     let hyper = hyper::bytes(&args.hyper, &artifact)?;
-    let fed: Vec<_> = artifact
-        .inputs
-        .iter()
-        .filter(|input| hyper.is_none() || input.name != HYPER)
-        .cloned()
-        .collect();
+    let fed = fed(&artifact);
     let micro_batches = artifact.summary.micro_batches.max(1);
     let inputs = of_one_batch(&fed, micro_batches);
     let data = feeding::training(&args.data, &inputs)?;
@@ -74,7 +70,6 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         }
     }
     let loss = Loss::find(&artifact);
-    let evaluator = Evaluator::open(args, &artifact, loss.as_ref(), (&fed, &inputs))?;
     let lr = record::lr_position(&artifact);
     let items = Items::of(&inputs, micro_batches);
     let options = Options {
@@ -85,6 +80,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         threads: args.threads.map(usize::from),
         gpu: source::gpu_number(args)?.unwrap_or(0),
     };
+    let evaluator = Evaluator::open(args, &artifact, options)?;
     let choices = source::choices(args)?;
     let machine = Machine::beside(artifact, options, choices.as_deref());
     let mut machine = machine.map_err(failure)?;
@@ -116,7 +112,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     // the states so far are saved.
     let mut broken = None;
     'steps: for step in 0..args.steps {
-        if interrupt::pressed() || (out::closed() && args.save.is_none() && args.trace.is_none()) {
+        if interrupt::pressed() || (out::closed() && !leaves_files(args)) {
             break;
         }
         // Micro-batch by micro-batch, the inputs of one batch.
@@ -148,8 +144,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         progress.step(&run);
         let is_last = step + 1 == args.steps;
         let recorded = record.step(&run, hyper.as_deref());
-        let evaluated =
-            recorded.and_then(|()| record.evaluate(&mut machine, loss.as_ref(), (&run, is_last)));
+        let evaluated = recorded.and_then(|()| record.evaluate(&mut machine, &run, is_last));
         match evaluated {
             Ok(None) => {}
             Ok(Some(why)) => {
@@ -208,6 +203,17 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The inputs that data are written to: all but the optimizer's options.
+fn fed(artifact: &Artifact) -> Vec<Binding> {
+    let optimizer = artifact.summary.optimizer.as_ref();
+    let has_options = optimizer.is_some_and(|(_, options)| !options.is_empty());
+    let inputs = artifact.inputs.iter();
+    inputs
+        .filter(|input| !has_options || input.name != HYPER)
+        .cloned()
+        .collect()
+}
+
 /// The inputs of one batch, with their names in data files; `fed` has the inputs of every
 /// micro-batch, in order.
 fn of_one_batch(fed: &[Binding], micro_batches: u64) -> Vec<(String, Operand)> {
@@ -220,6 +226,13 @@ fn of_one_batch(fed: &[Binding], micro_batches: u64) -> Vec<(String, Operand)> {
         .iter()
         .map(|input| (name(&input.name), input.operand.clone()))
         .collect()
+}
+
+/// Whether the run writes files, so that it goes on if nobody reads what it prints.
+fn leaves_files(args: &TrainArgs) -> bool {
+    let metrics = [&args.metrics.metrics, &args.metrics.tensorboard];
+    let files = [&args.save, &args.trace].into_iter().chain(metrics);
+    files.flatten().next().is_some()
 }
 
 /// Writes the inputs of one batch.

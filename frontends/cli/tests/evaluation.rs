@@ -3,6 +3,7 @@
 use crate::common::{Folder, Run, model, run};
 use safetensors::SafeTensors;
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 const GPT2: &str = "gpt2-tiny/joint_core.pt2";
 
@@ -222,4 +223,80 @@ fn held_out_tokens_are_cut_like_those_for_training() {
     assert_ne!(numbers(&evaluated, "eval_loss"), first);
     let text = run(&args.replace(" --json", &format!(" --tokens {bin} --eval {held}"))).expect(0);
     assert!(text.out.contains("on 3 batches"), "{}", text.out);
+}
+
+#[test]
+fn a_model_in_eval_mode_has_the_parameters_of_the_one_that_learns() {
+    let folder = Folder::new("eval-model");
+    let (held, _) = held_out(&folder);
+    let (lit, saved) = (folder.file("eval.lit"), folder.file("s.st"));
+    let gpt2 = model(GPT2);
+    run(&format!("compile {gpt2} --kernels plain -o {lit}")).expect(0);
+    let of = |rest: &str| {
+        let rest = format!("--budget 40% --steps 3 --json --save {saved} {rest}");
+        let evaluated = run(&train(&format!("{rest} --eval {held} --eval-every 1"))).expect(0);
+        let losses = ["loss", "eval_loss"].map(|key| numbers(&evaluated, key));
+        (losses, std::fs::read(&saved).unwrap())
+    };
+    let same = of("");
+    assert!(of(&format!("--eval-model {gpt2}")) == same);
+    assert!(of(&format!("--eval-model {lit}")) == same);
+
+    let llama = model("llama-tiny/joint_core.pt2");
+    run(&train(&format!(
+        "--planner keep --steps 1 --eval {held} --eval-model {llama}"
+    )))
+    .expect(2)
+    .says(&["--eval-model", "is not in the model that is trained"]);
+}
+
+/// A layer whose results are multiplied by random numbers while it learns.
+const NOISY: &str = r#"graph noisy {
+  input  %x : f32[64,64]
+  state  param %w : f32[64,64] "w"
+  state  rng %rng -> %next : i64[2] "rng"
+  fwd - %h = matmul %x, %w ta=false tb=false : f32[64,64]
+  fwd - %noise = rand %rng dtype=f32 shape=[64,64] stream=0 : f32[64,64]
+  fwd - %n = mul %h, %noise : f32[64,64]
+  fwd - %loss = sum %n dims=[0,1] keepdim=false : f32[]
+  bwd - %dw = matmul %x, %noise ta=true tb=false : f32[64,64]
+  opt - %next = rng_next %rng : i64[2]
+  output loss = %loss
+  gradient "w" = %dw
+}"#;
+
+/// The same in eval mode.
+const STILL: &str = r#"graph still {
+  input  %x : f32[64,64]
+  state  param %w : f32[64,64] "w"
+  fwd - %h = matmul %x, %w ta=false tb=false : f32[64,64]
+  fwd - %loss = sum %h dims=[0,1] keepdim=false : f32[]
+  output loss = %loss
+}"#;
+
+#[test]
+fn a_model_with_dropout_is_evaluated_without() {
+    let folder = Folder::new("noisy");
+    let (noisy, still) = (folder.write("n.ir", NOISY), folder.write("s.ir", STILL));
+    let values = (0..4096).map(|i| (i % 13) as f32 / 13.0).collect();
+    let batch = BTreeMap::from([("batch.0.x", (vec![64, 64], values))]);
+    let batch = folder.write("b.safetensors", crate::common::tensors(batch));
+    let saved = folder.file("saved.safetensors");
+    let args = format!(
+        "train {noisy} --optimizer sgd --lr 1e-4 --kernels plain --batches {batch} --init \
+         normal:0.1 --steps 4 --json"
+    );
+    let evaluated = run(&format!(
+        "{args} --save {saved} --eval {batch} --eval-model {still} --eval-every 2"
+    ))
+    .expect(0);
+    assert_eq!(
+        numbers(&evaluated, "loss"),
+        numbers(&run(&args).expect(0), "loss")
+    );
+    let args = format!("train {still} --kernels plain --batches {batch} --init {saved}");
+    let last = numbers(&run(&format!("{args} --steps 1 --json")).expect(0), "loss");
+    let losses = numbers(&evaluated, "eval_loss");
+    assert_eq!(losses[1..], last);
+    assert!(losses[1] < losses[0]);
 }

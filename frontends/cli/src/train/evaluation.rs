@@ -1,25 +1,27 @@
 //! The mean loss on held-out batches, computed between steps in the memory of the plan.
 
-use super::feeding::{self, Inputs};
 use super::loss::Loss;
-use super::{failure, write};
+use super::{eval_model, failure, fed, feeding, of_one_batch, write};
 use crate::args::TrainArgs;
 use crate::data::Data;
 use crate::failure::Failure;
 use crate::interrupt;
 use artifact::{Artifact, Binding};
-use runtime::{Evaluation, Machine, NotEvaluable};
+use runtime::{Evaluation, Machine, NotEvaluable, Options};
 use std::time::Instant;
 
 /// What to evaluate, and when.
 pub(super) struct Evaluator {
     evaluation: Evaluation,
+    loss: Loss,
+    /// The machine of `--eval-model`; absent if the step that learns evaluates.
+    own: Option<Machine>,
     data: Data,
     /// The inputs of all micro-batches.
     fed: Vec<Binding>,
-    /// The inputs of one batch.
+    /// The number of inputs of one batch.
     n_inputs: usize,
-    /// How many times a step's batches are read.
+    /// The number of steps' batches that are read.
     n_turns: u64,
     every: Option<u64>,
     patience: Patience,
@@ -35,18 +37,30 @@ pub(super) struct Evaluated {
 }
 
 impl Evaluator {
-    /// Opens the held-out data; none without `--eval`. `fed`: the inputs of all micro-batches.
+    /// Opens the held-out data, and the model of `--eval-model`; none without `--eval`.
+    /// `artifact`: the step that learns. `options`: how its machine runs.
     pub(super) fn open(
         args: &TrainArgs,
         artifact: &Artifact,
-        loss: Option<&Loss>,
-        (fed, inputs): (&[Binding], &Inputs),
+        options: Options,
     ) -> Result<Option<Evaluator>, Failure> {
         if args.eval.eval.is_empty() {
             return Ok(None);
         }
-        let refused = |why: String| Failure::Input(format!("--eval: {why}"));
-        let Some(loss) = loss else {
+        let Some(path) = &args.eval.eval_model else {
+            return Evaluator::of(args, artifact, "--eval").map(Some);
+        };
+        let own = eval_model::artifact(args, path)?;
+        eval_model::check_states(path, &own, artifact)?;
+        let mut evaluator = Evaluator::of(args, &own, "--eval-model")?;
+        evaluator.own = Some(Machine::new(own, options).map_err(failure)?);
+        Ok(Some(evaluator))
+    }
+
+    /// An evaluator by a step. `option`: what names it.
+    fn of(args: &TrainArgs, artifact: &Artifact, option: &str) -> Result<Evaluator, Failure> {
+        let refused = |why: String| Failure::Input(format!("{option}: {why}"));
+        let Some(loss) = Loss::find(artifact) else {
             return Err(refused(
                 "the model has no loss: no output is one number".into(),
             ));
@@ -54,49 +68,56 @@ impl Evaluator {
         let evaluation = Evaluation::of(artifact, loss.name()).map_err(|e| match e {
             NotEvaluable::Invalid(error) => failure(error),
             NotEvaluable::Random(_) | NotEvaluable::Buffer(_) => refused(format!(
-                "{e}; export the model after model.eval(), or train without --eval"
+                "{e}; export the model after model.eval() too, and name that: --eval-model \
+                 EVAL.pt2"
             )),
             NotEvaluable::State(_) => refused(format!("{e}; --update after may help")),
             NotEvaluable::NoOutput(_) | NotEvaluable::InParts => refused(e.to_string()),
         })?;
 
-        let data = feeding::held_out(&args.data, &args.eval.eval, inputs)?;
-        let micro_batches = (fed.len() / inputs.len().max(1)) as u64;
-        let batches = data
-            .batches()
-            .min(args.eval.eval_batches.unwrap_or(u64::MAX));
+        let fed = fed(artifact);
+        let micro_batches = artifact.summary.micro_batches.max(1);
+        let inputs = of_one_batch(&fed, micro_batches);
+        let data = feeding::held_out(&args.data, &args.eval.eval, &inputs)?;
+        let most = args.eval.eval_batches.unwrap_or(u64::MAX);
+        let batches = data.batches().min(most);
         // A step's loss is the mean over its micro-batches, so they are evaluated together.
-        let n_turns = batches / micro_batches.max(1);
+        let n_turns = batches / micro_batches;
         if n_turns == 0 {
             return Err(refused(format!(
                 "{batches} batches, and a step takes {micro_batches}"
             )));
         }
-        Ok(Some(Evaluator {
+        Ok(Evaluator {
             evaluation,
+            loss,
+            own: None,
             data,
-            fed: fed.to_vec(),
+            fed,
             n_inputs: inputs.len().max(1),
             n_turns,
             every: args.eval.eval_every,
             patience: Patience::new(args.eval.patience),
-        }))
+        })
     }
 
-    /// Whether an evaluation follows a step, counted from the first of this run.
-    pub(super) fn is_due(&self, done: u64, is_last: bool) -> bool {
-        is_last || self.every.is_some_and(|every| done.is_multiple_of(every))
+    /// Whether an evaluation follows a step.
+    pub(super) fn is_due(&self, step: u64, is_last: bool) -> bool {
+        is_last || self.every.is_some_and(|every| step.is_multiple_of(every))
     }
 
     /// The mean loss; none if the user interrupts it. All steps are done when it returns, and no
-    /// state has changed.
-    pub(super) fn run(
-        &mut self,
-        machine: &mut Machine,
-        loss: &Loss,
-    ) -> Result<Option<Evaluated>, Failure> {
+    /// state of the machine that learns has changed.
+    pub(super) fn run(&mut self, machine: &mut Machine) -> Result<Option<Evaluated>, Failure> {
         machine.wait().map_err(failure)?;
         let start = Instant::now();
+        let machine = match &mut self.own {
+            Some(own) => {
+                eval_model::copy_states(machine, own)?;
+                own
+            }
+            None => machine,
+        };
         let mut sum = 0.0;
         let mut number = 0;
         for _ in 0..self.n_turns {
@@ -108,7 +129,7 @@ impl Evaluator {
                 number += 1;
             }
             let bytes = machine.evaluate(&self.evaluation).map_err(failure)?;
-            sum += loss.value(&bytes).unwrap_or(f64::NAN);
+            sum += self.loss.value(&bytes).unwrap_or(f64::NAN);
         }
         let mean = sum / self.n_turns as f64;
         self.patience.note(mean);

@@ -1,7 +1,6 @@
 //! What is measured after a step: lines of metrics, and the loss on held-out batches.
 
 use super::evaluation::{Evaluated, Evaluator};
-use super::loss::Loss;
 use super::metrics::{Metrics, object};
 use super::rates::{Items, Run};
 use crate::failure::Failure;
@@ -52,16 +51,16 @@ impl Record {
     pub(super) fn evaluate(
         &mut self,
         machine: &mut Machine,
-        loss: Option<&Loss>,
-        (run, is_last): (&Run, bool),
+        run: &Run,
+        is_last: bool,
     ) -> Result<Option<String>, Failure> {
-        let Some((evaluator, loss)) = self.evaluator.as_mut().zip(loss) else {
+        let Some(evaluator) = &mut self.evaluator else {
             return Ok(None);
         };
-        if !evaluator.is_due(run.millis.len() as u64, is_last) {
+        if !evaluator.is_due(run.step(), is_last) {
             return Ok(None);
         }
-        let Some(evaluated) = evaluator.run(machine, loss)? else {
+        let Some(evaluated) = evaluator.run(machine)? else {
             return Ok(None);
         };
         let exhausted = evaluator.exhausted().filter(|_| !is_last);
