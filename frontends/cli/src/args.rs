@@ -72,10 +72,12 @@ pub(crate) enum Command {
         --batches data.safetensors \\\n      --steps 60 --init normal:0.02 --seed 0 --save \
         out.safetensors\n  \
         lighterage train step.lit --batches data.safetensors --steps 60\n  \
-        lighterage train step.lit --tokens train.bin --labels next --shuffle-data --steps 1000\n\n\
+        lighterage train step.lit --tokens train.bin --labels next --shuffle-data --steps 1000 \
+        \\\n      \
+        --eval held.bin --eval-every 100 --patience 3 --metrics run.jsonl\n\n\
         DATA holds the tensors batch.K.INPUT; step i, from 0, uses batch i mod K. With \
         --micro-batches N a step uses N \
-        batches, one after the other."
+        batches, one after the other. docs/training.md describes data, metrics and evaluation."
     )]
     Train(Box<TrainArgs>),
     /// Report what a .lit file contains, without running any of it: machine code and its signature,
@@ -306,10 +308,6 @@ pub(crate) struct TrainArgs {
     pub(crate) compiling: Compiling,
     #[command(flatten)]
     pub(crate) data: DataArgs,
-    #[command(flatten)]
-    pub(crate) eval: EvalArgs,
-    #[command(flatten)]
-    pub(crate) metrics: MetricsArgs,
     /// How many steps to run
     #[arg(long, value_name = "N", help_heading = "Training")]
     pub(crate) steps: u64,
@@ -351,6 +349,10 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024),
         help_heading = "Training")]
     pub(crate) threads: Option<u16>,
+    #[command(flatten)]
+    pub(crate) eval: EvalArgs,
+    #[command(flatten)]
+    pub(crate) metrics: MetricsArgs,
     /// Print one JSON object per step, and a summary
     #[arg(long)]
     pub(crate) json: bool,

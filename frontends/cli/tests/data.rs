@@ -284,16 +284,35 @@ fn files_that_hold_no_tokens_are_told_by_name() {
     run(&train(&format!("--batches {st} --steps 1 --data-seed 1")))
         .expect(2)
         .says(&["--shuffle-data"]);
+    for option in [
+        "--labels next",
+        "--token-type u32",
+        "--ids x",
+        "--labels-input x",
+    ] {
+        run(&train(&format!("--batches {st} --steps 1 {option}")))
+            .expect(2)
+            .says(&["cannot be used with", "--batches"]);
+    }
 }
 
 #[test]
 fn a_pipe_of_tokens_is_read_and_a_named_one_refused() {
     let folder = Folder::new("token-pipe");
     let bin = folder.write("t.bin", raw(&tokens(4 * BATCH)));
-    let args = train("--tokens /dev/stdin --steps 2");
-    let mut piped = crate::common::command(&args);
-    piped.stdin(std::fs::File::open(&bin).unwrap());
-    assert!(piped.status().unwrap().success());
+    let steps = "--steps 2 --json";
+    let output = crate::common::command(&train(&format!("--tokens /dev/stdin {steps}")))
+        .stdin(std::fs::File::open(&bin).unwrap())
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let piped = Run {
+        code: 0,
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::new(),
+    };
+    let named = run(&train(&format!("--tokens {bin} {steps}"))).expect(0);
+    assert_eq!(losses(&piped), losses(&named));
     let pipe = folder.file("p.bin");
     let made = std::process::Command::new("mkfifo").arg(&pipe).status();
     assert!(made.unwrap().success());

@@ -20,19 +20,21 @@ pub(crate) struct DataArgs {
     pub(crate) tokens: Vec<PathBuf>,
     /// The type of a token in .bin files, little-endian
     #[arg(long, default_value = "u16", hide_possible_values = true, value_name = "u16|u32",
+        conflicts_with = "batches",
         value_parser = named(&TokenType::ALL, TokenType::name))]
     pub(crate) token_type: TokenType,
     /// Labels of tokens. same: the ids, for a model that shifts them itself, as those of Hugging
     /// Face do. next: the token after each id, for a model that does not, such as nanoGPT
     #[arg(long, default_value = "same", hide_possible_values = true, value_name = "same|next",
+        conflicts_with = "batches",
         value_parser = named(&Labels::ALL, Labels::name))]
     pub(crate) labels: Labels,
     /// The model's input that gets the tokens [default: input_ids, ids, tokens, idx, x, inputs or
     /// input]
-    #[arg(long, value_name = "NAME", requires = "tokens")]
+    #[arg(long, value_name = "NAME", conflicts_with = "batches")]
     pub(crate) ids: Option<String>,
     /// The model's input that gets the labels [default: labels, label, targets, target or y]
-    #[arg(long, value_name = "NAME", requires = "tokens")]
+    #[arg(long, value_name = "NAME", conflicts_with = "batches")]
     pub(crate) labels_input: Option<String>,
     /// Read batches, or sequences of tokens, in a random order, another one in each epoch
     #[arg(long)]
