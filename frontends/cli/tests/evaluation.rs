@@ -225,6 +225,49 @@ fn held_out_tokens_are_cut_like_those_for_training() {
     assert!(text.out.contains("on 3 batches"), "{}", text.out);
 }
 
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_an_evaluation_too() {
+    use std::io::{BufRead, BufReader, Read};
+    let folder = Folder::new("interrupted-evaluation");
+    let saved = folder.file("s.safetensors");
+    // Zeros that take no disk: millions of batches.
+    let bin = folder.write("t.bin", [0; 256]);
+    let file = std::fs::File::options().write(true).open(&bin).unwrap();
+    file.set_len(1 << 30).unwrap();
+    let args = format!(
+        "train {} --kernels plain --planner keep --tokens {bin} --eval {bin} --eval-every 1 \
+         --steps 9 --json --save {saved}",
+        model(GPT2)
+    );
+    let command = crate::common::command(&args);
+    let mut child = std::process::Command::new("env")
+        .arg("--default-signal=INT")
+        .arg(command.get_program())
+        .args(command.get_args())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    out.read_line(&mut first).unwrap();
+    assert!(first.contains("\"loss\""), "{first}");
+    let kill = format!("kill -INT {}", child.id());
+    let killed = std::process::Command::new("sh")
+        .args(["-c", &kill])
+        .status();
+    assert!(killed.unwrap().success());
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(
+        !rest.contains("eval_loss") && rest.contains("summary"),
+        "{rest}"
+    );
+    assert!(std::path::Path::new(&saved).exists());
+}
+
 #[test]
 fn a_model_in_eval_mode_has_the_parameters_of_the_one_that_learns() {
     let folder = Folder::new("eval-model");

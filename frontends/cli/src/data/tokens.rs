@@ -316,10 +316,12 @@ fn slots(
         });
     }
     let (&length, rows) = first.shape.split_last().unwrap_or((&0, &[]));
-    let rows: u64 = rows.iter().product();
+    let rows = rows.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
+    // A shape whose bytes do not fit into 64 bits has no batch either.
+    let rows = rows.filter(|_| first.bytes().is_some()).unwrap_or(0);
     if rows == 0 || length == 0 {
         return Err(Failure::Input(format!(
-            "--tokens: the input {ids_name} is {}, which holds no sequence",
+            "--tokens: the input {ids_name} is {}, which holds no sequences",
             shown(first)
         )));
     }
