@@ -157,6 +157,10 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
             }
         }
     }
+    if args.steps == 0 {
+        // Only an evaluation of the states as they are.
+        broken = record.evaluate(&mut machine, &run, true).err();
+    }
     machine.wait().map_err(failure)?;
     progress.finish();
     let not_finite = states::save(args, &mut machine)?;
@@ -197,7 +201,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         });
         return Err(Failure::Interrupted(format!(
             "interrupted after step {}{saved}",
-            run.millis.len()
+            run.step()
         )));
     }
     Ok(())

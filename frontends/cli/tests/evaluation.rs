@@ -130,7 +130,14 @@ fn a_compiled_step_evaluates_too_and_all_batches_count() {
         [(each[0] + each[1]) / 2.0]
     );
     assert_eq!(of(&format!("{held} --eval-batches 1")), [each[0]]);
-    assert_eq!(of(&format!("{held} --eval-batches 99")), all);
+    let saved = folder.file("s.st");
+    assert_eq!(of(&format!("{held} --eval-batches 99 --save {saved}")), all);
+    // Without a step, the states are evaluated as they are.
+    let alone = args.replace(
+        "--steps 2",
+        &format!("--steps 0 --init {saved} --eval {held}"),
+    );
+    assert_eq!(numbers(&run(&alone).expect(0), "eval_loss"), all);
 }
 
 #[test]
