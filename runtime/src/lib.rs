@@ -33,6 +33,7 @@ mod link;
 mod machine;
 mod memory;
 pub mod profile;
+mod ranges;
 mod sync;
 mod team;
 mod trace;
@@ -43,8 +44,8 @@ pub use error::Error;
 pub use foreign::{Foreign, ForeignCall};
 pub use init::StateInit;
 pub use machine::{
-    Backend, CommandError, CommandId, Copy, EventId, Launch, Lent, LentPlace, Machine, Options,
-    Part, Port, Ran, StepReport, StreamId,
+    Backend, CommandError, CommandId, Copy, Evaluation, EventId, Launch, Lent, LentPlace, Machine,
+    NotEvaluable, Options, Part, Port, Ran, StepReport, StreamId,
 };
 #[cfg(feature = "cuda")]
 pub use machine::{Cuda, CudaOptions, ProductLibrary};

@@ -2,6 +2,7 @@
 
 mod backend;
 mod common;
+mod evaluation;
 mod foreign;
 mod kernels;
 mod machine;

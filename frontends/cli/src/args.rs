@@ -1,5 +1,8 @@
 //! The command line. Every option says what it takes, and every subcommand shows an example.
 
+mod data;
+mod metrics;
+
 use crate::groups::{Group, Paths};
 use crate::page::update_name;
 use crate::size::{parse_budget, parse_bytes, parse_count, parse_dim, parse_rate};
@@ -8,6 +11,8 @@ use addresses::generate::Model;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use codegen::kernels::Target;
+pub(crate) use data::DataArgs;
+pub(crate) use metrics::{EvalArgs, MetricsArgs};
 use papers::estimate;
 use papers::offload::Algorithm;
 use papers::protrain::Fixed;
@@ -76,12 +81,15 @@ pub(crate) enum Command {
         out.safetensors\n  \
         lighterage train step.lit --batches data.safetensors --steps 60\n  \
         lighterage train forward.pt2 --differentiate --loss cross-entropy --optimizer adamw \
-        \\\n      --batches data.safetensors --steps 60\n\n\
+        \\\n      --batches data.safetensors --steps 60\n  \
+        lighterage train step.lit --tokens train.bin --labels next --shuffle-data --steps 1000 \
+        \\\n      \
+        --eval held.bin --eval-every 100 --patience 3 --metrics run.jsonl\n\n\
         DATA holds the tensors batch.K.INPUT; step i, from 0, uses batch i mod K. With \
         --micro-batches N a step uses N \
-        batches, one after the other."
+        batches, one after the other. docs/training.md describes data, metrics and evaluation."
     )]
-    Train(TrainArgs),
+    Train(Box<TrainArgs>),
     /// Report what a .lit file contains, without running any of it: machine code and its signature,
     /// pools, kernels, inputs, outputs, states
     #[command(after_help = "Example:\n  lighterage inspect step.lit")]
@@ -357,9 +365,8 @@ pub(crate) struct TrainArgs {
     pub(crate) dim: Vec<(String, u64)>,
     #[command(flatten)]
     pub(crate) compiling: Compiling,
-    /// The batches
-    #[arg(long, value_name = "DATA.safetensors", help_heading = "Training")]
-    pub(crate) batches: PathBuf,
+    #[command(flatten)]
+    pub(crate) data: DataArgs,
     /// How many steps to run
     #[arg(long, value_name = "N", help_heading = "Training")]
     pub(crate) steps: u64,
@@ -401,6 +408,10 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024),
         help_heading = "Training")]
     pub(crate) threads: Option<u16>,
+    #[command(flatten)]
+    pub(crate) eval: EvalArgs,
+    #[command(flatten)]
+    pub(crate) metrics: MetricsArgs,
     /// Print one JSON object per step, and a summary
     #[arg(long)]
     pub(crate) json: bool,

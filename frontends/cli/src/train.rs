@@ -1,24 +1,33 @@
 //! `lighterage train`: runs a step many times. After the last batch the first follows.
 
+mod eval_model;
+mod evaluation;
+mod events;
+mod feeding;
 mod hyper;
+mod metrics;
 mod number;
 mod progress;
 mod rates;
+mod record;
 mod schedule;
 mod source;
 mod states;
 mod summary;
 
 use crate::args::TrainArgs;
-use crate::data::{Batches, check_writable};
+use crate::data::{Feed, check_writable};
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::out::{self, out};
-use artifact::{Binding, Initial, Operand, StateKind};
+use artifact::{Artifact, Binding, Initial, Operand, StateKind};
+use evaluation::Evaluator;
 use hyper::Hyper;
+use metrics::Metrics;
 use number::Number;
 use progress::Progress;
-use rates::{Items, Run};
+use rates::{Items, Numbers, Run};
+use record::Record;
 use runtime::{Error, Machine, Options};
 pub(crate) use schedule::Schedule;
 use serde_json::json;
@@ -28,7 +37,12 @@ use summary::Summary;
 
 /// Runs the command.
 pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
-    for (option, path) in [("--save", &args.save), ("--trace", &args.trace)] {
+    let written = [
+        ("--save", &args.save),
+        ("--trace", &args.trace),
+        ("--metrics", &args.metrics.metrics),
+    ];
+    for (option, path) in written {
         if let Some(path) = path {
             check_writable(option, path)?;
         }
@@ -42,16 +56,11 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     source::check_memory(args, &artifact)?;
     source::check_names(args, &artifact)?;
     source::note_threads(args);
-    let hyper = Hyper::new(&args.hyper, &artifact, args.steps)?;
-    let fed: Vec<_> = artifact
-        .inputs
-        .iter()
-        .filter(|input| hyper.is_none() || !artifact::is_optimizer_input(&input.name))
-        .cloned()
-        .collect();
+    let hyper = Hyper::new(&args.hyper, &artifact, args.data.start_step + args.steps)?;
+    let fed = fed(&artifact);
     let micro_batches = artifact.summary.micro_batches.max(1);
     let inputs = of_one_batch(&fed, micro_batches);
-    let batches = Batches::open(&args.batches, &inputs)?;
+    let data = feeding::training(&args.data, &inputs)?;
     if let Init::Normal(_) = init {
         // Parameters with values in the file are drawn like the others.
         for state in artifact
@@ -73,6 +82,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         threads: args.threads.map(usize::from),
         gpu: source::gpu_number(args)?.unwrap_or(0),
     };
+    let evaluator = Evaluator::open(args, &artifact, options)?;
     let choices = source::choices(args)?;
     let machine = Machine::beside(artifact, options, choices.as_deref());
     let mut machine = machine.map_err(failure)?;
@@ -84,27 +94,40 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     // From here on, Ctrl-C ends the run after the current step, so that the states can be saved;
     // before, it ends the process.
     interrupt::listen();
+    let batches = data.batches();
+    let mut record = Record {
+        metrics: Metrics::open(&args.metrics)?,
+        evaluator,
+        items,
+        epoch: data.epoch() as f64 / micro_batches as f64,
+        json: args.json,
+    };
+    let (first, end) = args.data.range(args.steps, micro_batches);
+    let mut feed = Feed::start(data, first, end, usize::from(args.data.prefetch))?;
     let mut progress = Progress::new(args, &machine, items);
-    let mut run = Run::default();
-    // A batch that cannot be read ends the run like Ctrl-C: the states so far are saved.
-    let mut unread = None;
+    let mut run = Run {
+        before: args.data.start_step,
+        ..Run::default()
+    };
+    // A batch that cannot be read, or a measure that cannot be written, ends the run like Ctrl-C:
+    // the states so far are saved.
+    let mut broken = None;
     'steps: for step in 0..args.steps {
-        if interrupt::pressed() || (out::closed() && args.save.is_none() && args.trace.is_none()) {
+        if interrupt::pressed() || (out::closed() && !leaves_files(args)) {
             break;
         }
-        for (i, input) in fed.iter().enumerate() {
-            // Micro-batch by micro-batch, the inputs of one batch.
-            let (micro, (name, operand)) = (i / inputs.len(), &inputs[i % inputs.len()]);
-            match batches.get(step * micro_batches + micro as u64, name, operand) {
-                Ok(bytes) => machine.write_input(&input.name, &bytes).map_err(failure)?,
+        // Micro-batch by micro-batch, the inputs of one batch.
+        for inputs in fed.chunks(inputs.len().max(1)) {
+            match feed.next() {
+                Ok(batch) => write(&mut machine, inputs, &batch)?,
                 Err(e) => {
-                    unread = Some(e);
+                    broken = Some(e);
                     break 'steps;
                 }
             }
         }
         if let Some(hyper) = &hyper {
-            hyper.write(&mut machine, step)?;
+            hyper.write(&mut machine, run.before + step)?;
         }
         // Updates and offloads overlap the next step, except those of the last step.
         machine.launch().map_err(failure)?;
@@ -119,8 +142,29 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
             None => Ok(None),
         };
         run.add(report.ms, read(&loss)?);
-        let rate = hyper.as_ref().map(|hyper| hyper.rate(step));
-        progress.step(&run, rate, read(&grad_norm)?);
+        let numbers = Numbers {
+            lr: hyper.as_ref().map(|hyper| hyper.rate(run.before + step)),
+            grad_norm: read(&grad_norm)?,
+        };
+        progress.step(&run, numbers);
+        let is_last = step + 1 == args.steps;
+        let recorded = record.step(&run, numbers);
+        let evaluated = recorded.and_then(|()| record.evaluate(&mut machine, &run, is_last));
+        match evaluated {
+            Ok(None) => {}
+            Ok(Some(why)) => {
+                out::note(&format!("note: ended after step {}: {why}", run.step()));
+                break;
+            }
+            Err(e) => {
+                broken = Some(e);
+                break;
+            }
+        }
+    }
+    if args.steps == 0 {
+        // Only an evaluation of the states as they are.
+        broken = record.evaluate(&mut machine, &run, true).err();
     }
     machine.wait().map_err(failure)?;
     progress.finish();
@@ -135,7 +179,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         machine: &machine,
         run: &run,
         items,
-        batches: batches.count(),
+        batches,
     };
     if args.json {
         out!("{}", json!({"summary": report.json()}));
@@ -153,8 +197,8 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     if let Some(message) = not_finite {
         return Err(Failure::NotFinite(message));
     }
-    if let Some(unread) = unread {
-        return Err(unread);
+    if let Some(broken) = broken {
+        return Err(broken);
     }
     if interrupt::pressed() {
         let saved = args.save.as_ref().map_or(String::new(), |path| {
@@ -162,10 +206,21 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         });
         return Err(Failure::Interrupted(format!(
             "interrupted after step {}{saved}",
-            run.millis.len()
+            run.step()
         )));
     }
     Ok(())
+}
+
+/// The inputs that data are written to: all but the optimizer's options.
+fn fed(artifact: &Artifact) -> Vec<Binding> {
+    let optimizer = artifact.summary.optimizer.as_ref();
+    let has_options = optimizer.is_some_and(|(_, options)| !options.is_empty());
+    let inputs = artifact.inputs.iter();
+    inputs
+        .filter(|input| !has_options || !artifact::is_optimizer_input(&input.name))
+        .cloned()
+        .collect()
 }
 
 /// The inputs of one batch, with their names in data files; `fed` has the inputs of every
@@ -180,6 +235,21 @@ fn of_one_batch(fed: &[Binding], micro_batches: u64) -> Vec<(String, Operand)> {
         .iter()
         .map(|input| (name(&input.name), input.operand.clone()))
         .collect()
+}
+
+/// Whether the run writes files, so that it goes on if nobody reads what it prints.
+fn leaves_files(args: &TrainArgs) -> bool {
+    let metrics = [&args.metrics.metrics, &args.metrics.tensorboard];
+    let files = [&args.save, &args.trace].into_iter().chain(metrics);
+    files.flatten().next().is_some()
+}
+
+/// Writes the inputs of one batch.
+fn write(machine: &mut Machine, inputs: &[Binding], batch: &[Vec<u8>]) -> Result<(), Failure> {
+    for (input, bytes) in inputs.iter().zip(batch) {
+        machine.write_input(&input.name, bytes).map_err(failure)?;
+    }
+    Ok(())
 }
 
 fn failure(error: Error) -> Failure {

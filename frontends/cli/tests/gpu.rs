@@ -89,6 +89,45 @@ fn a_step_for_a_gpu_trains_like_that_of_the_processor() {
 /// Where cuBLASLt is, `train` says so, and keeps its choices beside the compiled step. A library
 /// that is named must be there.
 #[test]
+fn evaluation_on_a_gpu_has_the_bits_of_a_step_and_leaves_no_trace() {
+    let files = Files::new("gpu-evaluation");
+    let lit = files.compile("g.lit", "");
+    let standin = Standin::new(&Options::default()).unwrap();
+    let driver = ("LIGHTERAGE_CUDA", standin.path().to_str().unwrap());
+    let saved = ["with.st", "without.st"].map(|name| files.folder.file(name));
+    let batches = &files.batches;
+    let run = |rest: &str| {
+        let args = files.train(&lit, &format!("--json {rest}"));
+        run_with(&args, &[driver])
+    };
+    let with = format!("--save {} --eval {batches} --eval-every 1", saved[0]);
+    let evaluated = run(&with).expect(0);
+    let plain = run(&format!("--save {}", saved[1])).expect(0);
+    assert_eq!(losses(&evaluated), losses(&plain));
+    let bytes = saved.each_ref().map(|path| std::fs::read(path).unwrap());
+    assert!(bytes[0] == bytes[1]);
+
+    let lines = evaluated.json();
+    let evaluated: Vec<f64> = lines
+        .iter()
+        .filter_map(|l| l["eval_loss"].as_f64())
+        .collect();
+    // The batch is that of all steps: its loss before the second one is the step's.
+    assert_eq!(evaluated[0], losses(&plain)[1]);
+    let args = format!(
+        "train {lit} --batches {batches} --init {} --steps 1 --json",
+        saved[0]
+    );
+    let next = run_with(&args, &[driver]).expect(0);
+    assert_eq!(evaluated[1], losses(&next)[0]);
+
+    let graphs = ("LIGHTERAGE_CUDA_GRAPHS", "1");
+    run_with(&files.train(&lit, &with), &[driver, graphs])
+        .expect(2)
+        .says(&["LIGHTERAGE_CUDA_GRAPHS"]);
+}
+
+#[test]
 fn products_by_the_library_train_the_same() {
     let files = Files::new("gpu-products");
     let step = files.compile("p.lit", "");

@@ -2,12 +2,16 @@
 
 mod alloc;
 mod common;
+mod data;
 mod devices;
 mod estimate;
+mod evaluation;
 mod forward;
 mod gpu;
 mod hyper;
+mod metrics;
 mod offload;
+mod page;
 mod plan;
 mod profile;
 mod report;

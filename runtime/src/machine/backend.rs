@@ -246,6 +246,11 @@ pub trait Backend: Send + Sync {
     /// Runs a prepared copy, or submits it to its stream.
     fn copy(&self, command: CommandId) -> Result<(), CommandError>;
 
+    /// Whether a launch submits nothing but itself, so that a part of a step can run.
+    fn submits_alone(&self) -> bool {
+        true
+    }
+
     /// Marks an event as reached by this step.
     fn record(&self, _stream: StreamId, _event: EventId, _step: u64) -> Result<(), CommandError> {
         Ok(())

@@ -114,6 +114,8 @@ pub struct Cuda {
     times: Option<Times>,
     /// Launches that are submitted together.
     graphs: Graphs,
+    /// How often the host has waited for a stream until it was done.
+    synchronized: AtomicU64,
     /// Looks at indices before launches that have some.
     indices: Indices,
     /// cuBLASLt, if it is used. Products that are prepared keep it.
@@ -234,6 +236,7 @@ impl Cuda {
             marks: Vec::new(),
             times,
             graphs: Graphs::default(),
+            synchronized: AtomicU64::new(0),
             indices: Indices::new(),
             waits: Vec::new(),
             work: Vec::new(),
@@ -910,6 +913,10 @@ impl Backend for Cuda {
         self.alone(|| self.run(command))
     }
 
+    fn submits_alone(&self) -> bool {
+        !self.options.graphs
+    }
+
     fn record(&self, stream: StreamId, event: EventId, step: u64) -> Result<(), CommandError> {
         let mark = &self.marks[event.0];
         match &mark.slots {
@@ -998,7 +1005,9 @@ impl Backend for Cuda {
             true => mark.step.load(Ordering::SeqCst),
             false => 0,
         };
-        Some(self.marks.iter().enumerate().map(reached).sum())
+        let reached: u64 = self.marks.iter().enumerate().map(reached).sum();
+        // Commands that run alone reach no event.
+        Some(reached.wrapping_add(self.synchronized.load(Ordering::SeqCst)))
     }
 
     fn diagnose(&self) -> CommandError {
@@ -1032,6 +1041,7 @@ impl Backend for Cuda {
         };
         let waited = self.device.bind().and_then(|()| part.synchronize());
         waited.map_err(|e| self.on(queue, &e))?;
+        self.synchronized.fetch_add(1, Ordering::SeqCst);
         self.indices.found()
     }
 }

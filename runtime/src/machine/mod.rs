@@ -27,6 +27,7 @@ mod cuda_products;
 #[cfg(feature = "cuda")]
 mod cuda_times;
 mod dead;
+mod evaluation;
 mod executor;
 mod host;
 mod lent;
@@ -53,6 +54,7 @@ pub use cuda::{Cuda, CudaOptions};
 #[cfg(feature = "cuda")]
 pub use cuda_products::ProductLibrary;
 use dead::Dead;
+pub use evaluation::{Evaluation, NotEvaluable};
 use executor::Executor;
 pub use executor::Part;
 pub use lent::{Lent, Port};
@@ -446,17 +448,7 @@ impl Machine {
         if let Some(failure) = self.core.failure() {
             return Err(failure);
         }
-        let mut lacking = self.states.iter().filter(|slot| !slot.has_value);
-        if let Some(slot) = lacking.next() {
-            let others = match lacking.count() {
-                0 => String::new(),
-                n => format!(", nor do {n} others"),
-            };
-            let path = &slot.what.path;
-            return Err(Error::Host(format!(
-                "state {path} has no value{others}: load or initialise it before the first step"
-            )));
-        }
+        self.check_states()?;
         if let Some(slot) = self.inputs.iter().find(|slot| !slot.has_value) {
             let why = if self.running_since.is_some() {
                 "; the steps that run overwrite it"
@@ -476,6 +468,52 @@ impl Machine {
         self.io_done = false;
         self.executor.launch(self.launched);
         Ok(())
+    }
+
+    /// An error if a state has no value.
+    fn check_states(&self) -> Result<(), Error> {
+        let mut lacking = self.states.iter().filter(|slot| !slot.has_value);
+        let Some(slot) = lacking.next() else {
+            return Ok(());
+        };
+        let others = match lacking.count() {
+            0 => String::new(),
+            n => format!(", nor do {n} others"),
+        };
+        let path = &slot.what.path;
+        Err(Error::Host(format!(
+            "state {path} has no value{others}: load or initialise it before the first step"
+        )))
+    }
+
+    /// Computes the output of an [`Evaluation`] of this machine's artifact, and changes no state.
+    /// Waits for all steps first. The inputs that it reads must be written before it; afterwards
+    /// all inputs are as after a step.
+    pub fn evaluate(&mut self, evaluation: &Evaluation) -> Result<Vec<u8>, Error> {
+        self.wait()?;
+        if !evaluation.is_of(&self.core.programs) {
+            return Err(Error::Host("the evaluation is of another artifact".into()));
+        }
+        if !self.core.backend.submits_alone() {
+            let what = "an evaluation with graphs of launches; unset LIGHTERAGE_CUDA_GRAPHS";
+            return Err(Error::Unsupported(what.into()));
+        }
+        self.check_states()?;
+        let mut read = evaluation.inputs().filter_map(|at| self.inputs.get(at));
+        if let Some(slot) = read.find(|slot| !slot.has_value) {
+            let name = &slot.what.name;
+            let why = format!("input {name} must be written before this evaluation");
+            return Err(Error::Host(why));
+        }
+        for slot in &mut self.inputs {
+            slot.has_value &= slot.survives;
+        }
+        // A failure stops the machine, which keeps it.
+        let _ = self.core.run_alone(evaluation.commands());
+        match self.core.failure() {
+            Some(failure) => Err(failure),
+            None => self.read_output(evaluation.output()),
+        }
     }
 
     /// Waits until everything that was launched is done.

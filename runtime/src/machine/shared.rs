@@ -122,6 +122,22 @@ impl Core {
         Ok(())
     }
 
+    /// Has the backend run launches and copies, by stream and position, one after the other, while
+    /// nothing else runs. Events do not change.
+    pub(crate) fn run_alone(&self, commands: &[(StreamId, usize)]) -> Result<(), Stopped> {
+        // Another thread than the streams' submits.
+        (0..self.programs.len()).for_each(|stream| self.backend.enter(StreamId(stream)));
+        for &(stream, at) in commands {
+            let instruction = &self.programs[stream.0][at];
+            self.told(instruction, || {
+                self.submit(stream, instruction, 0)?;
+                self.backend.synchronize(stream)
+            })?;
+            self.touch(instruction.device_end);
+        }
+        Ok(())
+    }
+
     /// Has the backend run an instruction and notes when it ran: now, or once it is known.
     fn timed(
         &self,

@@ -46,7 +46,17 @@ impl Number {
     /// the same f32.
     pub(super) fn read(&self, machine: &mut Machine) -> Result<Option<f64>, Failure> {
         let bytes = machine.read_output(&self.name).map_err(failure)?;
-        Ok(match self.dtype {
+        Ok(self.value(&bytes))
+    }
+
+    /// The output's name.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The value of the output's bytes.
+    pub(super) fn value(&self, bytes: &[u8]) -> Option<f64> {
+        match self.dtype {
             DType::F64 => bytes.first_chunk().map(|b| f64::from_le_bytes(*b)),
             DType::F32 => bytes
                 .first_chunk()
@@ -56,6 +66,6 @@ impl Number {
                 .first_chunk()
                 .map(|b| bf16::from_le_bytes(*b).to_f64()),
             _ => None,
-        })
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! What a run shows while it goes on.
 
-use super::rates::{Items, Run, nonfinite_name};
+use super::rates::{Items, Numbers, Run, nonfinite_name};
 use crate::args::TrainArgs;
 use crate::out::{self, out};
 use crate::size::short;
@@ -10,12 +10,16 @@ use serde_json::json;
 
 /// The approximate number of progress lines without a terminal.
 const LINES: u64 = 20;
+/// A run that ends sooner than this has no time left worth telling, seconds.
+const LEFT_SECONDS: f64 = 10.0;
 
 /// The progress display: a bar on a terminal, else lines; objects for programs.
 pub(super) struct Progress {
     bar: Option<ProgressBar>,
     json: bool,
-    steps: u64,
+    /// The first step, and the last one.
+    first: u64,
+    last: u64,
     items: Items,
     peak: String,
     noted_nan: bool,
@@ -29,16 +33,19 @@ impl Progress {
         Progress {
             bar,
             json: args.json,
-            steps: args.steps,
+            first: args.data.start_step + 1,
+            last: args.data.start_step.saturating_add(args.steps),
             items,
             peak: short(machine.device_pool_bytes()),
             noted_nan: false,
         }
     }
 
-    /// Shows a step, with its learning rate and the norm over its gradients where it has them.
-    pub(super) fn step(&mut self, run: &Run, lr: Option<f64>, grad_norm: Option<f64>) {
-        let (step, millis) = (run.millis.len() as u64, run.millis[run.millis.len() - 1]);
+    /// Shows a step.
+    pub(super) fn step(&mut self, run: &Run, numbers: Numbers) {
+        let Numbers { lr, grad_norm } = numbers;
+        let (step, done) = (run.step(), run.millis.len() as u64);
+        let millis = run.millis.last().copied().unwrap_or(0.0);
         let loss = run.losses.last().copied().flatten();
         let message = || {
             // The first step's time ends at its loss, so the time of a whole step is not known yet.
@@ -60,14 +67,18 @@ impl Progress {
                 line["nonfinite"] = name.into();
             }
             out!("{line}");
-        } else if self.bar.is_none()
-            && (step == 1 || step == self.steps || step.is_multiple_of(self.steps.div_ceil(LINES)))
-        {
-            out!("step {step:>5}/{}  {}", self.steps, message());
+        } else if self.bar.is_none() && self.is_shown(step) {
+            let seconds = |ms: f64| (self.last - step) as f64 * ms / 1e3;
+            let left = run
+                .recent()
+                .map(seconds)
+                .filter(|&left| left >= LEFT_SECONDS);
+            let left = left.map_or(String::new(), |left| format!("  {} left", duration(left)));
+            out!("step {step:>5}/{}  {}{left}", self.last, message());
         }
         if let Some(bar) = &self.bar {
             bar.set_message(message());
-            bar.set_position(step);
+            bar.set_position(done);
         }
         if loss.is_some_and(|loss| !loss.is_finite())
             && !std::mem::replace(&mut self.noted_nan, true)
@@ -79,9 +90,37 @@ impl Progress {
         }
     }
 
+    /// Whether a line is printed for a step.
+    fn is_shown(&self, step: u64) -> bool {
+        let steps = self.last.saturating_sub(self.first) + 1;
+        step == self.first || step == self.last || step.is_multiple_of(steps.div_ceil(LINES))
+    }
+
     pub(super) fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
+    }
+}
+
+/// A time that is left: `3s`, `5m 20s`, `2h 10m`.
+fn duration(seconds: f64) -> String {
+    let seconds = seconds.round() as u64;
+    let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{seconds}s"),
+        (0, _) => format!("{minutes}m {}s", seconds % 60),
+        _ => format!("{hours}h {minutes}m"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::duration;
+
+    #[test]
+    fn times_are_told_in_two_units() {
+        let all = [0.4, 59.4, 320.0, 7_800.0, 360_000.0].map(duration);
+        assert_eq!(all, ["0s", "59s", "5m 20s", "2h 10m", "100h 0m"]);
     }
 }

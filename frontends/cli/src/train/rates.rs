@@ -58,9 +58,20 @@ impl Items {
     }
 }
 
+/// What a step has beside its loss, if it has it.
+#[derive(Clone, Copy)]
+pub(super) struct Numbers {
+    /// The learning rate.
+    pub(super) lr: Option<f64>,
+    /// The norm over all gradients.
+    pub(super) grad_norm: Option<f64>,
+}
+
 /// Steps so far.
 #[derive(Default)]
 pub(super) struct Run {
+    /// The number of steps that runs before this one had done: `--start-step`.
+    pub(super) before: u64,
     /// The time of each, ms.
     pub(super) millis: Vec<f64>,
     /// Their losses.
@@ -71,6 +82,11 @@ impl Run {
     pub(super) fn add(&mut self, millis: f64, loss: Option<f64>) {
         self.millis.push(millis);
         self.losses.push(loss);
+    }
+
+    /// The number of the last step, from 1.
+    pub(super) fn step(&self) -> u64 {
+        self.before + self.millis.len() as u64
     }
 
     /// The median time of the steps, without the first, which uses cold memory.

@@ -15,9 +15,10 @@ pub(super) struct Summary<'a> {
 
 impl Summary<'_> {
     /// The first step whose loss was not finite, from 1.
-    fn first_nonfinite_step(&self) -> Option<usize> {
+    fn first_nonfinite_step(&self) -> Option<u64> {
         let is_broken = |loss: &Option<f64>| loss.is_some_and(|loss| !loss.is_finite());
-        self.run.losses.iter().position(is_broken).map(|i| i + 1)
+        let position = self.run.losses.iter().position(is_broken);
+        position.map(|i| self.run.before + i as u64 + 1)
     }
 
     pub(super) fn json(&self) -> serde_json::Value {

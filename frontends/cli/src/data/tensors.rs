@@ -1,46 +1,14 @@
-//! Tensors in files: batches, initial values, saved states. And files that are either old or whole.
+//! Tensors in safetensors files: initial values, batches, saved states.
 
+use super::files::{Input, save_atomically};
 use crate::failure::Failure;
-use crate::size;
 use artifact::{DType, Operand};
 use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo, View};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-
-/// Reads a whole file. A named pipe is refused, because reading it could wait forever. The file of
-/// the shell's `<(..)` is read.
-pub(crate) fn read_whole(path: &Path) -> Result<Vec<u8>, Failure> {
-    let failed = |e: io::Error| Failure::Input(format!("{}: {e}", path.display()));
-    if !is_open_already(path) {
-        check_regular(path)?;
-    }
-    fs::read(path).map_err(failed)
-}
-
-/// True for the file of the shell's `<(..)`, and for standard input.
-fn is_open_already(path: &Path) -> bool {
-    path.starts_with("/dev/fd")
-        || path.starts_with("/proc/self/fd")
-        || path == Path::new("/dev/stdin")
-}
-
-fn check_regular(path: &Path) -> Result<(), Failure> {
-    let metadata =
-        fs::metadata(path).map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
-    if metadata.is_file() {
-        return Ok(());
-    }
-    Err(Failure::Input(format!(
-        "{}: not a regular file",
-        path.display()
-    )))
-}
+use std::path::Path;
 
 /// The type of a tensor, and the range of its bytes after the header.
 struct Entry {
@@ -49,18 +17,9 @@ struct Entry {
     bytes: Range<u64>,
 }
 
-/// The source of the tensors' bytes.
-enum Source {
-    /// An open file, which may be larger than memory; each tensor is read when it is needed.
-    File(File),
-    /// The whole file, from a pipe.
-    Memory(Vec<u8>),
-}
-
 /// A safetensors file. Only its header is in memory, unless it comes from a pipe.
 pub(crate) struct Tensors {
-    path: PathBuf,
-    source: Source,
+    input: Input,
     /// Bytes of the header, after which the tensors lie.
     header: u64,
     entries: BTreeMap<String, Entry>,
@@ -69,19 +28,8 @@ pub(crate) struct Tensors {
 impl Tensors {
     /// Opens a file; a cut or damaged file is an error.
     pub(crate) fn open(path: &Path) -> Result<Tensors, Failure> {
-        let failed = |e: io::Error| Failure::Input(format!("{}: {e}", path.display()));
-        let (source, length) = if is_open_already(path) {
-            let bytes = read_whole(path)?;
-            let length = bytes.len() as u64;
-            (Source::Memory(bytes), length)
-        } else {
-            // Before it is opened: opening a named pipe waits for a writer.
-            check_regular(path)?;
-            let file = File::open(path).map_err(failed)?;
-            let length = file.metadata().map_err(failed)?.len();
-            (Source::File(file), length)
-        };
-        let (header, metadata) = read_header(path, &source, length)?;
+        let input = Input::open(path)?;
+        let (header, metadata) = read_header(&input)?;
         let entry = |(name, info): (String, &TensorInfo)| {
             let (start, end) = info.data_offsets;
             let entry = Entry {
@@ -92,8 +40,7 @@ impl Tensors {
             (name, entry)
         };
         Ok(Tensors {
-            path: path.to_path_buf(),
-            source,
+            input,
             header,
             entries: metadata.tensors().into_iter().map(entry).collect(),
         })
@@ -101,7 +48,7 @@ impl Tensors {
 
     /// The file.
     pub(crate) fn path(&self) -> &Path {
-        &self.path
+        self.input.path()
     }
     /// All names, sorted.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
@@ -112,19 +59,23 @@ impl Tensors {
         self.entries.contains_key(name)
     }
     /// The bytes of a tensor that must have an operand's type.
-    pub(crate) fn get(&self, name: &str, operand: &Operand) -> Result<Cow<'_, [u8]>, Failure> {
+    pub(crate) fn get(&self, name: &str, operand: &Operand) -> Result<Vec<u8>, Failure> {
         let entry = self.entry(name, operand)?;
         let start = self.header + entry.bytes.start;
         let length = (entry.bytes.end - entry.bytes.start) as usize;
-        self.source.read(start, length).map_err(|e| {
-            let path = self.path.display();
+        self.input.read(start, length).map_err(|e| {
+            let path = self.path().display();
             Failure::System(format!("{path}: {name} cannot be read: {e}"))
         })
+    }
+    /// Checks that there is a tensor of an operand's type.
+    pub(crate) fn check(&self, name: &str, operand: &Operand) -> Result<(), Failure> {
+        self.entry(name, operand).map(|_| ())
     }
     /// A tensor that must have an operand's type. The error names the expected and the actual
     /// type.
     fn entry(&self, name: &str, operand: &Operand) -> Result<&Entry, Failure> {
-        let path = self.path.display();
+        let path = self.path().display();
         let expected = type_name(&dtype_name(operand.dtype), &operand.shape);
         let Some(entry) = self.entries.get(name) else {
             let near = passes::explain::nearest(name, self.names());
@@ -153,24 +104,11 @@ impl Tensors {
     }
 }
 
-impl Source {
-    fn read(&self, start: u64, length: usize) -> io::Result<Cow<'_, [u8]>> {
-        match self {
-            Source::Memory(bytes) => Ok(bytes[start as usize..][..length].into()),
-            Source::File(file) => {
-                let mut bytes = vec![0; length];
-                file.read_exact_at(&mut bytes, start)?;
-                Ok(bytes.into())
-            }
-        }
-    }
-}
-
-/// The number of bytes of the header with its length field, and its contents. `length` is the
-/// file's.
-fn read_header(path: &Path, source: &Source, length: u64) -> Result<(u64, Metadata), Failure> {
+/// The number of bytes of the header with its length field, and its contents.
+fn read_header(input: &Input) -> Result<(u64, Metadata), Failure> {
+    let (path, length) = (input.path(), input.length());
     let read = |start: u64, length: usize| {
-        let bytes = source.read(start, length);
+        let bytes = input.read(start, length);
         bytes.map_err(|e| Failure::Input(format!("{}: {e}", path.display())))
     };
     let damaged = |e: SafeTensorError| {
@@ -203,91 +141,6 @@ const LENGTH_BYTES: usize = 8;
 /// The longest header that the format allows.
 const MOST_HEADER_BYTES: u64 = 100_000_000;
 
-/// A data set: batch `K` has a tensor `batch.K.INPUT` for each input.
-pub(crate) struct Batches {
-    tensors: Tensors,
-    count: u64,
-}
-
-impl Batches {
-    /// Opens a file and checks that every batch has every input, of the right type.
-    pub(crate) fn open(path: &Path, inputs: &[(String, Operand)]) -> Result<Batches, Failure> {
-        let tensors = Tensors::open(path)?;
-        let mut numbers: Vec<u64> = tensors.names().filter_map(batch_number).collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        let count = numbers.len() as u64;
-        let wanted = || {
-            inputs
-                .iter()
-                .map(|(name, _)| format!("batch.0.{name}"))
-                .collect::<Vec<_>>()
-                .join(", ")
-        };
-        if count == 0 && !inputs.is_empty() {
-            let found: Vec<&str> = tensors.names().take(5).collect();
-            let found = if found.is_empty() {
-                "nothing".to_string()
-            } else {
-                found.join(", ")
-            };
-            let message = format!(
-                "{}: there is no batch; expected {}; found {found}",
-                path.display(),
-                wanted()
-            );
-            return Err(Failure::Input(message));
-        }
-        if let Some(gap) = numbers
-            .iter()
-            .zip(0..)
-            .find_map(|(&number, k)| (number != k).then_some(k))
-        {
-            let last = numbers[numbers.len() - 1];
-            let message = format!(
-                "{}: batches are numbered from 0 without gaps: batch.{gap} is missing, \
-                 batch.{last} is there",
-                path.display()
-            );
-            return Err(Failure::Input(message));
-        }
-        for number in 0..count {
-            for (name, operand) in inputs {
-                tensors.entry(&format!("batch.{number}.{name}"), operand)?;
-            }
-        }
-        Ok(Batches { tensors, count })
-    }
-
-    /// The number of batches.
-    pub(crate) fn count(&self) -> u64 {
-        self.count
-    }
-
-    /// The bytes of an input in a batch; after the last batch the first follows.
-    pub(crate) fn get(
-        &self,
-        step: u64,
-        name: &str,
-        operand: &Operand,
-    ) -> Result<Cow<'_, [u8]>, Failure> {
-        self.tensors.get(
-            &format!("batch.{}.{name}", step % self.count.max(1)),
-            operand,
-        )
-    }
-}
-
-/// `K` of `batch.K.NAME`.
-fn batch_number(name: &str) -> Option<u64> {
-    let (number, _) = name.strip_prefix("batch.")?.split_once('.')?;
-    // "007" and "+7" are not batch numbers.
-    number
-        .parse()
-        .ok()
-        .filter(|parsed: &u64| parsed.to_string() == number)
-}
-
 /// A tensor to be saved.
 pub(crate) struct Saved {
     /// Its element type.
@@ -318,34 +171,6 @@ pub(crate) fn save(path: &Path, tensors: BTreeMap<String, Saved>) -> Result<(), 
     let bytes = safetensors::serialize(tensors, None)
         .map_err(|e| Failure::System(format!("{}: {e}", path.display())))?;
     save_atomically(path, &[&bytes])
-}
-
-/// Writes a file atomically: at every moment `path` is either the old file or the whole new one.
-pub(crate) fn save_atomically(path: &Path, parts: &[&[u8]]) -> Result<(), Failure> {
-    artifact::replace_file(path, parts)
-        .map_err(|e| Failure::System(format!("{}: {e}", path.display())))
-}
-
-/// Checks that a file can be written, before hours of work on its contents.
-pub(crate) fn check_writable(option: &str, path: &Path) -> Result<(), Failure> {
-    let refused = |why: String| {
-        Err(Failure::Input(format!(
-            "{option} {}: {why}",
-            path.display()
-        )))
-    };
-    if path.is_dir() {
-        return refused("a folder; name a file".into());
-    }
-    let folder = path
-        .parent()
-        .filter(|folder| *folder != Path::new(""))
-        .unwrap_or(Path::new("."));
-    match fs::metadata(folder) {
-        Ok(metadata) if metadata.is_dir() => Ok(()),
-        Ok(_) => refused(format!("{} is not a folder", folder.display())),
-        Err(e) => refused(format!("folder {}: {e}", folder.display())),
-    }
 }
 
 /// Every element type.
@@ -382,7 +207,7 @@ fn file_dtype(dtype: DType) -> Dtype {
 }
 
 /// The name in text: `f32`.
-fn dtype_name(dtype: DType) -> String {
+pub(super) fn dtype_name(dtype: DType) -> String {
     format!("{dtype:?}").to_lowercase()
 }
 
@@ -392,24 +217,11 @@ pub(crate) fn type_name(dtype: &str, shape: &[u64]) -> String {
     format!("{}[{}]", dtype.to_lowercase(), shape.join(","))
 }
 
-/// The size of a file as text, for notes.
-pub(crate) fn file_size(path: &Path) -> String {
-    fs::metadata(path).map_or("?".into(), |metadata| size::short(metadata.len()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use artifact::Place;
-
-    #[test]
-    fn batches_are_numbered() {
-        assert_eq!(batch_number("batch.12.input_ids"), Some(12));
-        assert_eq!(batch_number("batch.0.a.b"), Some(0));
-        for name in ["batch.x.a", "batch.1", "batch.+1.a", "batch.01.a", "loss"] {
-            assert_eq!(batch_number(name), None, "{name}");
-        }
-    }
+    use std::fs::{self, File};
 
     #[test]
     fn a_file_that_is_cut_while_it_is_read_is_an_error() {
@@ -426,7 +238,7 @@ mod tests {
         };
         save(&path, BTreeMap::from([("w".to_string(), saved)])).unwrap();
         let tensors = Tensors::open(&path).unwrap();
-        assert_eq!(*tensors.get("w", &operand).unwrap(), [7; 8]);
+        assert_eq!(tensors.get("w", &operand).unwrap(), [7; 8]);
 
         let file = File::options().write(true).open(&path).unwrap();
         file.set_len(fs::metadata(&path).unwrap().len() - 1)

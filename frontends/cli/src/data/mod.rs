@@ -1,0 +1,30 @@
+//! Files: what training reads, batch by batch, and what commands write.
+
+mod batches;
+mod feed;
+mod files;
+mod npy;
+mod order;
+mod tensors;
+mod tokens;
+
+use crate::failure::Failure;
+pub(crate) use batches::Batches;
+pub(crate) use feed::{Data, Feed};
+pub(crate) use files::{check_writable, file_size, read_whole, save_atomically};
+pub(crate) use order::Order;
+pub(crate) use tensors::{Saved, Tensors, save, type_name};
+pub(crate) use tokens::{Labels, TokenType, Tokens, TokensOptions};
+
+/// What training reads. A source has units, which may be read in any order; a batch consists of
+/// one or several.
+pub(crate) trait Source: Send {
+    /// The number of units: batches of a file with batches, sequences of a stream of tokens.
+    fn units(&self) -> u64;
+
+    /// The number of units of a batch, at least 1.
+    fn units_per_batch(&self) -> u64;
+
+    /// The bytes of each of the model's inputs, in their order, for a batch of these units.
+    fn batch(&self, units: &[u64]) -> Result<Vec<Vec<u8>>, Failure>;
+}

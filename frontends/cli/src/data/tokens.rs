@@ -1,0 +1,447 @@
+//! Streams of tokens in files, from which sequences of the model's length are cut. The files follow
+//! each other without a gap; sequence `i` begins with token `i` times the length.
+
+use super::files::Input;
+use super::tensors::{dtype_name, type_name};
+use super::{Source, npy};
+use crate::failure::Failure;
+use artifact::{DType, Operand};
+use std::path::{Path, PathBuf};
+
+ir::named! {
+    /// The type of a token in a `.bin` file.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(crate) enum TokenType {
+        /// 16 bits, as nanoGPT writes them.
+        U16 = "u16",
+        /// 32 bits, for vocabularies of more than 65,536 tokens.
+        U32 = "u32",
+    }
+}
+
+ir::named! {
+    /// What labels are.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(crate) enum Labels {
+        /// The ids: the model shifts them, as those of Hugging Face do.
+        Same = "same",
+        /// The token after each id.
+        Next = "next",
+    }
+}
+
+/// Names of the input with the ids, in the order in which they are looked for.
+const IDS: [&str; 7] = ["input_ids", "ids", "tokens", "idx", "x", "inputs", "input"];
+/// Names of the input with the labels.
+const LABELS: [&str; 5] = ["labels", "label", "targets", "target", "y"];
+
+/// How tokens become inputs.
+#[derive(Clone, Debug)]
+pub(crate) struct TokensOptions {
+    /// The tokens of `.bin` files.
+    pub(crate) token_type: TokenType,
+    /// What labels are.
+    pub(crate) labels: Labels,
+    /// The input with the ids, if its name is not a usual one.
+    pub(crate) ids: Option<String>,
+    /// The input with the labels, if its name is not a usual one.
+    pub(crate) labels_input: Option<String>,
+}
+
+/// An integer in a file, in little-endian order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Integer {
+    pub(super) bytes: usize,
+    signed: bool,
+}
+
+impl Integer {
+    pub(super) const fn new(bytes: usize, signed: bool) -> Integer {
+        Integer { bytes, signed }
+    }
+
+    /// The value of a token; `None` if it is too large for any input.
+    fn value(self, bytes: &[u8]) -> Option<i64> {
+        let mut wide = [0; 8];
+        wide[..self.bytes].copy_from_slice(bytes);
+        let unsigned = u64::from_le_bytes(wide);
+        if self.signed {
+            let unused = u64::BITS - 8 * self.bytes as u32;
+            return Some((unsigned << unused) as i64 >> unused);
+        }
+        i64::try_from(unsigned).ok()
+    }
+}
+
+/// Where the tokens lie in a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Span {
+    /// The first token's byte.
+    pub(super) start: u64,
+    /// The number of tokens.
+    pub(super) count: u64,
+    pub(super) integer: Integer,
+}
+
+impl Span {
+    /// One past the last byte.
+    pub(super) fn end(&self) -> Option<u64> {
+        let bytes = self.count.checked_mul(self.integer.bytes as u64)?;
+        self.start.checked_add(bytes)
+    }
+}
+
+/// A file, and the number of tokens up to its end.
+struct Part {
+    input: Input,
+    span: Span,
+    end: u64,
+}
+
+/// An input of the model.
+struct Slot {
+    name: String,
+    dtype: DType,
+    /// 1 for labels that are the next tokens, else 0.
+    shift: usize,
+}
+
+/// A stream of tokens.
+pub(crate) struct Tokens {
+    parts: Vec<Part>,
+    slots: Vec<Slot>,
+    /// Tokens of a sequence.
+    length: u64,
+    /// Sequences of a batch.
+    rows: u64,
+    sequences: u64,
+}
+
+impl Tokens {
+    /// Opens files for a model's inputs of one batch. An error if they do not hold a batch.
+    pub(crate) fn open(
+        paths: &[PathBuf],
+        options: &TokensOptions,
+        inputs: &[(String, Operand)],
+    ) -> Result<Tokens, Failure> {
+        let (slots, rows, length) = slots(options, inputs)?;
+        let mut parts: Vec<Part> = vec![];
+        for path in paths {
+            let input = Input::open(path)?;
+            let span = span(&input, options.token_type)?;
+            let before = parts.last().map_or(0, |part| part.end);
+            let end = before.checked_add(span.count).ok_or_else(|| {
+                Failure::Input(format!(
+                    "{}: more tokens than 64 bits count",
+                    path.display()
+                ))
+            })?;
+            parts.push(Part { input, span, end });
+        }
+
+        let total = parts.last().map_or(0, |part| part.end);
+        let shift = slots.iter().map(|slot| slot.shift as u64).max();
+        let shift = shift.unwrap_or(0);
+        let sequences = total.saturating_sub(shift) / length;
+        if sequences < rows {
+            let needed = rows.saturating_mul(length).saturating_add(shift);
+            let files: Vec<String> = paths.iter().map(|p| p.display().to_string()).collect();
+            return Err(Failure::Input(format!(
+                "{}: {total} tokens, and a batch of {rows} sequences of {length} needs {needed}",
+                files.join(", ")
+            )));
+        }
+        Ok(Tokens {
+            parts,
+            slots,
+            length,
+            rows,
+            sequences,
+        })
+    }
+
+    /// What was found, for the user: a wrong choice of inputs or labels must show.
+    pub(crate) fn note(&self) -> String {
+        let total = self.parts.last().map_or(0, |part| part.end);
+        let files = match self.parts.len() {
+            1 => "1 file".to_string(),
+            n => format!("{n} files"),
+        };
+        let inputs = self.slots.iter().map(|slot| match slot.shift {
+            0 => format!("{} = tokens", slot.name),
+            _ => format!("{} = next tokens", slot.name),
+        });
+        let inputs: Vec<String> = inputs.collect();
+        format!(
+            "note: {total} tokens in {files}: {} batches of {} sequences of {}; {}",
+            self.sequences / self.rows,
+            self.rows,
+            self.length,
+            inputs.join(", ")
+        )
+    }
+
+    /// Reads tokens from a position in the stream, across the borders of files.
+    fn read(&self, mut from: u64, count: u64) -> Result<Vec<i64>, Failure> {
+        let mut tokens = Vec::with_capacity(count as usize);
+        let end = from + count;
+        while from < end {
+            let at = self.parts.partition_point(|part| part.end <= from);
+            let Some(part) = self.parts.get(at) else {
+                let why = "a sequence is beyond the last token";
+                return Err(Failure::Bug(why.into()));
+            };
+            let Integer { bytes, .. } = part.span.integer;
+            let until = part.end.min(end);
+            let skipped = from - (part.end - part.span.count);
+            let start = part.span.start + skipped * bytes as u64;
+            let length = (until - from) as usize * bytes;
+            let path = part.input.path().display();
+            let read = part.input.read(start, length).map_err(|e| {
+                Failure::System(format!("{path}: token {skipped} cannot be read: {e}"))
+            })?;
+            for (number, token) in (skipped..).zip(read.chunks_exact(bytes)) {
+                tokens.push(part.span.integer.value(token).ok_or_else(|| {
+                    Failure::Input(format!("{path}: token {number} is larger than 63 bits"))
+                })?);
+            }
+            from = until;
+        }
+        Ok(tokens)
+    }
+}
+
+impl Source for Tokens {
+    fn units(&self) -> u64 {
+        self.sequences
+    }
+
+    fn units_per_batch(&self) -> u64 {
+        self.rows
+    }
+
+    fn batch(&self, units: &[u64]) -> Result<Vec<Vec<u8>>, Failure> {
+        let shift = self.slots.iter().map(|slot| slot.shift).max().unwrap_or(0);
+        let mut inputs = vec![vec![]; self.slots.len()];
+        for &unit in units {
+            let tokens = self.read(unit * self.length, self.length + shift as u64)?;
+            for (slot, bytes) in self.slots.iter().zip(&mut inputs) {
+                let row = &tokens[slot.shift..][..self.length as usize];
+                write_row(row, slot, bytes)?;
+            }
+        }
+        Ok(inputs)
+    }
+}
+
+/// Appends tokens in the type of an input.
+fn write_row(row: &[i64], slot: &Slot, bytes: &mut Vec<u8>) -> Result<(), Failure> {
+    let width = integer_bytes(slot.dtype).unwrap_or(8);
+    let signed = slot.dtype != DType::U8;
+    let bits = 8 * width as u32 - u32::from(signed);
+    for &token in row {
+        let lowest = if signed { -1 } else { 0 };
+        if bits < u64::BITS - 1 && !(lowest..=0).contains(&(token >> bits)) {
+            let (name, dtype) = (&slot.name, dtype_name(slot.dtype));
+            return Err(Failure::Input(format!(
+                "token {token} does not fit into the input {name}, which is {dtype}"
+            )));
+        }
+        bytes.extend_from_slice(&token.to_le_bytes()[..width]);
+    }
+    Ok(())
+}
+
+/// The bytes of an integer type; `None` for other types.
+fn integer_bytes(dtype: DType) -> Option<usize> {
+    match dtype {
+        DType::U8 | DType::I8 => Some(1),
+        DType::I16 => Some(2),
+        DType::I32 => Some(4),
+        DType::I64 => Some(8),
+        DType::Bool
+        | DType::F16
+        | DType::BF16
+        | DType::F32
+        | DType::F64
+        | DType::F8E4M3
+        | DType::F8E5M2 => None,
+    }
+}
+
+/// What each input gets, the sequences of a batch, and their length.
+fn slots(
+    options: &TokensOptions,
+    inputs: &[(String, Operand)],
+) -> Result<(Vec<Slot>, u64, u64), Failure> {
+    let ids = find(inputs, ("--ids", options.ids.as_deref()), &IDS)?;
+    let has = || {
+        let types = inputs
+            .iter()
+            .map(|(name, o)| format!("{name} {}", shown(o)));
+        types.collect::<Vec<_>>().join(", ")
+    };
+    let Some((ids_name, first)) = ids else {
+        return Err(Failure::Input(format!(
+            "--tokens: none of the model's inputs is called {}; it has {}; name the one with the \
+             ids: --ids NAME",
+            IDS[..3].join(", "),
+            has()
+        )));
+    };
+    let labels = ("--labels-input", options.labels_input.as_deref());
+    let labels = find(inputs, labels, &LABELS)?;
+
+    let mut slots = vec![];
+    for (name, operand) in inputs {
+        let is_labels = labels.is_some_and(|(labels, _)| labels == name);
+        if name != ids_name && !is_labels {
+            return Err(Failure::Input(format!(
+                "--tokens: no values for the input {name} {}: tokens are values for ids and \
+                 labels; use --batches, or export the model without it (a wrong guess? --ids, \
+                 --labels-input)",
+                shown(operand)
+            )));
+        }
+        if integer_bytes(operand.dtype).is_none() || operand.shape != first.shape {
+            return Err(Failure::Input(format!(
+                "--tokens: the input {name} is {}; ids and labels are integers of one shape",
+                shown(operand)
+            )));
+        }
+        slots.push(Slot {
+            name: name.clone(),
+            dtype: operand.dtype,
+            shift: usize::from(is_labels && options.labels == Labels::Next),
+        });
+    }
+    let (&length, rows) = first.shape.split_last().unwrap_or((&0, &[]));
+    let rows = rows.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
+    // A shape whose bytes do not fit into 64 bits has no batch either.
+    let rows = rows.filter(|_| first.bytes().is_some()).unwrap_or(0);
+    if rows == 0 || length == 0 {
+        return Err(Failure::Input(format!(
+            "--tokens: the input {ids_name} is {}, which holds no sequences",
+            shown(first)
+        )));
+    }
+    Ok((slots, rows, length))
+}
+
+/// The input that an option names, or the first with a usual name.
+fn find<'a>(
+    inputs: &'a [(String, Operand)],
+    (option, given): (&str, Option<&str>),
+    usual: &[&str],
+) -> Result<Option<(&'a str, &'a Operand)>, Failure> {
+    let named = |wanted: &str| {
+        let found = inputs.iter().find(|(name, _)| name == wanted);
+        found.map(|(name, operand)| (name.as_str(), operand))
+    };
+    let Some(given) = given else {
+        return Ok(usual.iter().find_map(|name| named(name)));
+    };
+    let found = named(given).ok_or_else(|| {
+        let names: Vec<&str> = inputs.iter().map(|(name, _)| name.as_str()).collect();
+        let names = names.join(", ");
+        Failure::Input(format!(
+            "{option}: the model has no input {given}; it has {names}"
+        ))
+    })?;
+    Ok(Some(found))
+}
+
+fn shown(operand: &Operand) -> String {
+    type_name(&dtype_name(operand.dtype), &operand.shape)
+}
+
+/// Where a file's tokens lie. The end of its name says what it is; a pipe has raw tokens.
+fn span(input: &Input, token_type: TokenType) -> Result<Span, Failure> {
+    let path = input.path();
+    let ending = path.extension().and_then(|ending| ending.to_str());
+    let span = match ending {
+        Some("npy") => npy::span(input)?,
+        Some("bin") => raw(input, token_type)?,
+        None if path.starts_with("/dev") || path.starts_with("/proc") => raw(input, token_type)?,
+        _ => return Err(unknown(path, ending)),
+    };
+    match span.count {
+        0 => Err(Failure::Input(format!("{}: no tokens", path.display()))),
+        _ => Ok(span),
+    }
+}
+
+fn unknown(path: &Path, ending: Option<&str>) -> Failure {
+    let help = match ending {
+        Some("parquet" | "arrow" | "feather") => {
+            "; docs/training.md shows how to write the column to a .npy file"
+        }
+        Some("safetensors") => "; a safetensors file with batches is for --batches",
+        _ => "",
+    };
+    Failure::Input(format!(
+        "{}: token files are .bin (raw, see --token-type) or .npy{help}",
+        path.display()
+    ))
+}
+
+/// A file of nothing but tokens.
+fn raw(input: &Input, token_type: TokenType) -> Result<Span, Failure> {
+    let integer = match token_type {
+        TokenType::U16 => Integer::new(2, false),
+        TokenType::U32 => Integer::new(4, false),
+    };
+    let (length, bytes) = (input.length(), integer.bytes as u64);
+    if !length.is_multiple_of(bytes) {
+        return Err(Failure::Input(format!(
+            "{}: {length} bytes are not a whole number of {} tokens; is it cut, or is --token-type \
+             another?",
+            input.path().display(),
+            token_type.name()
+        )));
+    }
+    Ok(Span {
+        start: 0,
+        count: length / bytes,
+        integer,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_keep_their_values() {
+        let of = |bytes: &[u8], signed| Integer::new(bytes.len(), signed).value(bytes);
+        assert_eq!(of(&[0xFE, 0xFF], false), Some(0xFFFE));
+        assert_eq!(of(&[0xFE, 0xFF], true), Some(-2));
+        assert_eq!(of(&[0xFF; 8], true), Some(-1));
+        assert_eq!(of(&[0xFF; 8], false), None);
+        assert_eq!(of(&[7], true), Some(7));
+    }
+
+    #[test]
+    fn tokens_that_an_input_cannot_hold_are_refused() {
+        let write = |token: i64, dtype| {
+            let slot = Slot {
+                name: "ids".into(),
+                dtype,
+                shift: 0,
+            };
+            let mut bytes = vec![];
+            write_row(&[token], &slot, &mut bytes).map(|()| bytes).ok()
+        };
+        assert_eq!(write(255, DType::U8), Some(vec![255]));
+        assert_eq!(write(256, DType::U8), None);
+        assert_eq!(write(-1, DType::U8), None);
+        assert_eq!(write(-100, DType::I8), Some(vec![156]));
+        assert_eq!(write(128, DType::I8), None);
+        assert_eq!(write(32_767, DType::I16), Some(vec![255, 127]));
+        assert_eq!(write(32_768, DType::I16), None);
+        assert_eq!(
+            write(i64::MIN, DType::I64),
+            Some(i64::MIN.to_le_bytes().into())
+        );
+    }
+}

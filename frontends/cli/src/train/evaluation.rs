@@ -1,0 +1,202 @@
+//! The mean loss on held-out batches, computed between steps in the memory of the plan.
+
+use super::number::Number;
+use super::{eval_model, failure, fed, feeding, of_one_batch, write};
+use crate::args::TrainArgs;
+use crate::data::Data;
+use crate::failure::Failure;
+use crate::interrupt;
+use artifact::{Artifact, Binding};
+use runtime::{Evaluation, Machine, NotEvaluable, Options};
+use std::time::Instant;
+
+/// What to evaluate, and when.
+pub(super) struct Evaluator {
+    evaluation: Evaluation,
+    loss: Number,
+    /// The machine of `--eval-model`; absent if the step that learns evaluates.
+    own: Option<Machine>,
+    data: Data,
+    /// The inputs of all micro-batches.
+    fed: Vec<Binding>,
+    /// The number of inputs of one batch.
+    n_inputs: usize,
+    /// The number of steps' batches that are read.
+    n_turns: u64,
+    every: Option<u64>,
+    patience: Patience,
+}
+
+/// A finished evaluation.
+#[derive(Clone, Copy)]
+pub(super) struct Evaluated {
+    /// The mean loss.
+    pub(super) loss: f64,
+    pub(super) batches: u64,
+    pub(super) ms: f64,
+}
+
+impl Evaluator {
+    /// Opens the held-out data, and the model of `--eval-model`; none without `--eval`.
+    /// `artifact`: the step that learns. `options`: how its machine runs.
+    pub(super) fn open(
+        args: &TrainArgs,
+        artifact: &Artifact,
+        options: Options,
+    ) -> Result<Option<Evaluator>, Failure> {
+        if args.eval.eval.is_empty() {
+            return Ok(None);
+        }
+        let Some(path) = &args.eval.eval_model else {
+            return Evaluator::of(args, artifact, "--eval").map(Some);
+        };
+        let own = eval_model::artifact(args, path)?;
+        eval_model::check_states(path, &own, artifact)?;
+        let mut evaluator = Evaluator::of(args, &own, "--eval-model")?;
+        evaluator.own = Some(Machine::new(own, options).map_err(failure)?);
+        Ok(Some(evaluator))
+    }
+
+    /// An evaluator by a step. `option`: what names it.
+    fn of(args: &TrainArgs, artifact: &Artifact, option: &str) -> Result<Evaluator, Failure> {
+        let refused = |why: String| Failure::Input(format!("{option}: {why}"));
+        let Some(loss) = Number::loss(artifact) else {
+            return Err(refused(
+                "the model has no loss: no output is one number".into(),
+            ));
+        };
+        let evaluation = Evaluation::of(artifact, loss.name()).map_err(|e| match e {
+            NotEvaluable::Invalid(error) => failure(error),
+            NotEvaluable::Random(_) | NotEvaluable::Buffer(_) => refused(format!(
+                "{e}; export the model after model.eval() too, and name that: --eval-model \
+                 EVAL.pt2"
+            )),
+            NotEvaluable::State(_) => refused(format!("{e}; --update after may help")),
+            NotEvaluable::NoOutput(_) | NotEvaluable::InParts => refused(e.to_string()),
+        })?;
+
+        let fed = fed(artifact);
+        let micro_batches = artifact.summary.micro_batches.max(1);
+        let inputs = of_one_batch(&fed, micro_batches);
+        let data = feeding::held_out(&args.data, &args.eval.eval, &inputs)?;
+        let most = args.eval.eval_batches.unwrap_or(u64::MAX);
+        let batches = data.batches().min(most);
+        // A step's loss is the mean over its micro-batches, so they are evaluated together.
+        let n_turns = batches / micro_batches;
+        if n_turns == 0 {
+            return Err(refused(format!(
+                "{batches} batches, and a step takes {micro_batches}"
+            )));
+        }
+        Ok(Evaluator {
+            evaluation,
+            loss,
+            own: None,
+            data,
+            fed,
+            n_inputs: inputs.len().max(1),
+            n_turns,
+            every: args.eval.eval_every,
+            patience: Patience::new(args.eval.patience),
+        })
+    }
+
+    /// Whether an evaluation follows a step.
+    pub(super) fn is_due(&self, step: u64, is_last: bool) -> bool {
+        is_last || self.every.is_some_and(|every| step.is_multiple_of(every))
+    }
+
+    /// The mean loss; none if the user interrupts it. All steps are done when it returns, and no
+    /// state of the machine that learns has changed.
+    pub(super) fn run(&mut self, machine: &mut Machine) -> Result<Option<Evaluated>, Failure> {
+        machine.wait().map_err(failure)?;
+        let start = Instant::now();
+        let machine = match &mut self.own {
+            Some(own) => {
+                eval_model::copy_states(machine, own)?;
+                own
+            }
+            None => machine,
+        };
+        let mut sum = 0.0;
+        let mut number = 0;
+        for _ in 0..self.n_turns {
+            if interrupt::pressed() {
+                return Ok(None);
+            }
+            for inputs in self.fed.chunks(self.n_inputs) {
+                write(machine, inputs, &self.data.batch(number)?)?;
+                number += 1;
+            }
+            let bytes = machine.evaluate(&self.evaluation).map_err(failure)?;
+            sum += self.loss.value(&bytes).unwrap_or(f64::NAN);
+        }
+        let mean = sum / self.n_turns as f64;
+        self.patience.note(mean);
+        Ok(Some(Evaluated {
+            loss: mean,
+            batches: number,
+            ms: start.elapsed().as_secs_f64() * 1e3,
+        }))
+    }
+
+    /// Why the run should end, if the loss has not fallen for long enough.
+    pub(super) fn exhausted(&self) -> Option<String> {
+        self.patience.exhausted()
+    }
+}
+
+/// How long to wait for a loss that falls.
+struct Patience {
+    /// Absent: for ever.
+    most: Option<u64>,
+    lowest: f64,
+    /// Evaluations since the lowest loss.
+    since: u64,
+}
+
+impl Patience {
+    fn new(most: Option<u64>) -> Patience {
+        Patience {
+            most,
+            lowest: f64::INFINITY,
+            since: 0,
+        }
+    }
+
+    fn note(&mut self, loss: f64) {
+        // A loss that is not a number has not fallen.
+        if loss < self.lowest {
+            (self.lowest, self.since) = (loss, 0);
+        } else {
+            self.since += 1;
+        }
+    }
+
+    fn exhausted(&self) -> Option<String> {
+        let most = self.most.filter(|&most| self.since >= most)?;
+        Some(format!(
+            "the evaluation loss has not fallen below {:.4} for {most} evaluations",
+            self.lowest
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Patience;
+
+    #[test]
+    fn a_run_ends_when_the_loss_has_not_fallen() {
+        let ended_at = |losses: &[f64]| {
+            let mut patience = Patience::new(Some(2));
+            losses.iter().position(|&loss| {
+                patience.note(loss);
+                patience.exhausted().is_some()
+            })
+        };
+        assert_eq!(ended_at(&[3.0, 2.0, 2.5, 1.0, 1.5, 1.0]), Some(5));
+        assert_eq!(ended_at(&[3.0, f64::NAN, f64::NAN]), Some(2));
+        assert_eq!(ended_at(&[3.0, 3.0, 2.9, 2.9, 2.8]), None);
+    }
+}

@@ -1,0 +1,101 @@
+//! Metrics of steps and evaluations, in files: lines of JSON, and events for TensorBoard.
+
+use super::events::Events;
+use super::rates::nonfinite_name;
+use crate::args::MetricsArgs;
+use crate::data::check_writable;
+use crate::failure::Failure;
+use serde_json::{Value, json};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// The files.
+pub(super) struct Metrics {
+    lines: Option<File>,
+    events: Option<Events>,
+    /// Both files, for errors.
+    names: String,
+}
+
+/// The measures of a step or an evaluation, by name; what is not known has no value.
+pub(super) type Measures<'a> = [(&'a str, Option<f64>)];
+
+impl Metrics {
+    /// Opens the files that the user names. An existing file of lines is continued.
+    pub(super) fn open(args: &MetricsArgs) -> Result<Metrics, Failure> {
+        let failed = |option: &str, path: &Path| {
+            let name = format!("{option} {}", path.display());
+            move |e: io::Error| Failure::Input(format!("{name}: {e}"))
+        };
+        let lines = match &args.metrics {
+            Some(path) => {
+                check_writable("--metrics", path)?;
+                let file = OpenOptions::new().append(true).create(true).open(path);
+                Some(file.map_err(failed("--metrics", path))?)
+            }
+            None => None,
+        };
+        let events = match &args.tensorboard {
+            Some(path) => Some(Events::create(path).map_err(failed("--tensorboard", path))?),
+            None => None,
+        };
+        let paths = [&args.metrics, &args.tensorboard].into_iter().flatten();
+        let names: Vec<String> = paths.map(|path| path.display().to_string()).collect();
+        Ok(Metrics {
+            lines,
+            events,
+            names: names.join(", "),
+        })
+    }
+
+    /// Writes the measures of a step. Each line is in the file when this returns.
+    pub(super) fn add(&mut self, step: u64, measures: &Measures<'_>) -> Result<(), Failure> {
+        let written = self.write(step, measures);
+        written.map_err(|e| Failure::System(format!("{}: {e}", self.names)))
+    }
+
+    fn write(&mut self, step: u64, measures: &Measures<'_>) -> io::Result<()> {
+        if let Some(file) = &mut self.lines {
+            file.write_all(format!("{}\n", object(step, measures)).as_bytes())?;
+        }
+        if let Some(events) = &mut self.events {
+            let known = measures
+                .iter()
+                .filter_map(|&(name, value)| Some((name, value?)));
+            events.add(step, &known.collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+}
+
+/// `{"step": 1, "loss": 2.5}`. A measure that is not known is left out. A number that JSON cannot
+/// hold is `null`, and `nonfinite` names it.
+pub(super) fn object(step: u64, measures: &Measures<'_>) -> Value {
+    let mut line = json!({"step": step});
+    for &(name, value) in measures {
+        let Some(value) = value else { continue };
+        line[name] = value.into();
+        if let Some(nonfinite) = nonfinite_name(value) {
+            line["nonfinite"] = nonfinite.into();
+        }
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_json_lacks_are_named() {
+        let line = object(
+            3,
+            &[("loss", Some(f64::NAN)), ("lr", None), ("ms", Some(0.5))],
+        );
+        assert_eq!(
+            line.to_string(),
+            r#"{"loss":null,"ms":0.5,"nonfinite":"nan","step":3}"#
+        );
+    }
+}

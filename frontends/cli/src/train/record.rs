@@ -1,0 +1,74 @@
+//! What is measured after a step: lines of metrics, and the loss on held-out batches.
+
+use super::evaluation::{Evaluated, Evaluator};
+use super::metrics::{Metrics, object};
+use super::rates::{Items, Numbers, Run};
+use crate::failure::Failure;
+use crate::out::{self, out};
+use crate::size::micros;
+use runtime::Machine;
+
+/// What measures.
+pub(super) struct Record {
+    pub(super) metrics: Metrics,
+    pub(super) evaluator: Option<Evaluator>,
+    pub(super) items: Items,
+    /// Steps of an epoch.
+    pub(super) epoch: f64,
+    pub(super) json: bool,
+}
+
+impl Record {
+    /// Writes a step's measures.
+    pub(super) fn step(&mut self, run: &Run, numbers: Numbers) -> Result<(), Failure> {
+        let ms = run.millis.last().copied().unwrap_or(0.0);
+        let rate = format!("{}_per_second", self.items.word);
+        let measures = [
+            ("loss", run.losses.last().copied().flatten()),
+            ("lr", numbers.lr),
+            ("grad_norm", numbers.grad_norm),
+            ("ms", Some(ms)),
+            (&rate, Some(self.items.count as f64 * 1e3 / ms.max(1e-6))),
+            ("epoch", Some(run.step() as f64 / self.epoch)),
+        ];
+        self.metrics.add(run.step(), &measures)
+    }
+
+    /// Evaluates if that is due after the last step. Returns why the run should end, if it should.
+    pub(super) fn evaluate(
+        &mut self,
+        machine: &mut Machine,
+        run: &Run,
+        is_last: bool,
+    ) -> Result<Option<String>, Failure> {
+        let Some(evaluator) = &mut self.evaluator else {
+            return Ok(None);
+        };
+        if !evaluator.is_due(run.step(), is_last) {
+            return Ok(None);
+        }
+        let Some(evaluated) = evaluator.run(machine)? else {
+            return Ok(None);
+        };
+        let exhausted = evaluator.exhausted().filter(|_| !is_last);
+        self.show(run.step(), evaluated)?;
+        Ok(exhausted)
+    }
+
+    fn show(&mut self, step: u64, evaluated: Evaluated) -> Result<(), Failure> {
+        let Evaluated { loss, batches, ms } = evaluated;
+        let measures = [("eval_loss", Some(loss)), ("eval_ms", Some(ms))];
+        if self.json {
+            out!("{}", object(step, &measures));
+        } else {
+            let time = micros(ms * 1e3);
+            out!("eval {step:>5}  loss {loss:.4} on {batches} batches in {time}");
+        }
+        if !loss.is_finite() {
+            out::note(&format!(
+                "warning: the evaluation loss after step {step} is {loss}"
+            ));
+        }
+        self.metrics.add(step, &measures)
+    }
+}

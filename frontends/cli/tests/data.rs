@@ -1,0 +1,386 @@
+//! The data of `train`: shards, streams of tokens, orders, and files that are wrong.
+
+use crate::common::{Folder, Run, floats, model, run, view};
+use safetensors::{Dtype, SafeTensors};
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+
+const GPT2: &str = "gpt2-tiny/joint_core.pt2";
+/// Tokens of a batch of the model: 2 sequences of 32.
+const BATCH: usize = 64;
+/// Tokens of a sequence.
+const LENGTH: usize = 32;
+
+fn train(rest: &str) -> String {
+    format!(
+        "train {} --optimizer adamw --planner keep --kernels plain {rest}",
+        model(GPT2)
+    )
+}
+
+fn losses(run: &Run) -> Vec<f64> {
+    let lines = run.json();
+    let losses = lines
+        .iter()
+        .filter_map(|line: &Value| line["loss"].as_f64());
+    losses.collect()
+}
+
+/// Tokens that differ from each other enough.
+fn tokens(count: usize) -> Vec<u16> {
+    (0..count)
+        .map(|i| ((i * i * 7 + i * 13) % 61) as u16)
+        .collect()
+}
+
+fn bytes<const N: usize>(tokens: &[u16], of: impl Fn(u16) -> [u8; N]) -> Vec<u8> {
+    tokens.iter().flat_map(|&token| of(token)).collect()
+}
+
+fn raw(tokens: &[u16]) -> Vec<u8> {
+    bytes(tokens, u16::to_le_bytes)
+}
+
+/// A `.npy` file.
+fn npy(descr: &str, shape: &str, data: &[u8]) -> Vec<u8> {
+    let header = format!("{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n");
+    let mut file = b"\x93NUMPY\x01\x00".to_vec();
+    file.extend((header.len() as u16).to_le_bytes());
+    file.extend(header.as_bytes());
+    file.extend(data);
+    file
+}
+
+/// A safetensors file with batches `from`, `from + 1`, ... of these tokens.
+fn batches(from: usize, ids: &[u16], labels: &[u16]) -> Vec<u8> {
+    let wide = |tokens: &[u16]| bytes(tokens, |token| i64::from(token).to_le_bytes());
+    let mut parts = vec![];
+    let pairs = ids.chunks_exact(BATCH).zip(labels.chunks_exact(BATCH));
+    for (k, (ids, labels)) in pairs.enumerate() {
+        parts.push((format!("batch.{}.input_ids", from + k), wide(ids)));
+        parts.push((format!("batch.{}.labels", from + k), wide(labels)));
+    }
+    let views = parts.iter().map(|(name, bytes)| {
+        let shape = vec![2, LENGTH];
+        (name.as_str(), view(Dtype::I64, shape, bytes))
+    });
+    safetensors::serialize(views, None).unwrap()
+}
+
+#[test]
+fn streams_of_tokens_are_batches_cut_from_them() {
+    let folder = Folder::new("tokens");
+    // 4 batches, and a rest that fills none.
+    let all = tokens(4 * BATCH + 40);
+    let of = |data: &str| losses(&run(&train(&format!("{data} --steps 6 --json"))).expect(0));
+    let same = folder.write("same.safetensors", batches(0, &all, &all));
+    let same = of(&format!("--batches {same}"));
+    let next = folder.write("next.safetensors", batches(0, &all, &all[1..]));
+    let next = of(&format!("--batches {next}"));
+    assert_eq!(same.len(), 6);
+    assert_ne!(same, next);
+
+    let bin = folder.write("t.bin", raw(&all));
+    let u32s = folder.write("u32.bin", bytes(&all, |t| u32::from(t).to_le_bytes()));
+    let count = format!("({},)", all.len());
+    let int64s = bytes(&all, |t| i64::from(t).to_le_bytes());
+    let int64s = folder.write("i64.npy", npy("'<i8'", &count, &int64s));
+    let uint8s = bytes(&all, |t| [t as u8]);
+    let uint8s = folder.write("u8.npy", npy("'|u1'", &count, &uint8s));
+    // The border of two files is within a sequence.
+    let (a, b) = all.split_at(100);
+    let a = folder.write("a.bin", raw(a));
+    let b = folder.write("b.npy", npy("'<u2'", &format!("({},)", b.len()), &raw(b)));
+    for data in [
+        format!("--tokens {bin}"),
+        format!("--tokens {bin} --ids input_ids --labels-input labels --prefetch 0"),
+        format!("--tokens {u32s} --token-type u32"),
+        format!("--tokens {int64s}"),
+        format!("--tokens {uint8s} --prefetch 9"),
+        format!("--tokens {a} {b}"),
+    ] {
+        assert_eq!(of(&data), same, "{data}");
+        assert_eq!(of(&format!("{data} --labels next")), next, "{data}");
+    }
+    run(&train(&format!("--tokens {bin} --labels next --steps 1")))
+        .expect(0)
+        .says(&[
+            "296 tokens in 1 file: 4 batches of 2 sequences of 32",
+            "labels = next tokens",
+        ]);
+}
+
+#[test]
+fn batches_may_be_in_several_files() {
+    let folder = Folder::new("shards");
+    let all = tokens(5 * BATCH);
+    let of = |data: &str| {
+        let args = train(&format!("--batches {data} --steps 7 --json"));
+        losses(&run(&args).expect(0))
+    };
+    let whole = of(&folder.write("whole.st", batches(0, &all, &all)));
+    let (first, rest) = all.split_at(2 * BATCH);
+    std::fs::create_dir(folder.file("dir")).unwrap();
+    let a = folder.write("dir/a.safetensors", batches(0, first, first));
+    let b = folder.write("dir/b.safetensors", batches(2, rest, rest));
+    folder.write("dir/readme.txt", "not data");
+    let from_0 = folder.write("own.st", batches(0, rest, rest));
+    for data in [
+        format!("{a} {b}"),
+        folder.file("dir"),
+        format!("{a} {from_0}"),
+    ] {
+        assert_eq!(of(&data), whole, "{data}");
+    }
+    assert_ne!(of(&format!("{from_0} {a}")), whole);
+
+    let refused = |data: &str, words: &[&str]| {
+        let args = train(&format!("--batches {data} --steps 1"));
+        run(&args).expect(2).says(words);
+    };
+    let gap = folder.write("gap.st", batches(3, rest, rest));
+    refused(
+        &format!("{a} {gap}"),
+        &["gap.st", "from 0, or from 2", "batch.2 is missing"],
+    );
+    let name = b"batch.1.labels";
+    let mut renamed = batches(0, rest, rest);
+    let at = renamed.windows(name.len()).position(|bytes| bytes == name);
+    renamed[at.unwrap()] = b'c';
+    let typed = folder.write("typed.st", renamed);
+    refused(&format!("{a} {typed}"), &["typed.st", "batch.1.labels"]);
+    std::fs::create_dir(folder.file("none")).unwrap();
+    refused(
+        &folder.file("none"),
+        &["the folder has no .safetensors file"],
+    );
+}
+
+#[test]
+fn a_shuffled_run_is_found_again_at_any_position() {
+    let folder = Folder::new("shuffled");
+    let all = tokens(9 * BATCH + 40);
+    let bin = folder.write("t.bin", raw(&all));
+    let st = folder.write("b.st", batches(0, &all, &all));
+    let (half, whole, rest) = (
+        folder.file("half.st"),
+        folder.file("whole.st"),
+        folder.file("rest.st"),
+    );
+    for data in [format!("--tokens {bin}"), format!("--batches {st}")] {
+        let of = |rest: &str| {
+            let args = train(&format!("{data} --shuffle-data --json {rest}"));
+            run(&args).expect(0)
+        };
+        // 20 steps: more than two epochs.
+        let all = losses(&of(&format!("--steps 20 --save {whole}")));
+        assert_eq!(all, losses(&of("--steps 20 --data-seed 0 --prefetch 0")));
+        assert_ne!(all, losses(&of("--steps 20 --data-seed 1")));
+        let begun = losses(&of(&format!("--steps 13 --save {half}")));
+        let gone_on = of(&format!(
+            "--steps 7 --start-step 13 --init {half} --save {rest}"
+        ));
+        assert_eq!([begun, losses(&gone_on)].concat(), all);
+        let steps: Vec<Value> = gone_on.json();
+        assert_eq!(steps[0]["step"], 14);
+        let read = |path: &str| std::fs::read(path).unwrap();
+        assert_eq!(read(&whole), read(&rest));
+    }
+}
+
+#[test]
+fn each_epoch_has_every_sequence_once() {
+    let folder = Folder::new("epochs");
+    // Sequence k is 32 times k, so the mean loss tells which sequences were read.
+    let all: Vec<u16> = (0..8 * LENGTH).map(|i| (i / LENGTH) as u16).collect();
+    let bin = folder.write("t.bin", raw(&all));
+    let still = "--lr 0 --weight-decay 0 --json";
+    let of = |rest: &str| {
+        let args = train(&format!("--tokens {bin} {still} {rest}"));
+        losses(&run(&args).expect(0))
+    };
+    let sum = |losses: &[f64]| losses.iter().sum::<f64>();
+    let plain = of("--steps 4");
+    let shuffled = of("--steps 8 --shuffle-data");
+    assert_ne!(plain, shuffled[..4]);
+    assert_ne!(shuffled[..4], shuffled[4..]);
+    for epoch in shuffled.chunks(4) {
+        assert!((sum(epoch) - sum(&plain)).abs() < 1e-4);
+    }
+    // Micro-batches go on in the same order.
+    let pairs = of("--steps 2 --micro-batches 2 --shuffle-data");
+    for (pair, mean) in shuffled.chunks(2).zip(pairs) {
+        assert!((sum(pair) / 2.0 - mean).abs() < 1e-5);
+    }
+}
+
+#[test]
+fn files_that_hold_no_tokens_are_told_by_name() {
+    let folder = Folder::new("bad-tokens");
+    let all = tokens(4 * BATCH);
+    let data = raw(&all);
+    let refused = |args: &str, words: &[&str]| {
+        let args = train(&format!("--steps 1 --tokens {args}"));
+        run(&args).expect(2).says(words);
+    };
+    let write = |name: &str, bytes: &[u8]| folder.write(name, bytes);
+    refused(&write("e.bin", b""), &["e.bin", "no tokens"]);
+    refused(
+        &write("odd.bin", &data[1..]),
+        &["odd.bin", "511 bytes", "u16", "--token-type"],
+    );
+    let few = write("few.bin", &data[..126]);
+    refused(
+        &few,
+        &["few.bin", "63 tokens", "2 sequences of 32 needs 64"],
+    );
+    let just = write("just.bin", &data[..128]);
+    refused(&format!("{just} --labels next"), &["64 tokens", "needs 65"]);
+    run(&train(&format!("--steps 1 --tokens {just}"))).expect(0);
+
+    let whole = npy("'<u2'", "(256,)", &data);
+    for n in [0, 5, 9, 40, whole.len() - 1] {
+        refused(&write("cut.npy", &whole[..n]), &["cut.npy", "not a"]);
+    }
+    refused(
+        &write("f.npy", &npy("'<f4'", "(128,)", &data)),
+        &["f.npy", "'<f4'", "integers"],
+    );
+    refused(
+        &write("be.npy", &npy("'>u2'", "(256,)", &data)),
+        &["'>u2'", "little-endian"],
+    );
+    refused(
+        &write("2d.npy", &npy("'<u2'", "(2, 128)", &data)),
+        &["(2, 128)", "reshape(-1)"],
+    );
+    let huge = npy("'<u8'", "(9999999999999999999,)", &data);
+    refused(&write("huge.npy", &huge), &["huge.npy", "not a whole .npy"]);
+    refused(&write("not.npy", &data), &["not.npy", "not a .npy file"]);
+    refused(
+        &write("t.parquet", b"PAR1"),
+        &["t.parquet", ".bin", ".npy", "docs/training.md"],
+    );
+    refused(&write("t.safetensors", b""), &["--batches"]);
+    refused(&folder.file("absent.bin"), &["absent.bin"]);
+    let negative = npy("'<u8'", "(64,)", &[0xFF; 512]);
+    refused(
+        &write("neg.npy", &negative),
+        &["neg.npy", "token 0", "63 bits"],
+    );
+
+    refused(
+        &format!("{just} --ids nothing"),
+        &["--ids", "nothing", "input_ids, labels"],
+    );
+    refused(
+        &format!("{just} --ids labels"),
+        &["no values for the input input_ids"],
+    );
+    refused(&format!("{just} --token-type u8"), &["--token-type"]);
+    let st = folder.write("b.st", batches(0, &all, &all));
+    refused(&format!("{just} --batches {st}"), &["cannot be used with"]);
+    run(&train("--steps 1")).expect(2).says(&["--batches"]);
+    run(&train(&format!("--batches {st} --steps 1 --data-seed 1")))
+        .expect(2)
+        .says(&["--shuffle-data"]);
+    for option in [
+        "--labels next",
+        "--token-type u32",
+        "--ids x",
+        "--labels-input x",
+    ] {
+        run(&train(&format!("--batches {st} --steps 1 {option}")))
+            .expect(2)
+            .says(&["cannot be used with", "--batches"]);
+    }
+}
+
+#[test]
+fn a_pipe_of_tokens_is_read_and_a_named_one_refused() {
+    let folder = Folder::new("token-pipe");
+    let bin = folder.write("t.bin", raw(&tokens(4 * BATCH)));
+    let steps = "--steps 2 --json";
+    let output = crate::common::command(&train(&format!("--tokens /dev/stdin {steps}")))
+        .stdin(std::fs::File::open(&bin).unwrap())
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let piped = Run {
+        code: 0,
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::new(),
+    };
+    let named = run(&train(&format!("--tokens {bin} {steps}"))).expect(0);
+    assert_eq!(losses(&piped), losses(&named));
+    let pipe = folder.file("p.bin");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.unwrap().success());
+    run(&train(&format!("--tokens {pipe} --steps 1")))
+        .expect(2)
+        .says(&["not a regular file"]);
+}
+
+/// Starts an endless run, and returns after its first steps.
+fn endless(rest: &str, steps: usize) -> std::process::Child {
+    let args = train(&format!("{rest} --steps 100000000 --json"));
+    let mut child = crate::common::command(&args)
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = BufReader::new(child.stdout.as_mut().unwrap());
+    for _ in 0..steps {
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        assert!(line.contains("loss"), "{line}");
+    }
+    child
+}
+
+#[test]
+fn a_file_that_shrinks_ends_the_run_and_what_was_learned_is_saved() {
+    let folder = Folder::new("shrinks");
+    let bin = folder.write("t.bin", raw(&tokens(4 * BATCH)));
+    let saved = folder.file("s.safetensors");
+    let child = endless(&format!("--tokens {bin} --save {saved}"), 2);
+    let file = std::fs::File::options().write(true).open(&bin).unwrap();
+    file.set_len(100).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(
+        err.contains("t.bin") && err.contains("cannot be read"),
+        "{err}"
+    );
+    assert!(!floats(&saved, "model.transformer.wpe.weight").is_empty());
+    SafeTensors::deserialize(&std::fs::read(&saved).unwrap()).unwrap();
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_does_not_grow_with_the_file() {
+    let folder = Folder::new("large-tokens");
+    let peak = |name: &str, bytes: u64| {
+        let bin = folder.write(name, raw(&tokens(BATCH)));
+        // The rest is zeros, which take no disk.
+        let file = std::fs::File::options().write(true).open(&bin).unwrap();
+        file.set_len(bytes).unwrap();
+        let mut child = endless(&format!("--tokens {bin} --shuffle-data"), 200);
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let line = status
+            .lines()
+            .find_map(|l| l.strip_prefix("VmHWM:"))
+            .unwrap();
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+        kib << 10
+    };
+    let (small, large) = (peak("s.bin", 1 << 10), peak("l.bin", 1 << 30));
+    // A GiB of tokens takes no more than the differences between two runs.
+    assert!(
+        large < small + (16 << 20),
+        "{large} bytes instead of {small}"
+    );
+}
