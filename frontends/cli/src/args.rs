@@ -82,7 +82,7 @@ pub(crate) enum Command {
         lighterage train step.lit --batches data.safetensors --steps 60\n  \
         lighterage train forward.pt2 --differentiate --loss cross-entropy --optimizer adamw \
         \\\n      --batches data.safetensors --steps 60\n  \
-        lighterage train step.lit --tokens train.bin --labels next --shuffle-data --steps 1000 \
+        lighterage train step.lit --tokens train.bin --token-labels next --shuffle-data --steps 1000 \
         \\\n      \
         --eval held.bin --eval-every 100 --patience 3 --metrics run.jsonl\n\n\
         DATA holds the tensors batch.K.INPUT; step i, from 0, uses batch i mod K. With \

@@ -56,7 +56,11 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     source::check_memory(args, &artifact)?;
     source::check_names(args, &artifact)?;
     source::note_threads(args);
-    let hyper = Hyper::new(&args.hyper, &artifact, args.data.start_step + args.steps)?;
+    let hyper = Hyper::new(
+        &args.hyper,
+        &artifact,
+        args.data.start_step.saturating_add(args.steps),
+    )?;
     let fed = fed(&artifact);
     let micro_batches = artifact.summary.micro_batches.max(1);
     let inputs = of_one_batch(&fed, micro_batches);

@@ -100,14 +100,16 @@ fn streams_of_tokens_are_batches_cut_from_them() {
         format!("--tokens {a} {b}"),
     ] {
         assert_eq!(of(&data), same, "{data}");
-        assert_eq!(of(&format!("{data} --labels next")), next, "{data}");
+        assert_eq!(of(&format!("{data} --token-labels next")), next, "{data}");
     }
-    run(&train(&format!("--tokens {bin} --labels next --steps 1")))
-        .expect(0)
-        .says(&[
-            "296 tokens in 1 file: 4 batches of 2 sequences of 32",
-            "labels = next tokens",
-        ]);
+    run(&train(&format!(
+        "--tokens {bin} --token-labels next --steps 1"
+    )))
+    .expect(0)
+    .says(&[
+        "296 tokens in 1 file: 4 batches of 2 sequences of 32",
+        "labels = next tokens",
+    ]);
 }
 
 #[test]
@@ -235,7 +237,10 @@ fn files_that_hold_no_tokens_are_told_by_name() {
         &["few.bin", "63 tokens", "2 sequences of 32 needs 64"],
     );
     let just = write("just.bin", &data[..128]);
-    refused(&format!("{just} --labels next"), &["64 tokens", "needs 65"]);
+    refused(
+        &format!("{just} --token-labels next"),
+        &["64 tokens", "needs 65"],
+    );
     run(&train(&format!("--steps 1 --tokens {just}"))).expect(0);
 
     let whole = npy("'<u2'", "(256,)", &data);
@@ -285,7 +290,7 @@ fn files_that_hold_no_tokens_are_told_by_name() {
         .expect(2)
         .says(&["--shuffle-data"]);
     for option in [
-        "--labels next",
+        "--token-labels next",
         "--token-type u32",
         "--ids x",
         "--labels-input x",

@@ -167,7 +167,8 @@ fn products_by_the_library_train_the_same() {
 
 /// `train --device cuda` plans for the GPU that is there, and runs there: a text graph with the
 /// losses of the processor, at any budget, and says what the plan does not count.
-/// With `--precision tf32` the file says so, and the library is asked for it; a profile has no such times.
+/// With `--precision tf32` the file says so, and the library is asked for it; a profile has no such
+/// times.
 #[test]
 fn tf32_is_an_option_of_the_step() {
     let files = Files::new("gpu-tf32");
@@ -200,7 +201,7 @@ fn tf32_is_an_option_of_the_step() {
     );
 
     // A processor has no TF32, so its step is that of f32.
-    let step = files.compile("c.lit", "--tf32 --target cpu");
+    let step = files.compile("c.lit", "--precision tf32 --target cpu");
     assert_eq!(about(&step)["tf32"], false);
     let profile = files.folder.write("p.prof", "");
     let graph = &files.graph;

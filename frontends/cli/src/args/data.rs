@@ -28,7 +28,7 @@ pub(crate) struct DataArgs {
     #[arg(long, default_value = "same", hide_possible_values = true, value_name = "same|next",
         conflicts_with = "batches",
         value_parser = named(&Labels::ALL, Labels::name))]
-    pub(crate) labels: Labels,
+    pub(crate) token_labels: Labels,
     /// The model's input that gets the tokens [default: input_ids, ids, tokens, idx, x, inputs or
     /// input]
     #[arg(long, value_name = "NAME", conflicts_with = "batches")]

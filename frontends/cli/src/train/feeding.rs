@@ -39,7 +39,7 @@ pub(super) fn held_out(
 fn tokens(args: &DataArgs, paths: &[PathBuf], inputs: &Inputs) -> Result<Tokens, Failure> {
     let options = TokensOptions {
         token_type: args.token_type,
-        labels: args.labels,
+        labels: args.token_labels,
         ids: args.ids.clone(),
         labels_input: args.labels_input.clone(),
     };
