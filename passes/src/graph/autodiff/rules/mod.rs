@@ -1,7 +1,7 @@
 //! The rules: from the adjoint of a node's first result to those of its operands, by families of
-//! ops. A rule adds nodes only for operands that need an adjoint. If an op has a `_bwd` op, its rule
-//! is that op. If a derivative can be computed from the result as well as from the operand, the
-//! rule reads the result, unless a `_bwd` op decides it: readers of the result often keep it anyway.
+//! ops. A rule adds nodes only for operands that need an adjoint. If an op has a `_bwd` op, its
+//! rule is that op. If a derivative can be computed from the result as well as from the operand,
+//! the rule reads the result, unless a `_bwd` op decides it: readers of the result often keep it.
 //!
 //! Where a function has no derivative, a rule takes PyTorch's: its `derivatives.yaml` and
 //! `FunctionsManual.cpp`.
