@@ -145,10 +145,10 @@ impl Plan {
         })
     }
 
-    /// Adds the steps to a graph and returns the values of the named results and of what is written. `names` are the
-    /// results' names, at least one of which is given; `types` are their types in the file. Any
-    /// other step's result gets the first name with a dot and a number: such a name is free in a
-    /// format whose names are identifiers.
+    /// Adds the steps to a graph and returns the values of the named results and of what is
+    /// written. `names` are the results' names, at least one of which is given; `types` are their
+    /// types in the file. Any other step's result gets the first name with a dot and a number: such
+    /// a name is free in a format whose names are identifiers.
     pub fn add_to(
         &self,
         graph: &mut Graph,

@@ -1,9 +1,10 @@
 //! Finds the phase and the module of each traced node.
 //!
-//! Files of our exporter have both in each node's `custom` metadata. In a file with a forward alone,
-//! `nn_module_stack` has the module. Other files have less information: nodes that the loss depends on are forward, the rest is backward. A node that reads
-//! the parameter `a.b.weight` belongs to module `a.b`; other forward nodes belong to the module of
-//! their operands, and backward nodes to the module of the parameter or activation that they use.
+//! Files of our exporter have both in each node's `custom` metadata. In a file with a forward
+//! alone, `nn_module_stack` has the module. Other files have less information: nodes that the loss
+//! depends on are forward, the rest is backward. A node that reads the parameter `a.b.weight`
+//! belongs to module `a.b`; other forward nodes belong to the module of their operands, and
+//! backward nodes to the module of the parameter or activation that they use.
 
 use ir::Phase;
 use serde::Deserialize;

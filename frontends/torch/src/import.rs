@@ -74,6 +74,9 @@ pub(crate) fn model<R: Read + Seek>(
 /// Our exporter's addition, for files without weights: the weights that share their storage.
 const JOINT_STEP: &str = "extra/joint_step.json";
 
+const VIEWED: &str = "writes into a tensor that has views; export with .run_decompositions({}), \
+                      which makes new tensors of such writes";
+
 /// Tensors of torch have at most 64 dimensions.
 const MAX_RANK: usize = 64;
 
@@ -414,7 +417,7 @@ impl<'a> Import<'a> {
         if written.all(|(argument, _)| is_alone(tensor_of(node, argument))) {
             return Ok(());
         }
-        Err("writes into a tensor that has views".into())
+        Err(VIEWED.into())
     }
 
     /// Records a call that cannot be expressed.

@@ -63,3 +63,39 @@ impl<'a> Names<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Names;
+    use ir::{Id, Value};
+
+    fn value(n: usize) -> Value {
+        Value::new(n)
+    }
+
+    #[test]
+    fn a_write_gives_all_names_of_a_tensor_a_new_value() {
+        let mut names = Names::default();
+        assert!(names.bind("x", value(0)) && names.bind("other", value(0)));
+        assert!(!names.bind("x", value(0)));
+        names.bind("x_", value(1));
+        names.write("x", value(1), Some("x_"));
+        names.write("x_", value(2), Some("x__"));
+        let found = |name: &str| names.values()[name];
+        assert_eq!(
+            [found("x"), found("x_"), found("other")],
+            [2, 2, 0].map(value)
+        );
+    }
+
+    #[test]
+    fn a_tensor_with_views_is_not_alone() {
+        let mut names = Names::default();
+        names.bind("x", value(0));
+        names.write("x", value(1), Some("x_"));
+        assert!(names.is_alone("x"));
+        names.share(["x_", "view"]);
+        assert!(!names.is_alone("x") && !names.is_alone("x_") && !names.is_alone("view"));
+        assert!(names.is_alone("y"));
+    }
+}

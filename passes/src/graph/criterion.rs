@@ -1,15 +1,15 @@
 //! Attaches a loss to a forward: the step that comes before [`autodiff`](super::autodiff).
 //!
-//! Before: a forward, whatever read it. After: its only output is `loss`, one floating-point number.
-//! Other outputs are dropped, because a training step would keep them in memory until its end, and
-//! the logits would not be cut (see [`loss`](super::loss)).
+//! Before: a forward, whatever read it. After: its only output is `loss`, one floating-point
+//! number. Other outputs are dropped, because a training step would keep them in memory until its
+//! end, and the logits would not be cut (see [`loss`](super::loss)).
 //!
 //! A loss compares an output, the logits, with labels, a new input of the step. It is computed in
 //! f32, or in f64 for logits in f64, and is a mean, as PyTorch's functions of the same names:
 //!
 //! | loss | logits | labels | value |
 //! |---|---|---|---|
-//! | `cross-entropy` | `[.., classes]` | `i64[..]` | mean of -log softmax at the label; -100: ignored |
+//! | `cross-entropy` | `[.., classes]` | `i64[..]` | mean of -log softmax at labels except -100 |
 //! | `mse` | any shape | the same type | mean of (x - t)^2 |
 //! | `bce` | any shape | the same type | mean of -t log s(x) - (1 - t) log(1 - s(x)), s: sigmoid |
 //! | `l1` | any shape | the same type | mean of abs(x - t) |

@@ -1,9 +1,9 @@
 //! Each rule against central differences in f64. A case declares parameters and inputs, then nodes
 //! that compute `%y`. The loss is the sum of `%y` times fixed numbers.
 //!
-//! A declaration is a name and a type. `+`: its numbers are positive. `=`: its numbers follow. Other
-//! floating-point numbers are drawn from -1..1, apart from 0. `stat` is the type of statistics: f64, or
-//! f32 for half precision.
+//! A declaration is a name and a type. `+`: its numbers are positive. `=`: its numbers follow.
+//! Other floating-point numbers are drawn from -1..1, apart from 0. `stat` is the type of
+//! statistics: f64, or f32 for half precision.
 
 use ir::graph::Output;
 use ir::op::attrs::Reduction;
@@ -138,18 +138,19 @@ const SMOOTH: &[&str] = &[
      f64[3], f64[]",
     "param a f64[3,4] ; input t i64[3]=1,-100,3 ; %s, %n = nll_loss %a, %t ignore=-100 reduction=2 :
      f64[], f64[] ; %y = div %s, %n : f64[]",
-    "param a f64[3,4] ; input t i64[3]=1,-100,3 ; param b f64[] ; %y = nll_sum %a, %t, %b ignore=-100
-     : f64[]",
+    "param a f64[3,4] ; input t i64[3]=1,-100,3 ; param b f64[] ;
+     %y = nll_sum %a, %t, %b ignore=-100 : f64[]",
     // Tables.
     "param w f64[4,2] ; input i i64[2,2]=3,1,3,0 ; %y = embedding %w, %i padding=-1 : f64[2,2,2]",
     "param a f64[2,3] ; input i i64[2,4]=2,0,2,1,1,1,0,0 ; %y = gather %a, %i dim=1 : f64[2,4]",
-    "param a f64[2,3] ; input i i64[2,2]=2,0,1,0 ; param s f64[2,2] ; %y = scatter %a, %i, %s dim=1 :
-     f64[2,3]",
+    "param a f64[2,3] ; input i i64[2,2]=2,0,1,0 ; param s f64[2,2] ;
+     %y = scatter %a, %i, %s dim=1 : f64[2,3]",
     "param a f64[2,3] ; input i i64[1,2]=2,0 ; param s f64[2,3] ; %y = scatter %a, %i, %s dim=1 :
      f64[2,3]",
     "param a f64[2,3] ; input i i64[2,2]=2,2,1,0 ; param s f64[2,2] ; %y = scatter_add %a, %i, %s
      dim=1 : f64[2,3]",
-    "param a f64[2,3] ; input i i64[2,1]=2,1 ; %y = scatter_value %a, %i dim=1 value=5.0 : f64[2,3]",
+    "param a f64[2,3] ; input i i64[2,1]=2,1 ;
+     %y = scatter_value %a, %i dim=1 value=5.0 : f64[2,3]",
     "param a f64[3,2,2] ; input i i64[3]=2,0,2 ; %y = index %a, %i : f64[3,2,2]",
     "param a f64[3,2,2] ; input i i64[2,1]=2,0 ; input j i64[3]=1,0,1 ; %y = index %a, %i, %j :
      f64[2,3,2]",
@@ -172,7 +173,8 @@ const SMOOTH: &[&str] = &[
     // Dropout, the mask being fixed by the state of the random numbers.
     "param a f64[4,4] ; input r i64[2]=7,3 ; %y, %m = dropout %a, %r p=0.25 stream=1 : f64[4,4],
      bool[4,4]",
-    "param a f64[4] ; input r i64[2]=7,3 ; %y, %m = dropout %a, %r p=1.0 stream=1 : f64[4], bool[4]",
+    "param a f64[4] ; input r i64[2]=7,3 ;
+     %y, %m = dropout %a, %r p=1.0 stream=1 : f64[4], bool[4]",
     // Empty tensors.
     "param a f64[0,3] ; param b f64[3] ; %y = mul %a, %b : f64[0,3]",
     "param a f64[0,3] ; %y = mean %a dims=[0] keepdim=true : f64[1,3]",
@@ -198,9 +200,12 @@ const SMOOTH: &[&str] = &[
      %c = where %i, %a, %b : f64[2,3] ; %y = mul %c, %b : f64[2,3]",
 ];
 
+/// Gradients by path.
+type Wanted = &'static [(&'static str, &'static [f64])];
+
 /// Functions at numbers where they have no derivative, with PyTorch's. The factors of the loss
 /// are 1, and ties are between numbers that are equal in all types.
-const KINKS: &[(&str, &[(&str, &[f64])])] = &[
+const KINKS: &[(&str, Wanted)] = &[
     (
         "param a f64[3]=1,2,3 ; param b f64[3]=1,3,2 ; %y = maximum %a, %b : f64[3]",
         &[("a", &[0.5, 0.0, 1.0]), ("b", &[0.5, 1.0, 0.0])],
@@ -211,7 +216,10 @@ const KINKS: &[(&str, &[(&str, &[f64])])] = &[
     ),
     (
         "param a f64[2,4]=5,1,5,5,2,2,1,0 ; %y = amax %a dims=[1] keepdim=false : f64[2]",
-        &[("a", &[1.0 / 3.0, 0.0, 1.0 / 3.0, 1.0 / 3.0, 0.5, 0.5, 0.0, 0.0])],
+        &[(
+            "a",
+            &[1.0 / 3.0, 0.0, 1.0 / 3.0, 1.0 / 3.0, 0.5, 0.5, 0.0, 0.0],
+        )],
     ),
     (
         "param a f64[2,2]=1,2,1,1 ; %y = amin %a dims=[0,1] keepdim=true : f64[1,1]",
@@ -221,9 +229,18 @@ const KINKS: &[(&str, &[(&str, &[f64])])] = &[
         "param a f64[4]=-1,-0.5,0.5,1 ; %y = clamp %a max=0.5 min=-0.5 : f64[4]",
         &[("a", &[0.0, 1.0, 1.0, 0.0])],
     ),
-    ("param a f64[3]=-1,0,1 ; %y = relu %a : f64[3]", &[("a", &[0.0, 0.0, 1.0])]),
-    ("param a f64[3]=-1,0,1 ; %y = abs %a : f64[3]", &[("a", &[-1.0, 0.0, 1.0])]),
-    ("param a f64[2]=0,3 ; %y = pow_scalar %a value=0.0 : f64[2]", &[]),
+    (
+        "param a f64[3]=-1,0,1 ; %y = relu %a : f64[3]",
+        &[("a", &[0.0, 0.0, 1.0])],
+    ),
+    (
+        "param a f64[3]=-1,0,1 ; %y = abs %a : f64[3]",
+        &[("a", &[-1.0, 0.0, 1.0])],
+    ),
+    (
+        "param a f64[2]=0,3 ; %y = pow_scalar %a value=0.0 : f64[2]",
+        &[],
+    ),
     (
         "param a f64[2]=0,0 ; param b f64[2]=2,0 ; %y = pow %a, %b : f64[2]",
         &[("a", &[0.0, 0.0]), ("b", &[0.0, 0.0])],
@@ -236,12 +253,14 @@ const KINKS: &[(&str, &[(&str, &[f64])])] = &[
     (
         "param a f64[2,1]=1,2 ; %b = cast %a dtype=bf16 : bf16[2,1] ;
          input c bf16[1,2]=3,4 ; input d f32[2,2]=1,1,1,1 ;
-         %m = matmul_sum %b, %c, %d ta=false tb=false : f32[2,2] ; %y = cast %m dtype=f64 : f64[2,2]",
+         %m = matmul_sum %b, %c, %d ta=false tb=false : f32[2,2] ;
+         %y = cast %m dtype=f64 : f64[2,2]",
         &[("a", &[7.0, 7.0])],
     ),
     (
         "input b bf16[2,1]=1,2 ; param c bf16[2,1]=3,4 ; param d f32[2,2]=1,1,1,1 ;
-         %m = matmul_sum %b, %c, %d ta=false tb=true : f32[2,2] ; %y = cast %m dtype=f64 : f64[2,2]",
+         %m = matmul_sum %b, %c, %d ta=false tb=true : f32[2,2] ;
+         %y = cast %m dtype=f64 : f64[2,2]",
         &[("c", &[3.0, 3.0]), ("d", &[1.0; 4])],
     ),
 ];

@@ -5,8 +5,8 @@ use passes::graph::autodiff::{Derivative, derivative};
 use std::collections::BTreeMap;
 
 const DOC: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/autodiff.md");
-const START: &str = "<!-- derivatives: `BLESS=1 cargo test -p lighterage-tests autodiff::docs` rewrites \
-                     the table -->\n";
+const START: &str = "<!-- derivatives: `BLESS=1 cargo test -p lighterage-tests \
+                     autodiff::docs` rewrites the table -->\n";
 const END: &str = "<!-- /derivatives -->";
 
 /// A row for each kind of derivative, in the order: rule, zero, reasons.

@@ -125,8 +125,8 @@ fn kept(graph: &Graph, differentiate: bool) -> Compiled {
     pipeline::compile(graph.clone(), &options, &device, &cost, &mut |_| ()).unwrap()
 }
 
-/// The allowed difference of a gradient's element, as a share of the model's largest: some gradients
-/// are 0 but for rounding.
+/// The allowed difference of a gradient's element, as a share of the model's largest: some
+/// gradients are 0 except for rounding.
 const CLOSE: f32 = 1e-6;
 
 #[test]
@@ -136,6 +136,9 @@ fn the_backward_of_a_forward_is_pytorchs() {
         let traced = fixture.read(fixture.level).graph;
         let mut own = forward(&traced);
         autodiff::run(&mut own, true).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let mut again = forward(&traced);
+        autodiff::run(&mut again, true).unwrap();
+        assert_eq!(text::print_graph(&again), text::print_graph(&own), "{name}");
         let (states, inputs) = fixture.tensors(&traced);
         let expected = gradients(&traced, &states, &inputs);
         let found = gradients(&own, &states, &inputs);

@@ -2,7 +2,7 @@
 //! exponentials, from which the backward computes the weights again.
 
 use super::product::multiply;
-use super::{Call, Fault, Given, stray};
+use super::{Call, Fault, Given};
 use crate::graph::autodiff::adjoints::{Adjoint, Part};
 use crate::graph::autodiff::tape::{Tape, signed};
 use ir::op::Number;
@@ -38,7 +38,7 @@ pub(in super::super) fn attention(t: &mut Tape<'_>, c: &Call<'_>) -> Given {
             let made = t.node(Op::SdpaRowsBwd(a.clone()), &inputs)?;
             rows(t, a, c, &made)
         }
-        op => stray(op),
+        _ => Err(Fault::STRAY),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Functions of single elements: of one tensor, of a tensor and a number, of two tensors.
 
-use super::{Call, Given, both, only, stray};
+use super::{Call, Fault, Given, only};
 use crate::graph::autodiff::adjoints::Adjoint;
 use crate::graph::autodiff::tape::{Made, Tape};
 use ir::op::Number;
@@ -60,7 +60,7 @@ pub(in super::super) fn unary(t: &mut Tape<'_>, c: &Call<'_>) -> Given {
         &Op::Gelu(Gelu { tanh }) => t.one(Op::GeluBwd(Gelu { tanh }), &[dy, x])?,
         Op::Cast(_) => t.cast(dy, t.dtype(x))?,
         Op::Clamp(bounds) => clamp(t, bounds, x, dy)?,
-        op => return stray(op),
+        _ => return Err(Fault::STRAY),
     };
     only(dx)
 }
@@ -109,7 +109,7 @@ pub(in super::super) fn scalar(t: &mut Tape<'_>, c: &Call<'_>) -> Given {
                 t.mul(dy, slope)?
             }
         },
-        op => return stray(op),
+        _ => return Err(Fault::STRAY),
     };
     only(dx)
 }
@@ -120,24 +120,22 @@ pub(in super::super) fn binary(t: &mut Tape<'_>, c: &Call<'_>) -> Given {
         return choice(t, c);
     }
     let [a, b] = [c.inputs[0], c.inputs[1]];
-    let da = if c.needs[0] {
-        Some(left(t, c, a, b)?)
-    } else {
-        None
-    };
-    let db = if c.needs[1] { right(t, c, a, b)? } else { None };
-    let da = da
-        .flatten()
-        .map(|d| t.unbroadcast(d, &t.shape(a)))
-        .transpose()?;
-    let db = db.map(|d| t.unbroadcast(d, &t.shape(b))).transpose()?;
-    both(da, db)
+    let mut given: Vec<Option<Adjoint>> = vec![None, None];
+    if c.needs[0] {
+        let da = left(t, c, a, b)?;
+        given[0] = Some(t.unbroadcast(da, &t.shape(a))?.into());
+    }
+    if c.needs[1] {
+        let db = right(t, c, a, b)?;
+        given[1] = Some(t.unbroadcast(db, &t.shape(b))?.into());
+    }
+    Ok(given)
 }
 
 /// The adjoint of operand 0, in the shape of the result.
-fn left(t: &mut Tape<'_>, c: &Call<'_>, a: Value, b: Value) -> Result<Option<Value>, super::Fault> {
+fn left(t: &mut Tape<'_>, c: &Call<'_>, a: Value, b: Value) -> Result<Value, Fault> {
     let dy = c.dy;
-    Ok(Some(match c.op {
+    Ok(match c.op {
         Op::Add | Op::Sub => dy,
         Op::Mul => t.mul(dy, b)?,
         Op::Div => t.div(dy, b)?,
@@ -153,19 +151,14 @@ fn left(t: &mut Tape<'_>, c: &Call<'_>, a: Value, b: Value) -> Result<Option<Val
         }
         Op::Maximum => extreme(t, [a, b], dy, Op::Lt)?,
         Op::Minimum => extreme(t, [a, b], dy, Op::Gt)?,
-        _ => return Ok(None),
-    }))
+        _ => return Err(Fault::STRAY),
+    })
 }
 
 /// The adjoint of operand 1, in the shape of the result.
-fn right(
-    t: &mut Tape<'_>,
-    c: &Call<'_>,
-    a: Value,
-    b: Value,
-) -> Result<Option<Value>, super::Fault> {
+fn right(t: &mut Tape<'_>, c: &Call<'_>, a: Value, b: Value) -> Result<Value, Fault> {
     let (y, dy) = (c.outputs[0], c.dy);
-    Ok(Some(match c.op {
+    Ok(match c.op {
         Op::Add => dy,
         Op::Sub => t.neg(dy)?,
         Op::Mul => t.mul(dy, a)?,
@@ -188,8 +181,8 @@ fn right(
         }
         Op::Maximum => extreme(t, [b, a], dy, Op::Lt)?,
         Op::Minimum => extreme(t, [b, a], dy, Op::Gt)?,
-        _ => return Ok(None),
-    }))
+        _ => return Err(Fault::STRAY),
+    })
 }
 
 /// The adjoint of the first of two operands whose maximum or minimum was taken: half of it if they
@@ -222,7 +215,7 @@ fn choice(t: &mut Tape<'_>, c: &Call<'_>) -> Given {
 /// y = x mask / (1 - p); the mask is the second result.
 pub(in super::super) fn dropout(t: &mut Tape<'_>, c: &Call<'_>) -> Given {
     let &Op::Dropout(Dropout { p, .. }) = c.op else {
-        return stray(c.op);
+        return Err(Fault::STRAY);
     };
     // All elements are dropped if p is 1.
     let scale = if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 };

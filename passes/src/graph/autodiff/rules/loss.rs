@@ -1,6 +1,6 @@
 //! Losses.
 
-use super::{Call, Given, only, stray};
+use super::{Call, Fault, Given, only};
 use crate::graph::autodiff::adjoints::Adjoint;
 use crate::graph::autodiff::tape::{Tape, signed};
 use ir::Op;
@@ -36,6 +36,6 @@ pub(in super::super) fn loss(t: &mut Tape<'_>, c: &Call<'_>) -> Given {
             given.push(Some(c.dy.into()));
             Ok(given)
         }
-        op => stray(op),
+        _ => Err(Fault::STRAY),
     }
 }

@@ -1,7 +1,7 @@
 //! The rules: from the adjoint of a node's first result to those of its operands, by families of
-//! ops. A rule adds nodes only for operands that need an adjoint. If an op has a `_bwd` op, its rule
-//! is that op. If a derivative can be computed from the result as well as from the operand, the
-//! rule reads the result, unless a `_bwd` op decides it: readers of the result often keep it anyway.
+//! ops. A rule adds nodes only for operands that need an adjoint. If an op has a `_bwd` op, its
+//! rule is that op. If a derivative can be computed from the result as well as from the operand,
+//! the rule reads the result, unless a `_bwd` op decides it: readers of the result often keep it.
 //!
 //! Where a function has no derivative, a rule takes PyTorch's: its `derivatives.yaml` and
 //! `FunctionsManual.cpp`.
@@ -55,6 +55,11 @@ pub(super) enum Fault {
     Graph(graph::Error),
 }
 
+impl Fault {
+    /// The op is of another family: an entry in the table of rules is wrong.
+    const STRAY: Fault = Fault::Refused("its rule is missing");
+}
+
 impl From<graph::Error> for Fault {
     fn from(error: graph::Error) -> Fault {
         Fault::Graph(error)
@@ -64,14 +69,4 @@ impl From<graph::Error> for Fault {
 /// The adjoint of the only operand.
 fn only(value: Value) -> Given {
     Ok(vec![Some(value.into())])
-}
-
-/// The adjoints of two operands.
-fn both(x: Option<Value>, y: Option<Value>) -> Given {
-    Ok(vec![x.map(Adjoint::from), y.map(Adjoint::from)])
-}
-
-/// An op of another family: an entry in the table of rules is wrong.
-fn stray(_: &Op) -> Given {
-    Err(Fault::Refused("its rule is missing"))
 }

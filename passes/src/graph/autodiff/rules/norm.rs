@@ -1,6 +1,6 @@
 //! Normalisation. The mean and the inverse deviation are results of the forward.
 
-use super::{Call, Given, stray};
+use super::{Call, Fault, Given};
 use crate::graph::autodiff::tape::Tape;
 use ir::Op;
 use ir::op::attrs::{BatchNormBwd, LayerNormBwd};
@@ -23,7 +23,7 @@ pub(in super::super) fn norm(t: &mut Tape<'_>, c: &Call<'_>) -> Given {
             let inputs = vec![c.dy, x, c.inputs[1], mean, rstd];
             (Op::BatchNormBwd(BatchNormBwd { mask }), inputs)
         }
-        op => return stray(op),
+        _ => return Err(Fault::STRAY),
     };
     let mut results = t.node(op, &inputs)?.into_iter();
     let given = mask.iter().map(|&needed| match needed {

@@ -1,6 +1,6 @@
 //! Products of matrices.
 
-use super::{Call, Given, stray};
+use super::{Call, Fault, Given};
 use crate::graph::autodiff::adjoints::Adjoint;
 use crate::graph::autodiff::tape::{Made, Tape};
 use ir::op::attrs::Product;
@@ -32,7 +32,7 @@ pub(in super::super) fn product(t: &mut Tape<'_>, c: &Call<'_>) -> Given {
             given.push(Some(dy.into()));
             Ok(given)
         }
-        op => stray(op),
+        _ => Err(Fault::STRAY),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Ops that move elements.
 
-use super::{Call, Given, only, stray};
+use super::{Call, Fault, Given, only};
 use crate::graph::autodiff::adjoints::{Adjoint, Part};
 use crate::graph::autodiff::tape::Tape;
 use ir::Op;
@@ -75,6 +75,6 @@ pub(in super::super) fn shape(t: &mut Tape<'_>, c: &Call<'_>) -> Given {
             let value = Number::Float(0.0);
             only(t.one(Op::Pad(Pad { pad, value }), &[dy])?)
         }
-        op => stray(op),
+        _ => Err(Fault::STRAY),
     }
 }

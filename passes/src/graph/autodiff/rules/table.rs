@@ -1,6 +1,6 @@
 //! Reads and writes at indices.
 
-use super::{Call, Fault, Given, only, stray};
+use super::{Call, Fault, Given, only};
 use crate::graph::autodiff::adjoints::Adjoint;
 use crate::graph::autodiff::tape::Tape;
 use ir::op::Number;
@@ -35,7 +35,7 @@ pub(in super::super) fn table(t: &mut Tape<'_>, c: &Call<'_>) -> Given {
             only(t.one(Op::IndexPut(IndexPut { accumulate: true }), &inputs)?)
         }
         Op::IndexPut(a) => put(t, c, a.accumulate),
-        op => stray(op),
+        _ => Err(Fault::STRAY),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Convolutions and pools.
 
-use super::{Call, Given, only, stray};
+use super::{Call, Fault, Given, only};
 use crate::graph::autodiff::tape::{Tape, signed};
 use ir::Op;
 use ir::op::attrs::{ConvolutionBwd, PoolBwd};
@@ -37,6 +37,6 @@ pub(in super::super) fn window(t: &mut Tape<'_>, c: &Call<'_>) -> Given {
             });
             only(t.one(op, &[c.dy, c.outputs[1]])?)
         }
-        op => stray(op),
+        _ => Err(Fault::STRAY),
     }
 }
