@@ -3,7 +3,7 @@
 use super::Family;
 use ir::Attr;
 use ir::op::OpKind;
-use lower::{Call, Ref, Result, Results, Scalar, attr_ints, count, ensure, one};
+use lower::{Call, Result, Results, Scalar, all, attr_ints, ensure, one};
 
 pub(super) const OPS: Family = &[
     ("nll_loss_forward", nll_loss),
@@ -18,40 +18,11 @@ pub(super) const OPS: Family = &[
 const NO_REDUCTION: i64 = 0;
 const MEAN: i64 = 1;
 
-/// Log-probabilities `[N,C,d..]` as rows `[N d.., C]`.
-fn class_rows(c: &mut Call<'_>, x: Ref) -> Result<Ref> {
-    let shape = c.shape_of(x);
-    match shape.len() {
-        0 => Err("there are no classes".into()),
-        1 => c.reshape(x, &[1, shape[0]]),
-        2 => Ok(x),
-        rank => {
-            let dims: Vec<usize> = [0].into_iter().chain(2..rank).chain([1]).collect();
-            let x = c.permute(x, &dims)?;
-            c.reshape(x, &[count(&shape)? / shape[1].max(1), shape[1]])
-        }
-    }
-}
-
 fn nll_loss(c: &mut Call<'_>) -> Result<Results> {
     let (x, target) = (c.tensor("self")?, c.tensor("target")?);
     ensure(c.opt_tensor("weight")?.is_none(), "weighs the classes")?;
     let (reduction, ignore) = (c.int("reduction")?, c.int("ignore_index")?);
-    let shape = c.shape_of(target);
-    let x = class_rows(c, x)?;
-    let n = c.ty(target).numel();
-    let target = c.reshape(target, &[n])?;
-    let attrs = [
-        ("ignore", Attr::Int(ignore)),
-        ("reduction", Attr::Int(reduction)),
-    ];
-    let made = c.steps(OpKind::NllLoss, &attrs, &[x, target])?;
-    let loss = if reduction == NO_REDUCTION {
-        c.reshape(made[0], &shape)?
-    } else {
-        made[0]
-    };
-    Ok(vec![Some(loss), Some(made[1])])
+    all(c.nll_loss(x, target, reduction, ignore)?)
 }
 
 fn nll_loss_backward(c: &mut Call<'_>) -> Result<Results> {
