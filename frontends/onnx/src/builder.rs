@@ -254,6 +254,7 @@ impl<'a> Builder<'a> {
             wanted: place.names.iter().map(|name| !name.is_empty()).collect(),
             opset,
             batch_norm,
+            read: std::cell::Cell::new(0),
         };
         let types: Vec<Option<TensorType>> = vec![None; place.names.len()];
         let mut call = Call::new(&self.graph, &self.generator, attributes, &types);

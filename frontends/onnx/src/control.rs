@@ -57,6 +57,9 @@ fn body<'a>(
     inputs: Items,
     frame: &Frame<'a>,
 ) -> Result<Vec<Item>> {
+    if inputs.len() != graph.input.len() {
+        return Err(error("the body has another number of inputs"));
+    }
     let inner = import.inner(frame, frame.module.clone(), Some(frame.scope))?;
     for (info, item) in graph.input.iter().zip(inputs) {
         if let Some(item) = item {

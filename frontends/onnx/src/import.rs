@@ -425,13 +425,13 @@ impl<'a> Import<'a> {
         attributes: &Attributes<'a>,
         inputs: &[Option<Slot>],
     ) -> Option<Vec<Numbers>> {
-        let (fold, reads) = fold::find(node.op_type())?;
+        let (fold, n_read) = fold::find(node.op_type())?;
         let numbers: Vec<Option<&Numbers>> =
             inputs.iter().map(|slot| slot.and_then(|slot| self.builder.numbers(slot))).collect();
         let is_known = |(slot, numbers): (&Option<Slot>, &Option<&Numbers>)| {
             slot.is_none() || numbers.is_some()
         };
-        if reads && !inputs.iter().zip(&numbers).all(is_known) {
+        if !inputs.iter().zip(&numbers).take(n_read).all(is_known) {
             return None;
         }
         let types = inputs.iter().map(|slot| slot.map(|slot| self.builder.ty(slot))).collect();

@@ -95,7 +95,9 @@ def known(graph):
 
 
 def is_random(case):
-    """True for dropout in training that keeps less than everything."""
+    """True for random numbers, also dropout in training that keeps less than everything."""
+    if any(node.op_type.startswith("Random") for node in case.model.graph.node):
+        return True
     nodes = [node for node in case.model.graph.node if node.op_type == "Dropout"]
     if not nodes:
         return False
@@ -120,6 +122,8 @@ def pack(case, baked, tensors):
         return "random numbers"
     versions = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
     if versions and versions[0] < 13:
+        if versions[0] < 9 and any(node.op_type == "Scan" for node in model.graph.node):
+            return f"opset {versions[0]}, in which Scan has batches; onnx converts it to a wrong one"
         try:
             model = version_converter.convert_version(model, 13)
         except Exception:

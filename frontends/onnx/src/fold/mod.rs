@@ -12,7 +12,7 @@ use crate::builder::SMALL;
 use crate::tensor::{Elements, Numbers};
 use ir::TensorType;
 
-/// A node all of whose inputs are known; of `Shape` and `Size`, only the types.
+/// A node whose inputs are known, as far as they are read.
 pub(crate) struct Folding<'n, 'a> {
     pub(crate) inputs: Vec<Option<&'n Numbers>>,
     pub(crate) types: Vec<Option<&'n TensorType>>,
@@ -23,10 +23,16 @@ pub(crate) struct Folding<'n, 'a> {
 /// Computes a node's results.
 pub(crate) type Fold = fn(&Folding<'_, '_>) -> Option<Vec<Numbers>>;
 
-/// The function of an operator, and whether it reads elements.
-pub(crate) fn find(op: &str) -> Option<(Fold, bool)> {
+/// The function of an operator, and the number of inputs, from the first on, whose elements it
+/// reads. Of the others it reads only the types.
+pub(crate) fn find(op: &str) -> Option<(Fold, usize)> {
     let row = shape::OPS.iter().chain(elementwise::OPS).find(|(name, _)| *name == op)?;
-    Some((row.1, !matches!(op, "Shape" | "Size")))
+    let n_read = match op {
+        "Shape" | "Size" => 0,
+        "CastLike" => 1,
+        _ => usize::MAX,
+    };
+    Some((row.1, n_read))
 }
 
 /// The names of the operators, sorted.

@@ -97,14 +97,7 @@ fn modulo(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let as_c = flag(c, "fmod", false)?;
     let (a, b, dtype) = operands(c, inputs)?;
     if dtype.is_float() {
-        // Only the remainder of C is defined for floats: it has the sign of the dividend. It is
-        // exact if the quotient is, in the wider type.
-        let (wide_a, wide_b) = (c.whole(a, DType::F64)?, c.whole(b, DType::F64)?);
-        let y = c.step(OpKind::Div, &[], &[wide_a, wide_b])?;
-        let y = c.rounded(y, Rounding::Trunc)?;
-        let y = c.step(OpKind::Mul, &[], &[y, wide_b])?;
-        let y = c.step(OpKind::Sub, &[], &[wide_a, y])?;
-        return one(c.cast(y, dtype)?);
+        return one(float_remainder(c, (a, b), dtype, as_c)?);
     }
     if !as_c {
         return one(c.remainder(a, b, dtype)?);
@@ -112,6 +105,34 @@ fn modulo(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let whole = c.quotient(a, b, dtype, Rounding::Trunc)?;
     let product = c.arithmetic(OpKind::Mul, Operand::Tensor(whole), b, dtype)?;
     one(c.arithmetic(OpKind::Sub, a, Operand::Tensor(product), dtype)?)
+}
+
+/// The remainder of a quotient that is rounded towards zero, as in C, or down. It is exact if the
+/// quotient in f64 is.
+fn float_remainder(
+    c: &mut Call<'_>,
+    (a, b): (Operand, Operand),
+    dtype: DType,
+    as_c: bool,
+) -> Result<Ref> {
+    let (a, b) = (c.whole(a, DType::F64)?, c.whole(b, DType::F64)?);
+    let y = c.step(OpKind::Div, &[], &[a, b])?;
+    let y = c.rounded(y, Rounding::Trunc)?;
+    let y = c.step(OpKind::Mul, &[], &[y, b])?;
+    let y = c.step(OpKind::Sub, &[], &[a, y])?;
+    // Infinity goes no time into a number.
+    let is_infinite = c.beside_infinity(OpKind::EqScalar, b)?;
+    let is_finite = c.beside_infinity(OpKind::LtScalar, a)?;
+    let is_all = c.step(OpKind::LogicalAnd, &[], &[is_infinite, is_finite])?;
+    let mut y = c.step(OpKind::Where, &[], &[is_all, a, y])?;
+    if !as_c {
+        // It has the divisor's sign.
+        let product = c.step(OpKind::Mul, &[], &[y, b])?;
+        let differs = c.scalar_step(OpKind::LtScalar, product, Scalar::Int(0))?;
+        let other = c.step(OpKind::Add, &[], &[y, b])?;
+        y = c.step(OpKind::Where, &[], &[differs, other, y])?;
+    }
+    c.cast(y, dtype)
 }
 
 /// All inputs, combined from the first to the last.

@@ -18,6 +18,7 @@ use crate::BatchNorm;
 use crate::tensor::{Elements, Numbers};
 use ir::{TensorType, Value};
 use lower::{Call, Error, Operand, Ref, Result, Results, Scalar, wrap};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
@@ -77,7 +78,12 @@ pub(crate) fn find(name: &str) -> Option<&'static Row> {
 
 /// The nodes for a node of an operator.
 pub(crate) fn lower(row: &Row, call: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
-    (row.lower)(call, inputs)
+    let results = (row.lower)(call, inputs)?;
+    let is_unread = |i: &usize| inputs.list[*i].is_some() && inputs.read.get() >> i.min(&63) & 1 == 0;
+    match (0..inputs.len()).find(is_unread) {
+        Some(i) => Err(Error::Unread(format!("input {i}"))),
+        None => Ok(results),
+    }
 }
 
 /// One input of a node.
@@ -103,6 +109,8 @@ pub(crate) struct Inputs<'n> {
     pub(crate) batch_norm: Option<BatchNorm>,
     /// The attribute `value`, if it is a small tensor.
     pub(crate) attribute: Option<&'n Numbers>,
+    /// A bit for each of the first 64 inputs that was read.
+    pub(crate) read: Cell<u64>,
 }
 
 impl<'n> Inputs<'n> {
@@ -112,6 +120,7 @@ impl<'n> Inputs<'n> {
     }
     /// An input, if it is given.
     pub(crate) fn get(&self, i: usize) -> Option<Input<'n>> {
+        self.read.set(self.read.get() | 1 << i.min(63));
         self.list.get(i).copied().flatten()
     }
     fn given(&self, i: usize) -> Result<Input<'n>> {

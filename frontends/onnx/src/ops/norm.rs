@@ -86,8 +86,8 @@ fn batch_norm(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let [y, _, _, mean, var] = made[..] else { return Err("has other results".into()) };
     // The file's variance is divided by the number of rows, ours by one less: old m + new (1 - m)
     // (n - 1) / n.
-    let var = match (var, inputs.batch_norm) {
-        (Some(var), None) if training => {
+    let var = match var {
+        Some(var) if training => {
             let share = (rows as f64 - 1.0) / rows as f64;
             let old = c.cast(running.spread, c.dtype(var))?;
             let old = c.scalar_step(OpKind::MulScalar, old, Scalar::Float(momentum))?;
@@ -95,7 +95,7 @@ fn batch_norm(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
             let new = c.scalar_step(OpKind::MulScalar, new, Scalar::Float(share))?;
             Some(c.step(OpKind::Add, &[], &[old, new])?)
         }
-        (var, _) => var,
+        var => var,
     };
     let mut results = vec![];
     for (result, dtype) in [y, mean, var].into_iter().zip(dtypes) {

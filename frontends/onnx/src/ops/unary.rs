@@ -4,7 +4,7 @@ use super::{Inputs, Row, flag, op};
 use crate::tensor;
 use ir::op::OpKind;
 use ir::{Attr, DType};
-use lower::{Call, Error, Ref, Result, Results, Rounding, Scalar, one};
+use lower::{Call, Ref, Result, Results, Rounding, Scalar, one};
 
 pub(super) const OPS: &[Row] = &[
     op("Abs", |c, x| function(c, x, OpKind::Abs)),
@@ -265,19 +265,12 @@ fn swish(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     one(swished(c, x, alpha)?)
 }
 
-/// The swish of the first half of a dimension, times the second half.
+/// The swish of the gate, times the value.
 fn swiglu(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let alpha = c.float_or("alpha", 1.0)?;
-    let x = inputs.at(c, 0)?;
-    let axis = c.dim("axis", Some(-1), c.rank(x))?;
-    let size = c.shape_of(x)[axis];
-    if !size.is_multiple_of(2) {
-        return Err(Error::from("the dimension has no halves"));
-    }
-    let half = (size / 2) as i64;
-    let parts = c.split(x, axis, &[half, half])?;
-    let gate = swished(c, parts[0], alpha)?;
-    one(c.step(OpKind::Mul, &[], &[gate, parts[1]])?)
+    let (gate, value) = (inputs.at(c, 0)?, inputs.at(c, 1)?);
+    let gate = swished(c, gate, alpha)?;
+    one(c.step(OpKind::Mul, &[], &[gate, value])?)
 }
 
 fn shrink(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
