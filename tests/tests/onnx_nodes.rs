@@ -12,7 +12,7 @@ use passes::pipeline::{self, Budget, Kernels};
 use rayon::prelude::*;
 use runtime::Machine;
 use safetensors::tensor::{Dtype, Metadata, TensorView};
-use safetensors::{SafeTensors, SafeTensorError};
+use safetensors::{SafeTensorError, SafeTensors};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,12 @@ fn folder() -> PathBuf {
 /// Elements as f64.
 fn numbers(dtype: Dtype, bytes: &[u8]) -> Vec<f64> {
     fn all<const N: usize>(bytes: &[u8], convert: fn([u8; N]) -> f64) -> Vec<f64> {
-        bytes.as_chunks::<N>().0.iter().map(|&b| convert(b)).collect()
+        bytes
+            .as_chunks::<N>()
+            .0
+            .iter()
+            .map(|&b| convert(b))
+            .collect()
     }
     match dtype {
         Dtype::F64 => all(bytes, f64::from_le_bytes),
@@ -69,13 +74,22 @@ enum Failure {
 fn run(file: &SafeTensors<'_>, case: &str) -> Result<(), Failure> {
     let wrong = |e: &dyn std::fmt::Display| Failure::Wrong(e.to_string());
     let tensor = |name: String| -> Result<TensorView<'_>, SafeTensorError> { file.tensor(&name) };
-    let bytes = tensor(format!("{case}/model")).map_err(|e| wrong(&e))?.data().to_vec();
+    let bytes = tensor(format!("{case}/model"))
+        .map_err(|e| wrong(&e))?
+        .data()
+        .to_vec();
     let options = Options {
         batch_norm: Some(BatchNorm::Frozen),
         ..Options::default()
     };
     let model = onnx::read_bytes(&bytes, case, &options).map_err(|error| {
-        Failure::Refused(error.to_string().trim_start_matches(case).trim_start_matches(": ").into())
+        Failure::Refused(
+            error
+                .to_string()
+                .trim_start_matches(case)
+                .trim_start_matches(": ")
+                .into(),
+        )
     })?;
     if let Some(unsupported) = model.unsupported.first() {
         return Err(Failure::Refused(unsupported.why.clone()));
@@ -86,7 +100,9 @@ fn run(file: &SafeTensors<'_>, case: &str) -> Result<(), Failure> {
     }
     let again = onnx::read_bytes(&bytes, case, &options).map_err(|e| wrong(&e))?;
     if ir::text::print_graph(&again.graph) != ir::text::print_graph(&model.graph) {
-        return Err(Failure::Wrong("a second reading gives another graph".into()));
+        return Err(Failure::Wrong(
+            "a second reading gives another graph".into(),
+        ));
     }
 
     let device = passes::devices::named("cpu").map_err(|e| wrong(&e))?;
@@ -110,7 +126,9 @@ fn run(file: &SafeTensors<'_>, case: &str) -> Result<(), Failure> {
     let inputs: Vec<String> = machine.inputs().map(|input| input.name.clone()).collect();
     for input in inputs {
         let given = tensor(format!("{case}/in/{input}")).map_err(|e| wrong(&e))?;
-        machine.write_input(&input, given.data()).map_err(|e| wrong(&e))?;
+        machine
+            .write_input(&input, given.data())
+            .map_err(|e| wrong(&e))?;
     }
     machine.step().map_err(|e| wrong(&e))?;
 
@@ -120,11 +138,21 @@ fn run(file: &SafeTensors<'_>, case: &str) -> Result<(), Failure> {
         let made = machine.read_output(&name).map_err(|e| wrong(&e))?;
         let (got, wanted) = (numbers(dtype, &made), numbers(dtype, expected.data()));
         let close = |(a, b): (&f64, &f64)| {
-            let slack = if relative(dtype) == 0.0 { 0.0 } else { ABSOLUTE };
-            a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= slack + relative(dtype) * b.abs()
+            let slack = if relative(dtype) == 0.0 {
+                0.0
+            } else {
+                ABSOLUTE
+            };
+            a == b
+                || (a.is_nan() && b.is_nan())
+                || (a - b).abs() <= slack + relative(dtype) * b.abs()
         };
         if got.len() != wanted.len() || !got.iter().zip(&wanted).all(close) {
-            let first = got.iter().zip(&wanted).position(|pair| !close(pair)).unwrap_or(0);
+            let first = got
+                .iter()
+                .zip(&wanted)
+                .position(|pair| !close(pair))
+                .unwrap_or(0);
             return Err(Failure::Wrong(format!(
                 "{name}: {} elements, not {}; element {first} is {:?}, not {:?}",
                 got.len(),
@@ -141,7 +169,9 @@ fn run(file: &SafeTensors<'_>, case: &str) -> Result<(), Failure> {
 fn node_tests_of_onnx_are_right_or_listed() {
     let packed = std::fs::read(folder().join("nodes.safetensors.gz")).unwrap();
     let mut bytes = vec![];
-    flate2::read::GzDecoder::new(&packed[..]).read_to_end(&mut bytes).unwrap();
+    flate2::read::GzDecoder::new(&packed[..])
+        .read_to_end(&mut bytes)
+        .unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let (_, metadata): (usize, Metadata) = SafeTensors::read_metadata(&bytes).unwrap();
     let metadata = metadata.metadata().as_ref().unwrap();
@@ -162,14 +192,29 @@ fn node_tests_of_onnx_are_right_or_listed() {
         }
     }
     let n_run = cases.len() - skipped.lines().count() - wrong.len();
-    assert!(wrong.is_empty(), "{} are wrong ({n_run} are right):\n{}", wrong.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} are wrong ({n_run} are right):\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
     let list = folder().join("skipped.txt");
     if std::env::var_os("BLESS").is_some() {
         std::fs::write(&list, &skipped).unwrap();
     }
     let listed = std::fs::read_to_string(&list).unwrap();
-    let differs = listed.lines().zip(skipped.lines()).find(|(old, new)| old != new);
-    assert_eq!(differs, None, "a line of skipped.txt, and the case that is refused now");
-    assert_eq!(listed.lines().count(), skipped.lines().count(), "lines of skipped.txt");
+    let differs = listed
+        .lines()
+        .zip(skipped.lines())
+        .find(|(old, new)| old != new);
+    assert_eq!(
+        differs, None,
+        "a line of skipped.txt, and the case that is refused now"
+    );
+    assert_eq!(
+        listed.lines().count(),
+        skipped.lines().count(),
+        "lines of skipped.txt"
+    );
     assert!(n_run >= LEAST, "{n_run} of {} cases are right", cases.len());
 }

@@ -20,7 +20,7 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), Failure> {
     if let Some(path) = &args.output {
         check_writable("--output", path)?;
     }
-    let model = model::read(&args.model.model, &args.model.dim)?;
+    let model = model::read(&args.model.model, &args.model.reading)?;
     let path = match (args.emit, &args.output) {
         (Some(emit), output) => return kernels(&model, emit, args, output.as_deref()),
         (None, Some(path)) => path,

@@ -10,7 +10,7 @@ const NAMED: usize = 20;
 
 /// Runs the command.
 pub(crate) fn run(args: &ImportArgs) -> Result<(), Failure> {
-    let model = model::read(&args.model.model, &args.model.dim)?;
+    let model = model::read(&args.model.model, &args.model.reading)?;
     let text = ir::text::print_graph(&model.graph);
     for unsupported in model.unsupported.iter().take(NAMED) {
         out::note(&format!(

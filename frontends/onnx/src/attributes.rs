@@ -48,27 +48,41 @@ impl<'a> Attributes<'a> {
     }
     /// All by name, for the call of a function.
     pub(crate) fn given(&self) -> Given<'a> {
-        self.list.iter().map(|&(name, attribute, _)| (name, attribute)).collect()
+        self.list
+            .iter()
+            .map(|&(name, attribute, _)| (name, attribute))
+            .collect()
     }
 
     fn find(&self, name: &str) -> Option<&'a AttributeProto> {
-        let i = self.list.binary_search_by_key(&name, |(name, ..)| name).ok()?;
+        let i = self
+            .list
+            .binary_search_by_key(&name, |(name, ..)| name)
+            .ok()?;
         Some(self.list[i].1)
     }
     pub(crate) fn has(&self, name: &str) -> bool {
         self.find(name).is_some()
     }
     pub(crate) fn int(&self, name: &str) -> Option<i64> {
-        self.find(name).filter(|a| kind(a) == INT).map(AttributeProto::i)
+        self.find(name)
+            .filter(|a| kind(a) == INT)
+            .map(AttributeProto::i)
     }
     pub(crate) fn float(&self, name: &str) -> Option<f64> {
-        self.find(name).filter(|a| kind(a) == FLOAT).map(|a| a.f().into())
+        self.find(name)
+            .filter(|a| kind(a) == FLOAT)
+            .map(|a| a.f().into())
     }
     pub(crate) fn ints(&self, name: &str) -> Option<&'a [i64]> {
-        self.find(name).filter(|a| kind(a) == INTS).map(|a| &a.ints[..])
+        self.find(name)
+            .filter(|a| kind(a) == INTS)
+            .map(|a| &a.ints[..])
     }
     pub(crate) fn floats(&self, name: &str) -> Option<&'a [f32]> {
-        self.find(name).filter(|a| kind(a) == FLOATS).map(|a| &a.floats[..])
+        self.find(name)
+            .filter(|a| kind(a) == FLOATS)
+            .map(|a| &a.floats[..])
     }
     pub(crate) fn tensor(&self, name: &str) -> Option<&'a TensorProto> {
         self.find(name)?.t.as_deref()

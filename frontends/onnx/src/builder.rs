@@ -89,7 +89,12 @@ impl<'a> Builder<'a> {
     // --- tensors ---
 
     fn push(&mut self, name: &'a str, ty: TensorType, source: Source<'a>) -> Slot {
-        self.entries.push(Entry { name, ty, source, value: None });
+        self.entries.push(Entry {
+            name,
+            ty,
+            source,
+            value: None,
+        });
         Slot(self.entries.len() - 1)
     }
     /// An input of the step.
@@ -213,8 +218,13 @@ impl<'a> Builder<'a> {
             return self.state(slot, StateKind::Const);
         };
         let ty = entry.ty.clone();
-        let place = Place { names: vec![name], module: "" };
-        let made = self.compose(&place, &mut |c| lower::one(c.full(number, ty.dtype(), ty.shape())?));
+        let place = Place {
+            names: vec![name],
+            module: "",
+        };
+        let made = self.compose(&place, &mut |c| {
+            lower::one(c.full(number, ty.dtype(), ty.shape())?)
+        });
         let made = made.map_err(|e| Error::new(name, e.to_string()))?;
         let made = made.into_iter().next().flatten();
         let made = made.and_then(|made| self.entries[made.0].value);
@@ -241,16 +251,22 @@ impl<'a> Builder<'a> {
                 _ => false,
             };
             if entry.value.is_none() && !is_uniform && !row.is_known(i) {
-                self.state(slot, StateKind::Const).map_err(|e| e.to_string())?;
+                self.state(slot, StateKind::Const)
+                    .map_err(|e| e.to_string())?;
             }
         }
         let attribute = attributes.tensor("value").and_then(|value| {
-            let ty = tensor::tensor_type(value).ok().filter(|ty| ty.numel() <= SMALL)?;
+            let ty = tensor::tensor_type(value)
+                .ok()
+                .filter(|ty| ty.numel() <= SMALL)?;
             Numbers::from_bytes(&ty, &tensor::inline(value, &ty)?)
         });
         let inputs = Inputs {
             attribute: attribute.as_ref(),
-            list: inputs.iter().map(|slot| slot.map(|slot| self.as_input(slot))).collect(),
+            list: inputs
+                .iter()
+                .map(|slot| slot.map(|slot| self.as_input(slot)))
+                .collect(),
             wanted: place.names.iter().map(|name| !name.is_empty()).collect(),
             opset,
             batch_norm,
@@ -272,7 +288,12 @@ impl<'a> Builder<'a> {
         };
         let state = self.state_of(slot).map(|state| &self.graph.states[state]);
         let is_trained = state.is_some_and(|state| state.kind == StateKind::Param);
-        Input { ty: &entry.ty, value: entry.value, known, is_trained }
+        Input {
+            ty: &entry.ty,
+            value: entry.value,
+            known,
+            is_trained,
+        }
     }
 
     /// Adds the nodes that a function plans.
@@ -303,7 +324,11 @@ impl<'a> Builder<'a> {
             operands.push(self.value(slot).map_err(|e| e.to_string())?);
         }
         // Nothing is known about it, so it runs once.
-        let outside = Outside { target, node, is_pure: false };
+        let outside = Outside {
+            target,
+            node,
+            is_pure: false,
+        };
         let plan = Plan::external(outside, &operands, types)?;
         self.add(&plan, types, place)
     }
@@ -339,7 +364,9 @@ impl<'a> Builder<'a> {
 fn result_types(call: &Call<'_>, results: &Results, place: &Place<'_>) -> Vec<Option<TensorType>> {
     let ty = |(i, name): (usize, &&str)| {
         let result = results.get(i).copied().flatten();
-        result.filter(|_| !name.is_empty()).map(|result| call.ty(result).clone())
+        result
+            .filter(|_| !name.is_empty())
+            .map(|result| call.ty(result).clone())
     };
     place.names.iter().enumerate().map(ty).collect()
 }
@@ -356,5 +383,7 @@ pub(crate) fn boolean(value: bool) -> Option<Numbers> {
 
 /// The number of a tensor with one element.
 pub(crate) fn scalar(numbers: &Numbers) -> Option<Scalar> {
-    (numbers.ty.numel() == 1).then(|| numbers.uniform()).flatten()
+    (numbers.ty.numel() == 1)
+        .then(|| numbers.uniform())
+        .flatten()
 }

@@ -44,7 +44,11 @@ pub(crate) fn function<'a>(
     let mut results = vec![];
     for (name, wanted) in function.output.iter().zip(&node.output) {
         let is_wanted = !wanted.is_empty();
-        results.push(if is_wanted { Some(import.item(name, inner.scope)?) } else { None });
+        results.push(if is_wanted {
+            Some(import.item(name, inner.scope)?)
+        } else {
+            None
+        });
     }
     import.leave();
     import.bind_all(node, results, frame)
@@ -72,13 +76,18 @@ fn body<'a>(
     }
     let outputs: Vec<&str> = graph.output.iter().map(|info| info.name()).collect();
     import.nodes(&graph.node, &outputs, &inner)?;
-    let results = outputs.iter().map(|name| import.item(name, inner.scope)).collect();
+    let results = outputs
+        .iter()
+        .map(|name| import.item(name, inner.scope))
+        .collect();
     import.leave();
     results
 }
 
 fn graph<'a>(attributes: &Attributes<'a>, name: &str) -> Result<&'a GraphProto> {
-    attributes.graph(name).ok_or_else(|| Error::new("", format!("the attribute {name} is missing")))
+    attributes
+        .graph(name)
+        .ok_or_else(|| Error::new("", format!("the attribute {name} is missing")))
 }
 
 /// A known boolean or integer.
@@ -88,7 +97,10 @@ fn known(import: &Import<'_>, item: Option<&Item>, what: &str) -> Result<i64> {
         _ => None,
     };
     let why = || {
-        Error::new("", format!("{what} must be known when the file is read, but depends on data"))
+        Error::new(
+            "",
+            format!("{what} must be known when the file is read, but depends on data"),
+        )
     };
     Ok(number.ok_or_else(why)?.float() as i64)
 }
@@ -101,8 +113,16 @@ pub(crate) fn branch<'a>(
     items: Items,
     frame: &Frame<'a>,
 ) -> Result<()> {
-    let condition = known(import, items.first().and_then(Option::as_ref), "the condition")?;
-    let name = if condition != 0 { "then_branch" } else { "else_branch" };
+    let condition = known(
+        import,
+        items.first().and_then(Option::as_ref),
+        "the condition",
+    )?;
+    let name = if condition != 0 {
+        "then_branch"
+    } else {
+        "else_branch"
+    };
     let results = body(import, graph(attributes, name)?, vec![], frame)?;
     import.bind_all(node, results.into_iter().map(Some).collect(), frame)
 }
@@ -132,7 +152,10 @@ pub(crate) fn repeat<'a>(
     let mut i = 0;
     while goes_on && i < most {
         if i == ITERATIONS {
-            return Err(Error::new("", format!("has more than {ITERATIONS} iterations")));
+            return Err(Error::new(
+                "",
+                format!("has more than {ITERATIONS} iterations"),
+            ));
         }
         let number = |n: Option<crate::tensor::Numbers>| n.ok_or_else(|| error("overflows"));
         let (i_now, condition) = (number(builder::int(i))?, number(builder::boolean(true))?);
@@ -180,7 +203,10 @@ fn stacked<'a>(
         if row.is_empty() {
             return Err(error("collects the results of no iteration"));
         }
-        let place = Place { names: vec![name], module: &frame.module };
+        let place = Place {
+            names: vec![name],
+            module: &frame.module,
+        };
         let slot = joined(&mut import.builder, row, axes[i], true, &place).map_err(whole)?;
         made.push(Some(Item::Tensor(slot)));
     }
@@ -196,7 +222,9 @@ pub(crate) fn scan<'a>(
     frame: &Frame<'a>,
 ) -> Result<()> {
     let graph = graph(attributes, "body")?;
-    let n_scanned = attributes.int("num_scan_inputs").and_then(|n| usize::try_from(n).ok());
+    let n_scanned = attributes
+        .int("num_scan_inputs")
+        .and_then(|n| usize::try_from(n).ok());
     let n_carried = n_scanned.and_then(|n| items.len().checked_sub(n));
     let n_carried = n_carried.ok_or_else(|| error("has too few inputs"))?;
     let mut carried = items;
@@ -206,16 +234,25 @@ pub(crate) fn scan<'a>(
     let list = |name: &str, n: usize| match attributes.ints(name) {
         None => Ok(vec![0; n]),
         Some(list) if list.len() == n => Ok(list.to_vec()),
-        Some(_) => Err(Error::new("", format!("the attribute {name} has another length"))),
+        Some(_) => Err(Error::new(
+            "",
+            format!("the attribute {name} has another length"),
+        )),
     };
-    let (in_axes, in_back) =
-        (list("scan_input_axes", scanned.len())?, list("scan_input_directions", scanned.len())?);
-    let (out_axes, out_back) =
-        (list("scan_output_axes", n_rows)?, list("scan_output_directions", n_rows)?);
+    let (in_axes, in_back) = (
+        list("scan_input_axes", scanned.len())?,
+        list("scan_input_directions", scanned.len())?,
+    );
+    let (out_axes, out_back) = (
+        list("scan_output_axes", n_rows)?,
+        list("scan_output_directions", n_rows)?,
+    );
 
     let mut parts: Vec<Vec<Slot>> = vec![];
     for (i, item) in scanned.iter().enumerate() {
-        let Some(Item::Tensor(slot)) = item else { return Err(error("scans no tensor")) };
+        let Some(Item::Tensor(slot)) = item else {
+            return Err(error("scans no tensor"));
+        };
         let mut list = elements(import, *slot, in_axes[i], frame)?;
         if in_back[i] != 0 {
             list.reverse();
@@ -227,7 +264,9 @@ pub(crate) fn scan<'a>(
     for i in 0..n {
         let mut inputs = std::mem::take(&mut carried);
         for list in &parts {
-            let slot = list.get(i).ok_or_else(|| error("scans inputs of different lengths"))?;
+            let slot = list
+                .get(i)
+                .ok_or_else(|| error("scans inputs of different lengths"))?;
             inputs.push(Some(Item::Tensor(*slot)));
         }
         let mut results = body(import, graph, inputs, frame)?.into_iter();
@@ -254,11 +293,17 @@ fn elements<'a>(
     let axis = wrap(axis, ty.rank()).map_err(whole)?;
     let size = ty.shape()[axis] as i64;
     if size > ITERATIONS {
-        return Err(Error::new("", format!("has more than {ITERATIONS} iterations")));
+        return Err(Error::new(
+            "",
+            format!("has more than {ITERATIONS} iterations"),
+        ));
     }
     let names: Vec<String> = (0..size).map(|i| format!("element_{i}")).collect();
     let names = names.iter().map(String::as_str).collect();
-    let place = Place { names, module: &frame.module };
+    let place = Place {
+        names,
+        module: &frame.module,
+    };
     let value = Ref::Value(import.builder.value(slot)?);
     let made = import.builder.compose(&place, &mut |c| {
         let mut list = vec![];
@@ -270,6 +315,9 @@ fn elements<'a>(
         }
         lower::all(list)
     });
-    let made = made.map_err(whole)?.into_iter().collect::<Option<Vec<Slot>>>();
+    let made = made
+        .map_err(whole)?
+        .into_iter()
+        .collect::<Option<Vec<Slot>>>();
     made.ok_or_else(|| error("has no elements"))
 }

@@ -28,7 +28,14 @@ fn sizes(info: &ValueInfoProto) -> Result<(i32, Option<Vec<Size>>), Error> {
         _ => Size::Name(format!("{}.{i}", info.name())),
     };
     let shape = tensor.shape.as_ref();
-    let shape = shape.map(|s| s.dim.iter().map(|dim| &dim.value).enumerate().map(size).collect());
+    let shape = shape.map(|s| {
+        s.dim
+            .iter()
+            .map(|dim| &dim.value)
+            .enumerate()
+            .map(size)
+            .collect()
+    });
     Ok((tensor.elem_type(), shape))
 }
 
@@ -54,9 +61,11 @@ pub(crate) fn inputs(
         let mut shape = vec![];
         for size in sizes {
             match size {
-                Size::Number(n) => shape.push(u64::try_from(n).map_err(|_| {
-                    Error::new(info.name(), format!("has the negative size {n}"))
-                })?),
+                Size::Number(n) => {
+                    shape.push(u64::try_from(n).map_err(|_| {
+                        Error::new(info.name(), format!("has the negative size {n}"))
+                    })?)
+                }
                 Size::Name(name) => match dims.get(&name) {
                     Some(&n) => {
                         used.insert(name);
@@ -78,18 +87,22 @@ pub(crate) fn inputs(
     }
     if let Some(name) = dims.keys().find(|name| !used.contains(*name)) {
         let known: Vec<&str> = used.iter().map(String::as_str).collect();
-        let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+        let known = if known.is_empty() {
+            "none".into()
+        } else {
+            known.join(", ")
+        };
         let message = format!("has no symbolic size {name}; it has {known}");
         return Err(Error::new("", message));
     }
-    types.into_iter().map(|(info, elements, shape)| made(info, elements, shape)).collect()
+    types
+        .into_iter()
+        .map(|(info, elements, shape)| made(info, elements, shape))
+        .collect()
 }
 
 /// The declared type of another tensor, if all its sizes are known.
-pub(crate) fn declared(
-    info: &ValueInfoProto,
-    dims: &BTreeMap<String, u64>,
-) -> Option<TensorType> {
+pub(crate) fn declared(info: &ValueInfoProto, dims: &BTreeMap<String, u64>) -> Option<TensorType> {
     let (elements, sizes) = sizes(info).ok()?;
     let size = |size: &Size| match size {
         Size::Number(n) => u64::try_from(*n).ok(),

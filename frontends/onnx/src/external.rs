@@ -24,10 +24,16 @@ impl Files {
     /// The files beside the model at `path`.
     pub(crate) fn beside(path: Option<&Path>) -> Files {
         let folder = path.and_then(|path| {
-            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            let parent = path
+                .parent()
+                .filter(|parent| !parent.as_os_str().is_empty());
             parent.unwrap_or(Path::new(".")).canonicalize().ok()
         });
-        Files { folder, sizes: std::collections::BTreeMap::new(), read: 0 }
+        Files {
+            folder,
+            sizes: std::collections::BTreeMap::new(),
+            read: 0,
+        }
     }
 
     /// A tensor's `bytes` bytes. An error says why they cannot be read.
@@ -46,7 +52,9 @@ impl Files {
         let offset = number("offset")?.unwrap_or(0);
         let length = number("length")?.unwrap_or(bytes);
         if length != bytes {
-            return Err(format!("needs {bytes} bytes, but its external data has {length}"));
+            return Err(format!(
+                "needs {bytes} bytes, but its external data has {length}"
+            ));
         }
         let path = self.path(location)?;
         let wrong = |e: std::io::Error| format!("{location:?} cannot be read ({e})");
@@ -66,7 +74,9 @@ impl Files {
         self.read = self.read.saturating_add(length);
         let most = self.sizes.values().sum::<u64>().saturating_mul(SHARED);
         if self.read > most {
-            return Err(format!("{SHARED} times as many bytes are used as {location:?} has"));
+            return Err(format!(
+                "{SHARED} times as many bytes are used as {location:?} has"
+            ));
         }
         file.seek(SeekFrom::Start(offset)).map_err(wrong)?;
         let mut data = vec![];
@@ -84,15 +94,17 @@ impl Files {
             .components()
             .all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
         let outside = || {
-            format!(
-                "{location:?} is outside of the model's folder; copy the file beside the model"
-            )
+            format!("{location:?} is outside of the model's folder; copy the file beside the model")
         };
         if !is_inside || location.is_empty() {
             return Err(outside());
         }
         let path = folder.join(relative).canonicalize();
         let path = path.map_err(|e| format!("{location:?} cannot be read ({e})"))?;
-        if path.starts_with(folder) { Ok(path) } else { Err(outside()) }
+        if path.starts_with(folder) {
+            Ok(path)
+        } else {
+            Err(outside())
+        }
     }
 }

@@ -91,7 +91,10 @@ fn walk(mut rest: &[u8], kind: Kind, depth: usize, left: &mut u64) -> Result<(),
     }
     let more = left.checked_sub(bytes(kind));
     *left = more.ok_or_else(|| {
-        Error::new("", "has so many empty messages that reading it would take too much memory")
+        Error::new(
+            "",
+            "has so many empty messages that reading it would take too much memory",
+        )
     })?;
     if matches!(kind, Text) {
         return Ok(());

@@ -115,13 +115,22 @@ pub(crate) fn model(
         options,
         functions,
         builder: Builder::new(name, files),
-        scopes: vec![Scope { items: BTreeMap::new(), outer: None }],
+        scopes: vec![Scope {
+            items: BTreeMap::new(),
+            outer: None,
+        }],
         declared: BTreeMap::new(),
         unsupported: vec![],
         left: NODES.max(proto.functions.len() as u64 + graph.node.len() as u64),
     };
     let trained = import.start(graph)?;
-    let frame = Frame { scope: 0, given: Given::new(), opset, depth: 0, module: String::new() };
+    let frame = Frame {
+        scope: 0,
+        given: Given::new(),
+        opset,
+        depth: 0,
+        module: String::new(),
+    };
     let outputs: Vec<&str> = graph.output.iter().map(|info| info.name()).collect();
     import.nodes(&graph.node, &outputs, &frame)?;
     import.finish(graph)?;
@@ -141,9 +150,14 @@ pub(crate) fn opset(list: &[OperatorSetIdProto], of: &str) -> Result<i64, Error>
         return Ok(version);
     }
     let (least, most) = (OPSETS.start(), OPSETS.end());
-    let error = Error::new(of, format!("uses version {version} of the operators (opset)"));
+    let error = Error::new(
+        of,
+        format!("uses version {version} of the operators (opset)"),
+    );
     Err(if version < *least {
-        error.help(format!("convert it to {least} or later with onnx.version_converter"))
+        error.help(format!(
+            "convert it to {least} or later with onnx.version_converter"
+        ))
     } else {
         error.help(format!("export it with opset_version={most} or earlier"))
     })
@@ -197,7 +211,10 @@ impl<'a> Import<'a> {
                 return Err(Error::new(name, message));
             }
             let value = self.builder.value(slot)?;
-            self.builder.graph.outputs.push(Output { name: name.into(), value });
+            self.builder.graph.outputs.push(Output {
+                name: name.into(),
+                value,
+            });
         }
         self.builder.finish()
     }
@@ -206,7 +223,10 @@ impl<'a> Import<'a> {
         let builder = self.builder;
         let of = |kind: StateKind| -> Vec<State> {
             let states = builder.graph.states.iter();
-            states.filter(|(_, state)| state.kind == kind).map(|(state, _)| state).collect()
+            states
+                .filter(|(_, state)| state.kind == kind)
+                .map(|(state, _)| state)
+                .collect()
         };
         Model {
             trained: of(StateKind::Param),
@@ -222,7 +242,10 @@ impl<'a> Import<'a> {
 
     /// A new scope, with the names of another around it or none.
     pub(crate) fn scope(&mut self, outer: Option<usize>) -> usize {
-        self.scopes.push(Scope { items: BTreeMap::new(), outer });
+        self.scopes.push(Scope {
+            items: BTreeMap::new(),
+            outer,
+        });
         self.scopes.len() - 1
     }
     /// Removes the last scope.
@@ -269,7 +292,10 @@ impl<'a> Import<'a> {
         let at = format!("node {} ({})", label(node), node.op_type());
         let left = self.left.checked_sub(1);
         self.left = left.ok_or_else(|| {
-            Error::new(&at, format!("functions and loops have more than {NODES} nodes"))
+            Error::new(
+                &at,
+                format!("functions and loops have more than {NODES} nodes"),
+            )
         })?;
         self.read(node, frame).map_err(|error| error.within(&at))
     }
@@ -293,7 +319,11 @@ impl<'a> Import<'a> {
             return control::function(self, function, call, (frame, module));
         }
         if !key[0].is_empty() {
-            let why = format!("there are no operators of the domain {}{}", key[0], advice(key[0]));
+            let why = format!(
+                "there are no operators of the domain {}{}",
+                key[0],
+                advice(key[0])
+            );
             return self.refuse(node, &items, frame, why);
         }
         match node.op_type() {
@@ -302,7 +332,10 @@ impl<'a> Import<'a> {
             "Loop" => control::repeat(self, node, &attributes, items, frame),
             "Scan" => control::scan(self, node, &attributes, items, frame),
             op if sequence::OPS.contains(&op) => {
-                let place = Place { names: names(node), module: &module };
+                let place = Place {
+                    names: names(node),
+                    module: &module,
+                };
                 let item = sequence::run(&mut self.builder, op, &items, &attributes, &place);
                 self.bind_all(node, vec![Some(item.map_err(whole)?)], frame)
             }
@@ -326,7 +359,11 @@ impl<'a> Import<'a> {
         }
         Ok(Frame {
             scope: self.scope(outer),
-            given: if outer.is_some() { frame.given.clone() } else { Given::new() },
+            given: if outer.is_some() {
+                frame.given.clone()
+            } else {
+                Given::new()
+            },
             opset: frame.opset,
             depth: frame.depth + 1,
             module,
@@ -397,7 +434,10 @@ impl<'a> Import<'a> {
         };
         let statistics = self.statistics(node, &attributes, &inputs)?;
         let mut names = names(node);
-        let extra: Vec<String> = statistics.iter().map(|state| format!("after_{state:?}")).collect();
+        let extra: Vec<String> = statistics
+            .iter()
+            .map(|state| format!("after_{state:?}"))
+            .collect();
         for (i, extra) in extra.iter().enumerate() {
             names.resize(names.len().max(i + 2), "");
             if names[i + 1].is_empty() {
@@ -406,12 +446,18 @@ impl<'a> Import<'a> {
         }
         let place = Place { names, module };
         let version = (frame.opset, self.options.batch_norm);
-        match self.builder.lower(row, &mut attributes, &inputs, &place, version) {
+        match self
+            .builder
+            .lower(row, &mut attributes, &inputs, &place, version)
+        {
             Ok(slots) => {
                 for (state, slot) in statistics.iter().zip(slots.iter().skip(1)) {
                     self.leave_state(*state, *slot)?;
                 }
-                let items = slots.into_iter().map(|slot| slot.map(Item::Tensor)).collect();
+                let items = slots
+                    .into_iter()
+                    .map(|slot| slot.map(Item::Tensor))
+                    .collect();
                 self.bind_all(node, items, frame)
             }
             Err(why) => self.refuse(node, &items, frame, why.to_string()),
@@ -426,16 +472,26 @@ impl<'a> Import<'a> {
         inputs: &[Option<Slot>],
     ) -> Option<Vec<Numbers>> {
         let (fold, n_read) = fold::find(node.op_type())?;
-        let numbers: Vec<Option<&Numbers>> =
-            inputs.iter().map(|slot| slot.and_then(|slot| self.builder.numbers(slot))).collect();
+        let numbers: Vec<Option<&Numbers>> = inputs
+            .iter()
+            .map(|slot| slot.and_then(|slot| self.builder.numbers(slot)))
+            .collect();
         let is_known = |(slot, numbers): (&Option<Slot>, &Option<&Numbers>)| {
             slot.is_none() || numbers.is_some()
         };
         if !inputs.iter().zip(&numbers).take(n_read).all(is_known) {
             return None;
         }
-        let types = inputs.iter().map(|slot| slot.map(|slot| self.builder.ty(slot))).collect();
-        let folding = Folding { inputs: numbers, types, attributes, n_results: node.output.len() };
+        let types = inputs
+            .iter()
+            .map(|slot| slot.map(|slot| self.builder.ty(slot)))
+            .collect();
+        let folding = Folding {
+            inputs: numbers,
+            types,
+            attributes,
+            n_results: node.output.len(),
+        };
         let results = fold(&folding)?;
         let n: u64 = results.iter().map(|numbers| numbers.ty.numel()).sum();
         (n <= SMALL && self.builder.take(n + 1)).then_some(results)
@@ -511,20 +567,36 @@ impl<'a> Import<'a> {
         let declared = |name: &String| self.declared.get(name.as_str()).cloned();
         let types: Vec<Option<TensorType>> = node.output.iter().map(declared).collect();
         let named = node.output.iter().zip(&types);
-        if frame.scope != 0 || named.clone().any(|(name, ty)| !name.is_empty() && ty.is_none()) {
+        if frame.scope != 0
+            || named
+                .clone()
+                .any(|(name, ty)| !name.is_empty() && ty.is_none())
+        {
             return refused(why);
         }
         let module = module(node).unwrap_or_default();
-        let place = Place { names: names(node), module: &module };
+        let place = Place {
+            names: names(node),
+            module: &module,
+        };
         let target = match domain(node.domain()) {
             "" => node.op_type().to_string(),
             domain => format!("{domain}::{}", node.op_type()),
         };
         let label = label(node);
-        let made = self.builder.external((&target, label), &inputs, &types, &place);
+        let made = self
+            .builder
+            .external((&target, label), &inputs, &types, &place);
         let Ok(made) = made else { return refused(why) };
-        self.unsupported.push(Unsupported { target, node: label.into(), why });
-        let items = made.into_iter().map(|slot| slot.map(Item::Tensor)).collect();
+        self.unsupported.push(Unsupported {
+            target,
+            node: label.into(),
+            why,
+        });
+        let items = made
+            .into_iter()
+            .map(|slot| slot.map(Item::Tensor))
+            .collect();
         self.bind_all(node, items, frame)
     }
 }
@@ -560,7 +632,11 @@ fn live(nodes: &[NodeProto], outputs: &[&str]) -> Vec<bool> {
     let mut needed: BTreeSet<&str> = outputs.iter().copied().collect();
     let mut live = vec![false; nodes.len()];
     for (node, live) in nodes.iter().zip(&mut live).rev() {
-        if node.output.iter().any(|name| needed.contains(name.as_str())) {
+        if node
+            .output
+            .iter()
+            .any(|name| needed.contains(name.as_str()))
+        {
             *live = true;
             read_names(node, &mut needed);
         }
@@ -571,7 +647,11 @@ fn live(nodes: &[NodeProto], outputs: &[&str]) -> Vec<bool> {
 /// The names that a node reads, also in its bodies. The nesting of messages is limited.
 fn read_names<'n>(node: &'n NodeProto, names: &mut BTreeSet<&'n str>) {
     names.extend(node.input.iter().map(String::as_str));
-    for body in node.attribute.iter().filter_map(|attribute| attribute.g.as_ref()) {
+    for body in node
+        .attribute
+        .iter()
+        .filter_map(|attribute| attribute.g.as_ref())
+    {
         names.extend(body.output.iter().map(|info| info.name()));
         for node in &body.node {
             read_names(node, names);
@@ -581,7 +661,10 @@ fn read_names<'n>(node: &'n NodeProto, names: &mut BTreeSet<&'n str>) {
 
 /// The module in which torch's exporter saw a node: the scope before the node's own.
 fn module(node: &NodeProto) -> Option<String> {
-    let scopes = node.metadata_props.iter().find(|p| p.key() == "pkg.torch.onnx.name_scopes")?;
+    let scopes = node
+        .metadata_props
+        .iter()
+        .find(|p| p.key() == "pkg.torch.onnx.name_scopes")?;
     let list = scopes.value().strip_prefix('[')?.strip_suffix(']')?;
     let scopes: Vec<&str> = list.split(", ").collect();
     let module = scopes.len().checked_sub(2).map_or("", |i| scopes[i]);

@@ -84,6 +84,19 @@ pub enum BatchNorm {
     Frozen,
 }
 
+impl BatchNorm {
+    /// Both.
+    pub const ALL: [BatchNorm; 2] = [BatchNorm::Train, BatchNorm::Frozen];
+
+    /// The name of the choice: `train`, `frozen`.
+    pub fn name(self) -> &'static str {
+        match self {
+            BatchNorm::Train => "train",
+            BatchNorm::Frozen => "frozen",
+        }
+    }
+}
+
 /// A forward with the values of its states.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Model {
@@ -113,7 +126,10 @@ pub fn read(path: &Path, options: &Options) -> Result<Model, Error> {
         return Err(named(Error::new("", "is not a file")));
     }
     let bytes = std::fs::read(path).map_err(io)?;
-    let name = path.file_stem().map(|stem| stem.to_string_lossy()).unwrap_or_default();
+    let name = path
+        .file_stem()
+        .map(|stem| stem.to_string_lossy())
+        .unwrap_or_default();
     model(bytes, &name, Some(path), options).map_err(named)
 }
 

@@ -50,7 +50,9 @@ impl<'n> Given<'n> {
     /// A position, which must be known; the last one if it is not given.
     fn position(&self, b: &Builder<'_>, n: usize) -> Result<usize> {
         let Some(Item::Tensor(slot)) = self.items.last().and_then(Option::as_ref) else {
-            return n.checked_sub(1).ok_or_else(|| "the sequence is empty".into());
+            return n
+                .checked_sub(1)
+                .ok_or_else(|| "the sequence is empty".into());
         };
         let at = b.numbers(*slot).and_then(builder::scalar);
         let at = at.ok_or("the position must be known when the file is read")?;
@@ -81,14 +83,22 @@ pub(crate) fn run<'a>(
         "SequenceErase" => {
             let mut list = given.sequence()?.to_vec();
             let only_sequence = items.len() < 2;
-            let at = if only_sequence { list.len().saturating_sub(1) } else { given.position(b, list.len())? };
+            let at = if only_sequence {
+                list.len().saturating_sub(1)
+            } else {
+                given.position(b, list.len())?
+            };
             ensure(at < list.len(), "the sequence is empty")?;
             list.remove(at);
             Item::Sequence(list)
         }
         "SequenceInsert" => {
             let mut list = given.sequence()?.to_vec();
-            let at = if items.len() < 3 { list.len() } else { given.position(b, list.len() + 1)? };
+            let at = if items.len() < 3 {
+                list.len()
+            } else {
+                given.position(b, list.len() + 1)?
+            };
             list.insert(at, given.tensor(1)?);
             Item::Sequence(list)
         }
@@ -99,7 +109,13 @@ pub(crate) fn run<'a>(
         "ConcatFromSequence" => {
             let list = given.sequence()?;
             let (axis, new) = (attributes.int("axis"), attributes.int("new_axis"));
-            Item::Tensor(joined(b, list, axis.ok_or("the axis is missing")?, new == Some(1), place)?)
+            Item::Tensor(joined(
+                b,
+                list,
+                axis.ok_or("the axis is missing")?,
+                new == Some(1),
+                place,
+            )?)
         }
         "SplitToSequence" => {
             let x = given.tensor(0)?;
@@ -132,9 +148,16 @@ pub(crate) fn joined(
     let (rank, dtype) = (b.ty(first).rank(), b.ty(first).dtype());
     let axis = wrap(axis, if new { rank + 1 } else { rank })?;
     let made = b.compose(place, &mut |c| {
-        lower::one(if new { c.stack(parts.clone(), axis, dtype)? } else { c.cat(&parts, axis)? })
+        lower::one(if new {
+            c.stack(parts.clone(), axis, dtype)?
+        } else {
+            c.cat(&parts, axis)?
+        })
     })?;
-    made.into_iter().next().flatten().ok_or_else(|| "has no result".into())
+    made.into_iter()
+        .next()
+        .flatten()
+        .ok_or_else(|| "has no result".into())
 }
 
 /// The parts of a tensor: of these sizes, of one size, or of size 1.
@@ -150,20 +173,28 @@ fn parts(
         None => vec![1],
         Some(sizes) => {
             let known = b.numbers(sizes).and_then(|numbers| numbers.as_ints());
-            known.ok_or("the sizes must be known when the file is read")?.to_vec()
+            known
+                .ok_or("the sizes must be known when the file is read")?
+                .to_vec()
         }
     };
     let is_one_size = sizes.is_none_or(|sizes| b.ty(sizes).rank() == 0);
     let list = match given[..] {
         [part] if is_one_size => {
-            ensure(part > 0 && size / part <= SMALL as i64, "has too many parts")?;
+            ensure(
+                part > 0 && size / part <= SMALL as i64,
+                "has too many parts",
+            )?;
             let n = size / part + i64::from(size % part != 0);
             (0..n).map(|i| part.min(size - i * part)).collect()
         }
         _ => given,
     };
     let names: Vec<String> = (0..list.len()).map(|i| format!("{name}_{i}")).collect();
-    let place = Place { names: names.iter().map(String::as_str).collect(), module };
+    let place = Place {
+        names: names.iter().map(String::as_str).collect(),
+        module,
+    };
     let value = Ref::Value(b.value(x).map_err(|e| e.to_string())?);
     let made = b.compose(&place, &mut |c| {
         let mut parts = c.split(value, axis, &list)?;
@@ -174,5 +205,7 @@ fn parts(
         }
         lower::all(parts)
     })?;
-    made.into_iter().collect::<Option<_>>().ok_or_else(|| "has no result".into())
+    made.into_iter()
+        .collect::<Option<_>>()
+        .ok_or_else(|| "has no result".into())
 }

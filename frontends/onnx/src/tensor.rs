@@ -85,7 +85,11 @@ pub(crate) fn bytes(
         typed(proto, ty.dtype())
     };
     if data.len() as u64 != ty.bytes() {
-        let why = format!("is {ty} of {} bytes, but the file has {}", ty.bytes(), data.len());
+        let why = format!(
+            "is {ty} of {} bytes, but the file has {}",
+            ty.bytes(),
+            data.len()
+        );
         return Err(bad(why));
     }
     if ty.dtype() == DType::Bool && data.iter().any(|&b| b > 1) {
@@ -103,9 +107,21 @@ pub(crate) fn inline(proto: &TensorProto, ty: &TensorType) -> Option<Vec<u8>> {
 fn typed(proto: &TensorProto, dtype: DType) -> Vec<u8> {
     let ints = proto.int32_data.iter();
     match dtype {
-        DType::F32 => proto.float_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        DType::F64 => proto.double_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        DType::I64 => proto.int64_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        DType::F32 => proto
+            .float_data
+            .iter()
+            .flat_map(|x| x.to_le_bytes())
+            .collect(),
+        DType::F64 => proto
+            .double_data
+            .iter()
+            .flat_map(|x| x.to_le_bytes())
+            .collect(),
+        DType::I64 => proto
+            .int64_data
+            .iter()
+            .flat_map(|x| x.to_le_bytes())
+            .collect(),
         DType::I32 => ints.flat_map(|x| x.to_le_bytes()).collect(),
         DType::I16 | DType::F16 | DType::BF16 => {
             ints.flat_map(|&x| (x as u16).to_le_bytes()).collect()
@@ -167,9 +183,11 @@ impl Numbers {
             }
             Elements::Ints(ints) => Numbers::ints(dtype, shape, ints),
             Elements::Floats(floats) if dtype.is_float() => Numbers::floats(dtype, shape, floats),
-            Elements::Floats(floats) if dtype == DType::Bool => {
-                Numbers::ints(dtype, shape, floats.into_iter().map(|x| (x != 0.0).into()).collect())
-            }
+            Elements::Floats(floats) if dtype == DType::Bool => Numbers::ints(
+                dtype,
+                shape,
+                floats.into_iter().map(|x| (x != 0.0).into()).collect(),
+            ),
             Elements::Floats(floats) => {
                 Numbers::ints(dtype, shape, floats.into_iter().map(|x| x as i64).collect())
             }
@@ -206,13 +224,17 @@ impl Numbers {
         match &self.elements {
             Elements::Ints(list) => {
                 let n = self.ty.dtype().bytes() as usize;
-                list.iter().flat_map(|x| x.to_le_bytes().into_iter().take(n)).collect()
+                list.iter()
+                    .flat_map(|x| x.to_le_bytes().into_iter().take(n))
+                    .collect()
             }
             Elements::Floats(list) => {
                 let list = list.iter();
                 match self.ty.dtype() {
                     DType::F16 => list.flat_map(|&x| f16::from_f64(x).to_le_bytes()).collect(),
-                    DType::BF16 => list.flat_map(|&x| bf16::from_f64(x).to_le_bytes()).collect(),
+                    DType::BF16 => list
+                        .flat_map(|&x| bf16::from_f64(x).to_le_bytes())
+                        .collect(),
                     DType::F32 => list.flat_map(|&x| (x as f32).to_le_bytes()).collect(),
                     _ => list.flat_map(|x| x.to_le_bytes()).collect(),
                 }
@@ -239,7 +261,9 @@ impl Numbers {
         match &self.elements {
             Elements::Ints(list) => {
                 let first = list.first().copied().unwrap_or(0);
-                list.iter().all(|&x| x == first).then_some(Scalar::Int(first))
+                list.iter()
+                    .all(|&x| x == first)
+                    .then_some(Scalar::Int(first))
             }
             Elements::Floats(list) => {
                 let first = list.first().copied().unwrap_or(0.0);

@@ -15,7 +15,10 @@ fn is_float(proto: &TensorProto) -> bool {
 }
 
 fn kind(entries: &[StringStringEntryProto]) -> Option<&str> {
-    entries.iter().find(|entry| entry.key() == KIND).map(|entry| entry.value())
+    entries
+        .iter()
+        .find(|entry| entry.key() == KIND)
+        .map(|entry| entry.value())
 }
 
 /// The names of the trained initializers.
@@ -44,14 +47,21 @@ pub(crate) fn names<'a>(graph: &'a GraphProto, trainable: &Trainable) -> BTreeSe
         };
         is_named && is_float(proto) && !statistics.contains(name)
     };
-    graph.initializer.iter().filter(is_chosen).map(|proto| proto.name()).collect()
+    graph
+        .initializer
+        .iter()
+        .filter(is_chosen)
+        .map(|proto| proto.name())
+        .collect()
 }
 
 /// True if a name matches a pattern with stars.
 fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or("");
-    let Some(mut rest) = name.strip_prefix(first) else { return false };
+    let Some(mut rest) = name.strip_prefix(first) else {
+        return false;
+    };
     let mut last = None;
     for part in parts {
         // The text before this part was found as early as possible.
@@ -80,7 +90,9 @@ pub(crate) fn notes(graph: &GraphProto, trained: &BTreeSet<&str>) -> Vec<String>
         is_float(proto) && proto.dims.len() >= 2 && read.contains(proto.name())
     };
     let weights = graph.initializer.iter().filter(is_weight);
-    let n_frozen = weights.filter(|proto| !trained.contains(proto.name())).count();
+    let n_frozen = weights
+        .filter(|proto| !trained.contains(proto.name()))
+        .count();
     if n_frozen == 0 {
         return vec![];
     }

@@ -42,7 +42,7 @@ pub(super) fn run(args: &ProfileArgs, optimizer: Optimizer, number: u32) -> Resu
         ));
     }
     let here = Here::find(number)?;
-    let model = model::read(&args.model.model, &args.model.dim)?;
+    let model = model::read(&args.model.model, &args.model.reading)?;
     let start = Instant::now();
     let rounds = args.repeat.unwrap_or(ROUNDS.1);
     let on = |kernels: Kernels| Traced::new(args, optimizer, &model, &here, kernels);

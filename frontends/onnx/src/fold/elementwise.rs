@@ -6,11 +6,21 @@ use ir::DType;
 
 pub(super) const OPS: &[(&str, Fold)] = &[
     ("Identity", |f| Some(vec![f.at(0)?.clone()])),
-    ("Cast", |f| cast(f, tensor::dtype(f.attributes.int("to")?).ok()?)),
-    ("CastLike", |f| cast(f, f.types.get(1).copied().flatten()?.dtype())),
+    ("Cast", |f| {
+        cast(f, tensor::dtype(f.attributes.int("to")?).ok()?)
+    }),
+    ("CastLike", |f| {
+        cast(f, f.types.get(1).copied().flatten()?.dtype())
+    }),
     ("Neg", |f| unary(f, i64::checked_neg, |x| -x)),
     ("Abs", |f| unary(f, i64::checked_abs, f64::abs)),
-    ("Sign", |f| unary(f, |x| Some(x.signum()), |x| if x == 0.0 { x } else { x.signum() })),
+    ("Sign", |f| {
+        unary(
+            f,
+            |x| Some(x.signum()),
+            |x| if x == 0.0 { x } else { x.signum() },
+        )
+    }),
     ("Not", |f| unary(f, |x| Some(1 - x), |x| x)),
     ("Floor", |f| unary(f, Some, f64::floor)),
     ("Ceil", |f| unary(f, Some, f64::ceil)),
@@ -25,8 +35,20 @@ pub(super) const OPS: &[(&str, Fold)] = &[
     ("Div", |f| binary(f, i64::checked_div, |a, b| a / b)),
     ("Mod", modulo),
     ("Pow", |f| binary(f, power, f64::powf)),
-    ("Max", |f| combined(f, |a, b| Some(a.max(b)), |a, b| if a.is_nan() || a > b { a } else { b })),
-    ("Min", |f| combined(f, |a, b| Some(a.min(b)), |a, b| if a.is_nan() || a < b { a } else { b })),
+    ("Max", |f| {
+        combined(
+            f,
+            |a, b| Some(a.max(b)),
+            |a, b| if a.is_nan() || a > b { a } else { b },
+        )
+    }),
+    ("Min", |f| {
+        combined(
+            f,
+            |a, b| Some(a.min(b)),
+            |a, b| if a.is_nan() || a < b { a } else { b },
+        )
+    }),
     ("Sum", |f| combined(f, i64::checked_add, |a, b| a + b)),
     ("And", |f| binary(f, |a, b| Some(a & b), |a, _| a)),
     ("Or", |f| binary(f, |a, b| Some(a | b), |a, _| a)),
@@ -35,11 +57,17 @@ pub(super) const OPS: &[(&str, Fold)] = &[
     ("Less", |f| compare(f, |a, b| a < b, |a, b| a < b)),
     ("LessOrEqual", |f| compare(f, |a, b| a <= b, |a, b| a <= b)),
     ("Greater", |f| compare(f, |a, b| a > b, |a, b| a > b)),
-    ("GreaterOrEqual", |f| compare(f, |a, b| a >= b, |a, b| a >= b)),
+    ("GreaterOrEqual", |f| {
+        compare(f, |a, b| a >= b, |a, b| a >= b)
+    }),
     ("Where", select),
     ("IsNaN", |f| {
         let x = f.at(0)?;
-        let is_nan = x.to_floats().into_iter().map(|x| x.is_nan().into()).collect();
+        let is_nan = x
+            .to_floats()
+            .into_iter()
+            .map(|x| x.is_nan().into())
+            .collect();
         Some(vec![Numbers::ints(DType::Bool, x.ty.shape(), is_nan)?])
     }),
 ];
@@ -56,7 +84,9 @@ fn unary(
 ) -> Option<Vec<Numbers>> {
     let x = f.at(0)?;
     let elements = match &x.elements {
-        Elements::Ints(list) => Elements::Ints(list.iter().map(|&x| int(x)).collect::<Option<_>>()?),
+        Elements::Ints(list) => {
+            Elements::Ints(list.iter().map(|&x| int(x)).collect::<Option<_>>()?)
+        }
         Elements::Floats(list) => Elements::Floats(list.iter().map(|&x| float(x)).collect()),
     };
     Some(vec![Numbers::of(x.ty.dtype(), x.ty.shape(), elements)?])
@@ -66,8 +96,10 @@ fn unary(
 fn broadcast(a: &Numbers, b: &Numbers) -> Option<(Vec<u64>, Elements, Elements)> {
     let shape = ir::op::broadcast_shapes(a.ty.shape(), b.ty.shape()).ok()?;
     let wide = |x: &Numbers| {
-        let places: Option<Vec<usize>> =
-            indices(&shape)?.iter().map(|index| place(x.ty.shape(), index)).collect();
+        let places: Option<Vec<usize>> = indices(&shape)?
+            .iter()
+            .map(|index| place(x.ty.shape(), index))
+            .collect();
         picked(&x.elements, &places?)
     };
     let (a, b) = (wide(a)?, wide(b)?);
@@ -90,9 +122,12 @@ fn with(
             Elements::Floats(x.into_iter().zip(y).map(|(x, y)| float(x, y)).collect())
         }
         // Only a power has operands of different kinds.
-        (Elements::Floats(x), Elements::Ints(y)) => {
-            Elements::Floats(x.into_iter().zip(y).map(|(x, y)| float(x, y as f64)).collect())
-        }
+        (Elements::Floats(x), Elements::Ints(y)) => Elements::Floats(
+            x.into_iter()
+                .zip(y)
+                .map(|(x, y)| float(x, y as f64))
+                .collect(),
+        ),
         _ => return None,
     };
     Numbers::of(a.ty.dtype(), &shape, elements)
@@ -126,9 +161,17 @@ fn modulo(f: &Folding<'_, '_>) -> Option<Vec<Numbers>> {
     let as_c = f.attributes.int("fmod").unwrap_or(0) != 0;
     let of_divisor = |a: i64, b: i64| {
         let rest = a.checked_rem(b)?;
-        Some(if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest })
+        Some(if rest != 0 && (rest < 0) != (b < 0) {
+            rest + b
+        } else {
+            rest
+        })
     };
-    binary(f, if as_c { i64::checked_rem } else { of_divisor }, |a, b| a % b)
+    binary(
+        f,
+        if as_c { i64::checked_rem } else { of_divisor },
+        |a, b| a % b,
+    )
 }
 
 fn compare(
@@ -168,11 +211,17 @@ fn select(f: &Folding<'_, '_>) -> Option<Vec<Numbers>> {
     let elements = match (wide(a)?, wide(b)?) {
         (Elements::Ints(a), Elements::Ints(b)) => {
             let both = a.into_iter().zip(b).zip(chosen);
-            Elements::Ints(both.map(|((a, b), first)| if first { a } else { b }).collect())
+            Elements::Ints(
+                both.map(|((a, b), first)| if first { a } else { b })
+                    .collect(),
+            )
         }
         (Elements::Floats(a), Elements::Floats(b)) => {
             let both = a.into_iter().zip(b).zip(chosen);
-            Elements::Floats(both.map(|((a, b), first)| if first { a } else { b }).collect())
+            Elements::Floats(
+                both.map(|((a, b), first)| if first { a } else { b })
+                    .collect(),
+            )
         }
         _ => return None,
     };

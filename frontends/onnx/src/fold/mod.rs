@@ -26,7 +26,10 @@ pub(crate) type Fold = fn(&Folding<'_, '_>) -> Option<Vec<Numbers>>;
 /// The function of an operator, and the number of inputs, from the first on, whose elements it
 /// reads. Of the others it reads only the types.
 pub(crate) fn find(op: &str) -> Option<(Fold, usize)> {
-    let row = shape::OPS.iter().chain(elementwise::OPS).find(|(name, _)| *name == op)?;
+    let row = shape::OPS
+        .iter()
+        .chain(elementwise::OPS)
+        .find(|(name, _)| *name == op)?;
     let n_read = match op {
         "Shape" | "Size" => 0,
         "CastLike" => 1,
@@ -37,8 +40,11 @@ pub(crate) fn find(op: &str) -> Option<(Fold, usize)> {
 
 /// The names of the operators, sorted.
 pub(crate) fn names() -> Vec<&'static str> {
-    let mut names: Vec<&str> =
-        shape::OPS.iter().chain(elementwise::OPS).map(|(name, _)| *name).collect();
+    let mut names: Vec<&str> = shape::OPS
+        .iter()
+        .chain(elementwise::OPS)
+        .map(|(name, _)| *name)
+        .collect();
     names.sort_unstable();
     names
 }
@@ -62,8 +68,14 @@ impl<'n> Folding<'n, '_> {
     }
     /// Dimensions from an input, or, in older versions, an attribute; sorted.
     fn axes(&self, i: usize, rank: usize) -> Option<Option<Vec<usize>>> {
-        let given = if self.has(i) { Some(self.ints(i)?) } else { self.attributes.ints("axes") };
-        let Some(given) = given else { return Some(None) };
+        let given = if self.has(i) {
+            Some(self.ints(i)?)
+        } else {
+            self.attributes.ints("axes")
+        };
+        let Some(given) = given else {
+            return Some(None);
+        };
         let mut axes = vec![];
         for &axis in given {
             axes.push(lower::wrap(axis, rank).ok()?);

@@ -10,7 +10,11 @@ pub(super) const OPS: &[(&str, Fold)] = &[
     ("Shape", shape),
     ("Size", |f| {
         let n = f.types.first().copied().flatten()?.numel();
-        Some(vec![Numbers::ints(DType::I64, &[], vec![i64::try_from(n).ok()?])?])
+        Some(vec![Numbers::ints(
+            DType::I64,
+            &[],
+            vec![i64::try_from(n).ok()?],
+        )?])
     }),
     ("Reshape", reshape),
     ("Flatten", flatten),
@@ -45,7 +49,11 @@ fn shape(f: &Folding<'_, '_>) -> Option<Vec<Numbers>> {
     let (start, end) = (bound("start", 0), bound("end", n));
     let part = shape.get(start..end.max(start))?;
     let sizes: Vec<i64> = part.iter().map(|&d| d as i64).collect();
-    Some(vec![Numbers::ints(DType::I64, &[sizes.len() as u64], sizes)?])
+    Some(vec![Numbers::ints(
+        DType::I64,
+        &[sizes.len() as u64],
+        sizes,
+    )?])
 }
 
 fn as_shape(sizes: &[i64]) -> Option<Vec<u64>> {
@@ -63,7 +71,10 @@ fn reshape(f: &Folding<'_, '_>) -> Option<Vec<Numbers>> {
             *size = *x.ty.shape().get(i)? as i64;
         }
     }
-    let known: i64 = sizes.iter().filter(|&&d| d != -1).try_fold(1i64, |n, &d| n.checked_mul(d))?;
+    let known: i64 = sizes
+        .iter()
+        .filter(|&&d| d != -1)
+        .try_fold(1i64, |n, &d| n.checked_mul(d))?;
     for size in sizes.iter_mut().filter(|size| **size == -1) {
         *size = (x.ty.numel() as i64).checked_div(known)?;
     }
@@ -74,7 +85,11 @@ fn flatten(f: &Folding<'_, '_>) -> Option<Vec<Numbers>> {
     let x = f.at(0)?;
     let n = x.ty.rank();
     let axis = f.attributes.int("axis").unwrap_or(1);
-    let axis = if axis == n as i64 { n } else { wrap(axis, n).ok()? };
+    let axis = if axis == n as i64 {
+        n
+    } else {
+        wrap(axis, n).ok()?
+    };
     let (rows, columns) = x.ty.shape().split_at(axis);
     reshaped(x, &[lower::count(rows).ok()?, lower::count(columns).ok()?])
 }
@@ -87,12 +102,22 @@ fn squeeze(f: &Folding<'_, '_>) -> Option<Vec<Numbers>> {
         None => size != 1,
     };
     let shape = x.ty.shape().iter().copied().enumerate();
-    reshaped(x, &shape.filter(is_kept).map(|(_, size)| size).collect::<Vec<u64>>())
+    reshaped(
+        x,
+        &shape
+            .filter(is_kept)
+            .map(|(_, size)| size)
+            .collect::<Vec<u64>>(),
+    )
 }
 
 fn unsqueeze(f: &Folding<'_, '_>) -> Option<Vec<Numbers>> {
     let x = f.at(0)?;
-    let n = if f.has(1) { f.ints(1)?.len() } else { f.attributes.ints("axes")?.len() };
+    let n = if f.has(1) {
+        f.ints(1)?.len()
+    } else {
+        f.attributes.ints("axes")?.len()
+    };
     let mut shape = x.ty.shape().to_vec();
     for axis in f.axes(1, shape.len() + n)?? {
         if axis > shape.len() {
@@ -107,7 +132,10 @@ fn transpose(f: &Folding<'_, '_>) -> Option<Vec<Numbers>> {
     let x = f.at(0)?;
     let n = x.ty.rank();
     let order: Vec<usize> = match f.attributes.ints("perm") {
-        Some(perm) => perm.iter().map(|&d| wrap(d, n).ok()).collect::<Option<_>>()?,
+        Some(perm) => perm
+            .iter()
+            .map(|&d| wrap(d, n).ok())
+            .collect::<Option<_>>()?,
         None => (0..n).rev().collect(),
     };
     let is_order = order.len() == n && (0..n).all(|d| order.contains(&d));
@@ -119,7 +147,9 @@ fn transpose(f: &Folding<'_, '_>) -> Option<Vec<Numbers>> {
         }
         Some(from)
     };
-    Some(vec![is_order.then(|| mapped(x, &shape, &source)).flatten()?])
+    Some(vec![
+        is_order.then(|| mapped(x, &shape, &source)).flatten()?,
+    ])
 }
 
 fn expand(f: &Folding<'_, '_>) -> Option<Vec<Numbers>> {
@@ -134,7 +164,11 @@ fn tile(f: &Folding<'_, '_>) -> Option<Vec<Numbers>> {
     if repeats.len() != old.len() {
         return None;
     }
-    let shape: Option<Vec<u64>> = old.iter().zip(&repeats).map(|(d, n)| d.checked_mul(*n)).collect();
+    let shape: Option<Vec<u64>> = old
+        .iter()
+        .zip(&repeats)
+        .map(|(d, n)| d.checked_mul(*n))
+        .collect();
     let source = |index: &[u64]| Some(index.iter().zip(old).map(|(i, d)| i % d).collect());
     Some(vec![mapped(x, &shape?, &source)?])
 }
@@ -142,8 +176,16 @@ fn tile(f: &Folding<'_, '_>) -> Option<Vec<Numbers>> {
 fn slice(f: &Folding<'_, '_>) -> Option<Vec<Numbers>> {
     let mut x = f.at(0)?.clone();
     let (starts, ends) = (f.ints(1)?, f.ints(2)?);
-    let steps = if f.has(4) { f.ints(4)?.to_vec() } else { vec![1; starts.len()] };
-    let axes = if f.has(3) { f.ints(3)?.to_vec() } else { (0..starts.len() as i64).collect() };
+    let steps = if f.has(4) {
+        f.ints(4)?.to_vec()
+    } else {
+        vec![1; starts.len()]
+    };
+    let axes = if f.has(3) {
+        f.ints(3)?.to_vec()
+    } else {
+        (0..starts.len() as i64).collect()
+    };
     for (i, &axis) in axes.iter().enumerate() {
         let axis = wrap(axis, x.ty.rank()).ok()?;
         let (start, end, step) = (*starts.get(i)?, *ends.get(i)?, *steps.get(i)?);
@@ -221,15 +263,20 @@ fn concat(f: &Folding<'_, '_>) -> Option<Vec<Numbers>> {
     }
     let (mut ints, mut floats) = (vec![], vec![]);
     for mut index in indices(&shape)? {
-        let i = starts.partition_point(|&start| start <= index[axis]).checked_sub(1)?;
+        let i = starts
+            .partition_point(|&start| start <= index[axis])
+            .checked_sub(1)?;
         index[axis] -= starts[i];
         match picked(&parts[i].elements, &[place(parts[i].ty.shape(), &index)?])? {
             Elements::Ints(one) => ints.extend(one),
             Elements::Floats(one) => floats.extend(one),
         }
     }
-    let elements =
-        if first.ty.dtype().is_float() { Elements::Floats(floats) } else { Elements::Ints(ints) };
+    let elements = if first.ty.dtype().is_float() {
+        Elements::Floats(floats)
+    } else {
+        Elements::Ints(ints)
+    };
     Some(vec![Numbers::of(first.ty.dtype(), &shape, elements)?])
 }
 
@@ -266,7 +313,9 @@ fn range(f: &Folding<'_, '_>) -> Option<Vec<Numbers>> {
         let (start, end, step) = (f.int(0)?, f.int(1)?, f.int(2)?);
         let (span, wide) = (i128::from(end) - i128::from(start), i128::from(step));
         let n = span.checked_div(wide)? + i128::from(span.checked_rem(wide)? != 0);
-        let n = usize::try_from(n.max(0)).ok().filter(|&n| n as u64 <= SMALL)?;
+        let n = usize::try_from(n.max(0))
+            .ok()
+            .filter(|&n| n as u64 <= SMALL)?;
         let list = (0..n).map(|i| start + i as i64 * step).collect();
         return Some(vec![Numbers::ints(dtype, &[n as u64], list)?]);
     }
@@ -285,18 +334,28 @@ fn constant_of_shape(f: &Folding<'_, '_>) -> Option<Vec<Numbers>> {
     let Some(value) = f.attributes.tensor("value") else {
         return Some(vec![Numbers::floats(DType::F32, &shape, vec![0.0; n])?]);
     };
-    let ty = crate::tensor::tensor_type(value).ok().filter(|ty| ty.numel() == 1)?;
+    let ty = crate::tensor::tensor_type(value)
+        .ok()
+        .filter(|ty| ty.numel() == 1)?;
     let data = crate::tensor::inline(value, &ty)?;
     let one = Numbers::from_bytes(&ty, &data)?;
-    Some(vec![Numbers::of(ty.dtype(), &shape, picked(&one.elements, &vec![0; n])?)?])
+    Some(vec![Numbers::of(
+        ty.dtype(),
+        &shape,
+        picked(&one.elements, &vec![0; n])?,
+    )?])
 }
 
 fn non_zero(f: &Folding<'_, '_>) -> Option<Vec<Numbers>> {
     let x = f.at(0)?;
     let all = indices(x.ty.shape())?;
     let is_set = |(_, value): &(&Vec<u64>, f64)| *value != 0.0;
-    let found: Vec<&Vec<u64>> =
-        all.iter().zip(x.to_floats()).filter(is_set).map(|(index, _)| index).collect();
+    let found: Vec<&Vec<u64>> = all
+        .iter()
+        .zip(x.to_floats())
+        .filter(is_set)
+        .map(|(index, _)| index)
+        .collect();
     let places = (0..x.ty.rank()).flat_map(|d| found.iter().map(move |index| index[d] as i64));
     let shape = [x.ty.rank() as u64, found.len() as u64];
     Some(vec![Numbers::ints(DType::I64, &shape, places.collect())?])
@@ -314,9 +373,12 @@ fn triangle(f: &Folding<'_, '_>) -> Option<Vec<Numbers>> {
     };
     let kept: Vec<bool> = all.iter().map(is_kept).collect();
     let elements = match &x.elements {
-        Elements::Ints(list) => {
-            Elements::Ints(list.iter().zip(&kept).map(|(&x, &k)| if k { x } else { 0 }).collect())
-        }
+        Elements::Ints(list) => Elements::Ints(
+            list.iter()
+                .zip(&kept)
+                .map(|(&x, &k)| if k { x } else { 0 })
+                .collect(),
+        ),
         Elements::Floats(list) => {
             let both = list.iter().zip(&kept);
             Elements::Floats(both.map(|(&x, &k)| if k { x } else { 0.0 }).collect())
@@ -358,15 +420,21 @@ fn reduce(
     };
     let keeps = f.attributes.int("keepdims").unwrap_or(1) != 0;
     let old = x.ty.shape();
-    let wide: Vec<u64> =
-        (0..rank).map(|d| if axes.contains(&d) { 1 } else { old[d] }).collect();
-    let shape: Vec<u64> =
-        (0..rank).filter(|d| keeps || !axes.contains(d)).map(|d| wide[d]).collect();
+    let wide: Vec<u64> = (0..rank)
+        .map(|d| if axes.contains(&d) { 1 } else { old[d] })
+        .collect();
+    let shape: Vec<u64> = (0..rank)
+        .filter(|d| keeps || !axes.contains(d))
+        .map(|d| wide[d])
+        .collect();
     let n = small(&wide)?;
     if x.ty.numel() == 0 {
         return None;
     }
-    let places: Option<Vec<usize>> = indices(old)?.iter().map(|index| place(&wide, index)).collect();
+    let places: Option<Vec<usize>> = indices(old)?
+        .iter()
+        .map(|index| place(&wide, index))
+        .collect();
     let places = places?;
     let elements = match &x.elements {
         Elements::Ints(list) => {

@@ -11,7 +11,9 @@ pub(super) const OPS: &[Row] = &[op("Attention", attention), op("RotaryEmbedding
 fn count(c: &mut Call<'_>, name: &str) -> Result<Option<u64>> {
     match c.opt_int(name)? {
         None | Some(0) => Ok(None),
-        Some(n) => u64::try_from(n).map(Some).map_err(|_| Error::from("a count is negative")),
+        Some(n) => u64::try_from(n)
+            .map(Some)
+            .map_err(|_| Error::from("a count is negative")),
     }
 }
 
@@ -19,7 +21,10 @@ fn count(c: &mut Call<'_>, name: &str) -> Result<Option<u64>> {
 fn heads(c: &mut Call<'_>, x: Ref, n: Option<u64>) -> Result<Ref> {
     let shape = c.shape_of(x);
     let &[batch, rows, width] = &shape[..] else {
-        ensure(shape.len() == 4, "the operands have neither 3 nor 4 dimensions")?;
+        ensure(
+            shape.len() == 4,
+            "the operands have neither 3 nor 4 dimensions",
+        )?;
         return Ok(x);
     };
     let n = n.ok_or("the number of heads is missing")?;
@@ -33,7 +38,10 @@ fn attention(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let (q_heads, kv_heads) = (count(c, "q_num_heads")?, count(c, "kv_num_heads")?);
     let (scale, cap) = (c.opt_scalar("scale")?, c.float_or("softcap", 0.0)?);
     let mode = c.int_or("qk_matmul_output_mode", 0)?;
-    let (left, right) = (c.int_or("left_window_size", -1)?, c.int_or("right_window_size", -1)?);
+    let (left, right) = (
+        c.int_or("left_window_size", -1)?,
+        c.int_or("right_window_size", -1)?,
+    );
     // Softmaxes are computed in f32 at least.
     c.ignore(&["softmax_precision"]);
     let q = inputs.at(c, 0)?;
@@ -43,14 +51,24 @@ fn attention(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let (mut k, mut v) = (heads(c, k, kv_heads)?, heads(c, v, kv_heads)?);
     let mut before = 0;
     if let (Some(past_k), Some(past_v)) = (inputs.opt(c, 4)?, inputs.opt(c, 5)?) {
-        before = *c.ty(past_k).shape().get(2).ok_or("the past has other dimensions")? as i64;
+        before = *c
+            .ty(past_k)
+            .shape()
+            .get(2)
+            .ok_or("the past has other dimensions")? as i64;
         k = c.cat(&[past_k, k], 2)?;
         v = c.cat(&[past_v, v], 2)?;
     }
     let sizes = [c.shape_of(q), c.shape_of(k)];
     let width = sizes[0][3];
     ensure(width > 0, "the queries are empty")?;
-    let masks = Masks { causal, left, right, before, lengths: inputs.opt(c, 6)? };
+    let masks = Masks {
+        causal,
+        left,
+        right,
+        before,
+        lengths: inputs.opt(c, 6)?,
+    };
     let given = inputs.opt(c, 3)?;
     let mask = masks.combined(c, given, (sizes[0][2], sizes[1][2]))?;
     let scale = scale.map_or(1.0 / (width as f64).sqrt(), Scalar::float);
@@ -65,9 +83,7 @@ fn attention(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
         (c.steps(OpKind::Sdpa, &attrs, &operands)?[0], None)
     } else {
         let mask = match (mask, masks.by_op(given.is_some())) {
-            (None, true) => {
-                Some(c.diagonals(OpKind::Le, sizes[0][2], sizes[1][2], 0)?)
-            }
+            (None, true) => Some(c.diagonals(OpKind::Le, sizes[0][2], sizes[1][2], 0)?),
             (mask, _) => mask,
         };
         let (y, scores) = composed(c, [q, k, v], mask, (scale, cap), mode)?;
@@ -111,10 +127,18 @@ impl Masks {
         let mut mask = given;
         if let Some(x) = given {
             // A short mask forbids the keys after it.
-            let last = c.shape_of(x).last().copied().ok_or("the mask has no dimension")?;
+            let last = c
+                .shape_of(x)
+                .last()
+                .copied()
+                .ok_or("the mask has no dimension")?;
             let more = columns as i64 - last as i64;
             let is_bool = c.dtype(x) == DType::Bool;
-            let none = if is_bool { Scalar::Bool(false) } else { Scalar::Float(f64::NEG_INFINITY) };
+            let none = if is_bool {
+                Scalar::Bool(false)
+            } else {
+                Scalar::Float(f64::NEG_INFINITY)
+            };
             if more > 0 {
                 mask = Some(c.pad(x, &[0, more], none)?);
             }
@@ -197,7 +221,11 @@ fn composed(
     let last = shape.len() - 1;
     let live = c.scalar_step(OpKind::NeScalar, scores, Scalar::Float(f64::NEG_INFINITY))?;
     let live = c.reduce(OpKind::Any, live, &[last], true)?;
-    let soft = c.step(OpKind::Softmax, &[("dim", Attr::Int(last as i64))], &[scores])?;
+    let soft = c.step(
+        OpKind::Softmax,
+        &[("dim", Attr::Int(last as i64))],
+        &[scores],
+    )?;
     let soft = c.masked(live, soft)?;
     stages.push(soft);
     let y = c.general_product(soft, v)?;
@@ -211,9 +239,15 @@ fn repeated(c: &mut Call<'_>, x: Ref, heads: u64) -> Result<Ref> {
     if shape[1] == heads {
         return Ok(x);
     }
-    ensure(shape[1] > 0 && heads.is_multiple_of(shape[1]), "the heads do not fit together")?;
+    ensure(
+        shape[1] > 0 && heads.is_multiple_of(shape[1]),
+        "the heads do not fit together",
+    )?;
     let x = c.reshape(x, &[shape[0], shape[1], 1, shape[2], shape[3]])?;
-    let x = c.expand(x, &[shape[0], shape[1], heads / shape[1], shape[2], shape[3]])?;
+    let x = c.expand(
+        x,
+        &[shape[0], shape[1], heads / shape[1], shape[2], shape[3]],
+    )?;
     c.reshape(x, &[shape[0], heads, shape[2], shape[3]])
 }
 
@@ -227,7 +261,10 @@ fn rotary(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let shape = c.shape_of(x);
     let width = shape[3] as i64;
     let part = part.map_or(width, |part| part as i64);
-    ensure(part <= width && part % 2 == 0, "the rotated part does not fit the heads")?;
+    ensure(
+        part <= width && part % 2 == 0,
+        "the rotated part does not fit the heads",
+    )?;
     let mut angles = vec![];
     for i in [1, 2] {
         let mut table = inputs.at(c, i)?;
@@ -242,7 +279,11 @@ fn rotary(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let rest = c.slice(x, 3, Range::new(part, width))?;
     let half = part / 2;
     let (a, b) = if interleaved {
-        let every = |start: i64| Range { start: Some(start), end: None, step: 2 };
+        let every = |start: i64| Range {
+            start: Some(start),
+            end: None,
+            step: 2,
+        };
         (c.slice(turned, 3, every(0))?, c.slice(turned, 3, every(1))?)
     } else {
         let parts = c.split(turned, 3, &[half, half])?;
@@ -261,7 +302,11 @@ fn rotary(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     } else {
         c.cat(&[real, imaginary], 3)?
     };
-    let y = if part < width { c.cat(&[y, rest], 3)? } else { y };
+    let y = if part < width {
+        c.cat(&[y, rest], 3)?
+    } else {
+        y
+    };
     if !flat {
         return one(y);
     }

@@ -18,9 +18,15 @@ pub(super) const OPS: &[Row] = &[
     op("Mean", mean),
     op("Equal", |c, x| compare(c, x, OpKind::Eq, OpKind::EqScalar)),
     op("Less", |c, x| compare(c, x, OpKind::Lt, OpKind::LtScalar)),
-    op("LessOrEqual", |c, x| compare(c, x, OpKind::Le, OpKind::LeScalar)),
-    op("Greater", |c, x| compare(c, x, OpKind::Gt, OpKind::GtScalar)),
-    op("GreaterOrEqual", |c, x| compare(c, x, OpKind::Ge, OpKind::GeScalar)),
+    op("LessOrEqual", |c, x| {
+        compare(c, x, OpKind::Le, OpKind::LeScalar)
+    }),
+    op("Greater", |c, x| {
+        compare(c, x, OpKind::Gt, OpKind::GtScalar)
+    }),
+    op("GreaterOrEqual", |c, x| {
+        compare(c, x, OpKind::Ge, OpKind::GeScalar)
+    }),
     op("And", |c, x| tensors(c, x, OpKind::LogicalAnd)),
     op("Or", |c, x| tensors(c, x, OpKind::LogicalOr)),
     // Booleans differ if exactly one of them is true.
@@ -35,7 +41,9 @@ pub(super) const OPS: &[Row] = &[
 /// their element type.
 fn operands(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<(Operand, Operand, DType)> {
     let types = (inputs.get(0), inputs.get(1));
-    let (Some(a), Some(b)) = types else { return Err("an input is missing".into()) };
+    let (Some(a), Some(b)) = types else {
+        return Err("an input is missing".into());
+    };
     let (rank_a, rank_b) = (a.ty.rank(), b.ty.rank());
     let dtype = a.ty.dtype();
     if b.ty.dtype() != dtype {
@@ -76,7 +84,11 @@ fn pow(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let (a, b) = (inputs.at(c, 0)?, inputs.operand(c, 1)?);
     let dtype = c.dtype(a);
     let adds_dimensions = inputs.get(1).is_some_and(|b| b.ty.rank() > c.rank(a));
-    let b = if adds_dimensions { Operand::Tensor(inputs.at(c, 1)?) } else { b };
+    let b = if adds_dimensions {
+        Operand::Tensor(inputs.at(c, 1)?)
+    } else {
+        b
+    };
     if let Operand::Scalar(power) = b
         && (dtype.is_float() || (power.float() >= 0.0 && power.float().fract() == 0.0))
     {

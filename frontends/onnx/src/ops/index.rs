@@ -99,7 +99,11 @@ fn adds(c: &mut Call<'_>) -> Result<bool> {
 }
 
 fn scatter_elements(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
-    let op = if adds(c)? { OpKind::ScatterAdd } else { OpKind::Scatter };
+    let op = if adds(c)? {
+        OpKind::ScatterAdd
+    } else {
+        OpKind::Scatter
+    };
     let (x, index, updates) = (inputs.at(c, 0)?, inputs.at(c, 1)?, inputs.at(c, 2)?);
     let axis = c.dim("axis", Some(0), c.rank(x))?;
     let index = wrapped(c, index, c.shape_of(x)[axis])?;
@@ -134,7 +138,9 @@ fn one_hot(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
 
 fn eye_like(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let ty = inputs.get(0).ok_or("input 0 is missing")?.ty;
-    let &[rows, columns] = ty.shape() else { return Err("is no matrix".into()) };
+    let &[rows, columns] = ty.shape() else {
+        return Err("is no matrix".into());
+    };
     let dtype = match c.opt_int("dtype")? {
         Some(number) => tensor::dtype(number)?,
         None => ty.dtype(),

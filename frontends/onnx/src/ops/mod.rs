@@ -41,7 +41,11 @@ impl Row {
 
 /// An operator whose inputs are all data.
 const fn op(name: &'static str, lower: Lowering) -> Row {
-    Row { name, known: &[], lower }
+    Row {
+        name,
+        known: &[],
+        lower,
+    }
 }
 
 /// An operator of which some inputs must be known.
@@ -63,8 +67,13 @@ const FAMILIES: [&[Row]; 11] = [
     window::OPS,
 ];
 
-static TABLE: LazyLock<BTreeMap<&'static str, &'static Row>> =
-    LazyLock::new(|| FAMILIES.into_iter().flatten().map(|row| (row.name, row)).collect());
+static TABLE: LazyLock<BTreeMap<&'static str, &'static Row>> = LazyLock::new(|| {
+    FAMILIES
+        .into_iter()
+        .flatten()
+        .map(|row| (row.name, row))
+        .collect()
+});
 
 /// All operators, by name.
 pub(crate) fn rows() -> impl Iterator<Item = &'static Row> {
@@ -79,7 +88,8 @@ pub(crate) fn find(name: &str) -> Option<&'static Row> {
 /// The nodes for a node of an operator.
 pub(crate) fn lower(row: &Row, call: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let results = (row.lower)(call, inputs)?;
-    let is_unread = |i: &usize| inputs.list[*i].is_some() && inputs.read.get() >> i.min(&63) & 1 == 0;
+    let is_unread =
+        |i: &usize| inputs.list[*i].is_some() && inputs.read.get() >> i.min(&63) & 1 == 0;
     match (0..inputs.len()).find(is_unread) {
         Some(i) => Err(Error::Unread(format!("input {i}"))),
         None => Ok(results),
@@ -124,7 +134,8 @@ impl<'n> Inputs<'n> {
         self.list.get(i).copied().flatten()
     }
     fn given(&self, i: usize) -> Result<Input<'n>> {
-        self.get(i).ok_or_else(|| format!("input {i} is missing").into())
+        self.get(i)
+            .ok_or_else(|| format!("input {i} is missing").into())
     }
     /// True if an input is a trained parameter.
     pub(crate) fn is_trained(&self, i: usize) -> bool {
@@ -160,10 +171,11 @@ impl<'n> Inputs<'n> {
     }
     /// The known elements of an input, if it is given. An error if they are computed in each step.
     pub(crate) fn known(&self, i: usize) -> Result<Option<&'n Numbers>> {
-        let Some(input) = self.get(i) else { return Ok(None) };
-        let unknown = || {
-            format!("input {i} must be known when the file is read, but each step computes it")
+        let Some(input) = self.get(i) else {
+            return Ok(None);
         };
+        let unknown =
+            || format!("input {i} must be known when the file is read, but each step computes it");
         input.known.map(Some).ok_or_else(|| unknown().into())
     }
     /// Known integers.
@@ -175,13 +187,18 @@ impl<'n> Inputs<'n> {
         }
     }
     pub(crate) fn ints(&self, i: usize) -> Result<Vec<i64>> {
-        self.opt_ints(i)?.ok_or_else(|| format!("input {i} is missing").into())
+        self.opt_ints(i)?
+            .ok_or_else(|| format!("input {i} is missing").into())
     }
     /// A known number.
     pub(crate) fn opt_number(&self, i: usize) -> Result<Option<Scalar>> {
-        let Some(numbers) = self.known(i)? else { return Ok(None) };
+        let Some(numbers) = self.known(i)? else {
+            return Ok(None);
+        };
         let number = crate::builder::scalar(numbers);
-        number.map(Some).ok_or_else(|| format!("input {i} is no single number").into())
+        number
+            .map(Some)
+            .ok_or_else(|| format!("input {i} is no single number").into())
     }
     pub(crate) fn opt_int(&self, i: usize) -> Result<Option<i64>> {
         match self.opt_number(i)? {
@@ -192,7 +209,12 @@ impl<'n> Inputs<'n> {
     }
     /// Dimensions of a tensor of this rank, from an input or, in older versions, an attribute.
     /// Sorted; `None` if none are given.
-    pub(crate) fn axes(&self, c: &mut Call<'_>, i: usize, rank: usize) -> Result<Option<Vec<usize>>> {
+    pub(crate) fn axes(
+        &self,
+        c: &mut Call<'_>,
+        i: usize,
+        rank: usize,
+    ) -> Result<Option<Vec<usize>>> {
         let axes = match self.opt_ints(i)? {
             Some(axes) => {
                 c.ignore(&["axes"]);

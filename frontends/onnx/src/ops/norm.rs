@@ -2,8 +2,8 @@
 
 use super::{Inputs, Row, flag, op};
 use crate::BatchNorm;
-use ir::op::OpKind;
 use ir::Attr;
+use ir::op::OpKind;
 use lower::{Call, Error, Ref, Result, Results, Saved, Scalar, Weights, ensure, one};
 
 pub(super) const OPS: &[Row] = &[
@@ -36,7 +36,10 @@ fn layer_norm(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let mut results = if fits(c, w) && fits(c, b) {
         c.layer_norm(x, inner, Weights { weight: w, bias: b }, eps)?
     } else {
-        let weights = Weights { weight: None, bias: None };
+        let weights = Weights {
+            weight: None,
+            bias: None,
+        };
         let mut results = c.layer_norm(x, inner, weights, eps)?;
         for (op, factor) in [(OpKind::Mul, w), (OpKind::Add, b)] {
             if let (Some(y), Some(factor)) = (results[0], factor) {
@@ -67,8 +70,14 @@ fn batch_norm(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let (eps, momentum) = (c.float_or("epsilon", 1e-5)?, c.float_or("momentum", 0.9)?);
     let training = flag(c, "training_mode", false)?;
     let x = inputs.at(c, 0)?;
-    let weights = Weights { weight: inputs.opt(c, 1)?, bias: inputs.opt(c, 2)? };
-    let running = Saved { mean: inputs.at(c, 3)?, spread: inputs.at(c, 4)? };
+    let weights = Weights {
+        weight: inputs.opt(c, 1)?,
+        bias: inputs.opt(c, 2)?,
+    };
+    let running = Saved {
+        mean: inputs.at(c, 3)?,
+        spread: inputs.at(c, 4)?,
+    };
     let dtypes = [c.dtype(x), c.dtype(running.mean), c.dtype(running.spread)];
     if !training && inputs.batch_norm != Some(BatchNorm::Train) {
         ensure(
@@ -83,7 +92,9 @@ fn batch_norm(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     ensure(rows > 1 || !inputs.wants(2), "one element has no variance")?;
     // ONNX's momentum is the share of the old statistics.
     let made = c.batch_norm(x, weights, running, 1.0 - momentum, eps)?;
-    let [y, _, _, mean, var] = made[..] else { return Err("has other results".into()) };
+    let [y, _, _, mean, var] = made[..] else {
+        return Err("has other results".into());
+    };
     // The file's variance is divided by the number of rows, ours by one less: old m + new (1 - m)
     // (n - 1) / n.
     let var = match var {
@@ -119,7 +130,10 @@ fn group_norm(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
             *factor = c.reshape(wide, &[channels])?;
         }
     }
-    let weights = Weights { weight: Some(w), bias: Some(b) };
+    let weights = Weights {
+        weight: Some(w),
+        bias: Some(b),
+    };
     let y = c.group_norm(x, groups, weights, eps)?[0];
     one(y.ok_or("has no result")?)
 }
@@ -128,7 +142,10 @@ fn instance_norm(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let eps = c.float_or("epsilon", 1e-5)?;
     let x = inputs.at(c, 0)?;
     let channels = *c.ty(x).shape().get(1).ok_or("there are no channels")?;
-    let weights = Weights { weight: Some(inputs.at(c, 1)?), bias: Some(inputs.at(c, 2)?) };
+    let weights = Weights {
+        weight: Some(inputs.at(c, 1)?),
+        bias: Some(inputs.at(c, 2)?),
+    };
     let y = c.group_norm(x, channels, weights, eps)?[0];
     one(y.ok_or("has no result")?)
 }
@@ -163,7 +180,10 @@ fn local_response(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let x = inputs.at(c, 0)?;
     let shape = c.shape_of(x);
     let channels = *shape.get(1).ok_or("there are no channels")?;
-    ensure(size > 0 && size as u64 <= channels.saturating_mul(2) + 1, "the window does not fit")?;
+    ensure(
+        size > 0 && size as u64 <= channels.saturating_mul(2) + 1,
+        "the window does not fit",
+    )?;
     let square = c.step(OpKind::Mul, &[], &[x, x])?;
     // Channels become columns of an image, and the window a convolution of ones.
     let inner: u64 = shape[2..].iter().product();
@@ -173,7 +193,11 @@ fn local_response(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let before = (size - 1) / 2;
     let rows = c.pad(rows, &[before, size - 1 - before], Scalar::Int(0))?;
     let ones = c.full(Scalar::Int(1), c.dtype(x), &[1, 1, size as u64])?;
-    let sum = c.step(OpKind::Convolution, &super::window::attrs(&[1], &[1], &[0], 1), &[rows, ones])?;
+    let sum = c.step(
+        OpKind::Convolution,
+        &super::window::attrs(&[1], &[1], &[0], 1),
+        &[rows, ones],
+    )?;
     let sum = c.reshape(sum, &[shape[0], inner, channels])?;
     let sum = c.permute(sum, &[0, 2, 1])?;
     let sum = c.reshape(sum, &shape)?;

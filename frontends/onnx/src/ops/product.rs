@@ -4,11 +4,7 @@ use super::{Inputs, Row, flag, op};
 use ir::op::OpKind;
 use lower::{Call, Error, Ref, Result, Results, Scalar, count, ensure, one, transposed};
 
-pub(super) const OPS: &[Row] = &[
-    op("MatMul", matmul),
-    op("Gemm", gemm),
-    op("Einsum", einsum),
-];
+pub(super) const OPS: &[Row] = &[op("MatMul", matmul), op("Gemm", gemm), op("Einsum", einsum)];
 
 fn matmul(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let (a, b) = (inputs.at(c, 0)?, inputs.at(c, 1)?);
@@ -47,9 +43,16 @@ const HIDDEN: [char; 8] = ['0', '1', '2', '3', '4', '5', '6', '7'];
 fn letters(text: &str, rank: usize) -> Result<Vec<char>> {
     let (before, after) = text.split_once("...").unwrap_or((text, ""));
     let is_letter = |c: char| c.is_ascii_alphabetic();
-    ensure(before.chars().chain(after.chars()).all(is_letter), "the equation is damaged")?;
+    ensure(
+        before.chars().chain(after.chars()).all(is_letter),
+        "the equation is damaged",
+    )?;
     let named = before.len() + after.len();
-    let hidden = if text.contains("...") { rank.checked_sub(named) } else { Some(0) };
+    let hidden = if text.contains("...") {
+        rank.checked_sub(named)
+    } else {
+        Some(0)
+    };
     let hidden = hidden.filter(|&n| n <= HIDDEN.len() && named + n == rank);
     let hidden = hidden.ok_or("the equation does not fit the operands")?;
     let middle = HIDDEN[..hidden].iter().rev().copied();
@@ -63,7 +66,10 @@ fn einsum(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
         None => (&equation[..], None),
     };
     let terms: Vec<&str> = left.split(',').collect();
-    ensure(terms.len() == inputs.len(), "the equation has another number of operands")?;
+    ensure(
+        terms.len() == inputs.len(),
+        "the equation has another number of operands",
+    )?;
     let mut operands = vec![];
     for (i, term) in terms.iter().enumerate() {
         let x = inputs.at(c, i)?;
@@ -76,9 +82,8 @@ fn einsum(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let mut rest: Vec<Lettered> = operands.collect();
     while !rest.is_empty() {
         let next = rest.remove(0);
-        let is_needed = |l: &char| {
-            result.contains(l) || rest.iter().any(|other| other.letters.contains(l))
-        };
+        let is_needed =
+            |l: &char| result.contains(l) || rest.iter().any(|other| other.letters.contains(l));
         product = contract(c, product, next, &is_needed)?;
     }
     let product = summed(c, product, &|l| result.contains(l))?;
@@ -90,12 +95,12 @@ fn einsum(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
 }
 
 /// The result's letters: as written, else the ellipsis and the letters that stand once, sorted.
-fn result_letters(
-    terms: &[&str],
-    right: Option<&str>,
-    operands: &[Lettered],
-) -> Result<Vec<char>> {
-    let all = || operands.iter().flat_map(|operand| operand.letters.iter().copied());
+fn result_letters(terms: &[&str], right: Option<&str>, operands: &[Lettered]) -> Result<Vec<char>> {
+    let all = || {
+        operands
+            .iter()
+            .flat_map(|operand| operand.letters.iter().copied())
+    };
     let hidden = all().filter(|l| HIDDEN.contains(l)).max();
     let n_hidden = hidden.map_or(0, |l| HIDDEN.iter().position(|h| *h == l).unwrap_or(0) + 1);
     let right = match right {
@@ -111,7 +116,11 @@ fn result_letters(
         }
     };
     let named = right.replace("...", "").len();
-    let rank = if right.contains("...") { named + n_hidden } else { named };
+    let rank = if right.contains("...") {
+        named + n_hidden
+    } else {
+        named
+    };
     letters(&right, rank)
 }
 
@@ -124,7 +133,10 @@ fn diagonal(c: &mut Call<'_>, mut it: Lettered) -> Result<Lettered> {
         });
         let Some((i, j)) = twice else { return Ok(it) };
         let shape = c.shape_of(it.x);
-        ensure(shape[i] == shape[j], "the equation does not fit the operands")?;
+        ensure(
+            shape[i] == shape[j],
+            "the equation does not fit the operands",
+        )?;
         let at = c.arange(ir::DType::I64, shape[i], Scalar::Int(0), Scalar::Int(1))?;
         let mut indices = vec![None; j + 1];
         (indices[i], indices[j]) = (Some(at), Some(at));
@@ -142,7 +154,9 @@ fn diagonal(c: &mut Call<'_>, mut it: Lettered) -> Result<Lettered> {
 
 /// Sums over the letters that nothing needs.
 fn summed(c: &mut Call<'_>, it: Lettered, needed: &dyn Fn(&char) -> bool) -> Result<Lettered> {
-    let dims: Vec<usize> = (0..it.letters.len()).filter(|&d| !needed(&it.letters[d])).collect();
+    let dims: Vec<usize> = (0..it.letters.len())
+        .filter(|&d| !needed(&it.letters[d]))
+        .collect();
     let x = c.reduce(OpKind::Sum, it.x, &dims, false)?;
     let letters = it.letters.into_iter().filter(needed).collect();
     Ok(Lettered { x, letters })
@@ -170,7 +184,10 @@ fn contract(
     let product = c.product(x, y)?;
     let shape = [&x_sizes[0][..], &x_sizes[1], &y_sizes[2]].concat();
     let x = c.reshape(product, &shape)?;
-    Ok(Lettered { x, letters: [batch, rows, columns].concat() })
+    Ok(Lettered {
+        x,
+        letters: [batch, rows, columns].concat(),
+    })
 }
 
 /// Dimensions of size 1 are widened to the size that the other tensor has.
@@ -184,19 +201,21 @@ fn broadcast(c: &mut Call<'_>, a: Lettered, b: Lettered) -> Result<(Lettered, Le
             }
         }
         let x = c.expand(it.x, &shape)?;
-        Ok::<_, Error>(Lettered { x, letters: it.letters.clone() })
+        Ok::<_, Error>(Lettered {
+            x,
+            letters: it.letters.clone(),
+        })
     };
     Ok((wide(c, &a, &b)?, wide(c, &b, &a)?))
 }
 
 /// A tensor as three dimensions, each of several letters, and the sizes of those.
-fn grouped(
-    c: &mut Call<'_>,
-    it: &Lettered,
-    groups: [&[char]; 3],
-) -> Result<(Ref, [Vec<u64>; 3])> {
+fn grouped(c: &mut Call<'_>, it: &Lettered, groups: [&[char]; 3]) -> Result<(Ref, [Vec<u64>; 3])> {
     let place = |l: &char| it.letters.iter().position(|other| other == l);
-    let order: Option<Vec<usize>> = groups.iter().flat_map(|group| group.iter().map(place)).collect();
+    let order: Option<Vec<usize>> = groups
+        .iter()
+        .flat_map(|group| group.iter().map(place))
+        .collect();
     let order = order.ok_or("the equation does not fit the operands")?;
     let shape = c.shape_of(it.x);
     let sizes = groups.map(|group| group.iter().filter_map(place).map(|d| shape[d]).collect());

@@ -18,7 +18,9 @@ pub(super) const OPS: &[Row] = &[
 fn dropout(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     c.ignore(&["seed"]);
     let ratio = inputs.opt_number(1)?.map_or(0.5, Scalar::float);
-    let training = inputs.opt_number(2)?.is_some_and(|flag| flag.float() != 0.0);
+    let training = inputs
+        .opt_number(2)?
+        .is_some_and(|flag| flag.float() != 0.0);
     let x = inputs.at(c, 0)?;
     if training && ratio > 0.0 {
         let attrs = [("p", Attr::Float(ratio)), ("stream", c.stream())];

@@ -11,10 +11,18 @@ pub(super) const OPS: &[Row] = &[
     op_with("ReduceMax", &[1], |c, x| extreme(c, x, OpKind::Amax)),
     op_with("ReduceMin", &[1], |c, x| extreme(c, x, OpKind::Amin)),
     op_with("ReduceProd", &[1], product),
-    op_with("ReduceL1", &[1], |c, x| sum_of(c, x, Function::Size, Function::Same)),
-    op_with("ReduceL2", &[1], |c, x| sum_of(c, x, Function::Square, Function::Root)),
-    op_with("ReduceSumSquare", &[1], |c, x| sum_of(c, x, Function::Square, Function::Same)),
-    op_with("ReduceLogSum", &[1], |c, x| sum_of(c, x, Function::Same, Function::Log)),
+    op_with("ReduceL1", &[1], |c, x| {
+        sum_of(c, x, Function::Size, Function::Same)
+    }),
+    op_with("ReduceL2", &[1], |c, x| {
+        sum_of(c, x, Function::Square, Function::Root)
+    }),
+    op_with("ReduceSumSquare", &[1], |c, x| {
+        sum_of(c, x, Function::Square, Function::Same)
+    }),
+    op_with("ReduceLogSum", &[1], |c, x| {
+        sum_of(c, x, Function::Same, Function::Log)
+    }),
     op_with("ReduceLogSumExp", &[1], log_sum_exp),
     op("ArgMax", |c, x| position(c, x, true)),
     op("ArgMin", |c, x| position(c, x, false)),
@@ -54,13 +62,24 @@ fn reduced(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Reduced> {
         .map(|(d, size)| if dims.contains(&d) { 1 } else { size })
         .collect();
     let dtype = c.dtype(x);
-    Ok(Reduced { x, dims, keepdim, shape, dtype, is_idle })
+    Ok(Reduced {
+        x,
+        dims,
+        keepdim,
+        shape,
+        dtype,
+        is_idle,
+    })
 }
 
 fn plain(c: &mut Call<'_>, inputs: &Inputs<'_>, op: OpKind) -> Result<Results> {
     let it = reduced(c, inputs)?;
     // A mean of integers is rounded towards zero.
-    let wide = if op == OpKind::Mean && !it.dtype.is_float() { DType::F64 } else { it.dtype };
+    let wide = if op == OpKind::Mean && !it.dtype.is_float() {
+        DType::F64
+    } else {
+        it.dtype
+    };
     let x = c.cast(it.x, wide)?;
     let y = c.reduce(op, x, &it.dims, it.keepdim)?;
     one(c.cast(y, it.dtype)?)
@@ -133,7 +152,11 @@ fn sum_of(
 ) -> Result<Results> {
     let it = reduced(c, inputs)?;
     let is_real = matches!(after, Function::Root | Function::Log);
-    let wide = if is_real && !it.dtype.is_float() { DType::F64 } else { it.dtype };
+    let wide = if is_real && !it.dtype.is_float() {
+        DType::F64
+    } else {
+        it.dtype
+    };
     let x = c.cast(it.x, wide)?;
     let x = each.of(c, x)?;
     let y = c.reduce(OpKind::Sum, x, &it.dims, it.keepdim)?;
@@ -156,7 +179,10 @@ fn log_sum_exp(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
 
 /// The position of the largest or smallest element; the first one, unless the last is asked for.
 fn position(c: &mut Call<'_>, inputs: &Inputs<'_>, largest: bool) -> Result<Results> {
-    let (keepdim, last) = (flag(c, "keepdims", true)?, flag(c, "select_last_index", false)?);
+    let (keepdim, last) = (
+        flag(c, "keepdims", true)?,
+        flag(c, "select_last_index", false)?,
+    );
     let mut x = inputs.at(c, 0)?;
     let axis = c.dim("axis", Some(0), c.rank(x))?;
     let size = c.shape_of(x)[axis] as i64;

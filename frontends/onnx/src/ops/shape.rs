@@ -46,7 +46,11 @@ fn flatten(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let x = inputs.at(c, 0)?;
     let shape = c.shape_of(x);
     let axis = c.int_or("axis", 1)?;
-    let axis = if axis == shape.len() as i64 { shape.len() } else { wrap(axis, shape.len())? };
+    let axis = if axis == shape.len() as i64 {
+        shape.len()
+    } else {
+        wrap(axis, shape.len())?
+    };
     let (rows, columns) = shape.split_at(axis);
     one(c.reshape(x, &[count(rows)?, count(columns)?])?)
 }
@@ -114,7 +118,10 @@ fn axes_of(inputs: &Inputs<'_>, input: usize, n: usize, rank: usize) -> Result<V
         Some(axes) => wrap_all(&axes, rank)?,
         None => (0..n).collect(),
     };
-    ensure(axes.len() == n && n <= rank, "the lists of numbers have different lengths")?;
+    ensure(
+        axes.len() == n && n <= rank,
+        "the lists of numbers have different lengths",
+    )?;
     Ok(axes)
 }
 
@@ -141,7 +148,15 @@ fn sliced(
     (start, end, step): (i64, i64, i64),
 ) -> Result<Ref> {
     if step > 0 {
-        return c.slice(x, axis, Range { start: Some(start), end: Some(end), step });
+        return c.slice(
+            x,
+            axis,
+            Range {
+                start: Some(start),
+                end: Some(end),
+                step,
+            },
+        );
     }
     ensure(step < 0, "a step is 0")?;
     let size = c.shape_of(x)[axis] as i64;
@@ -151,7 +166,15 @@ fn sliced(
     let end = size - 1 - from_front(end).clamp(-1, size - 1);
     let x = c.flip(x, &[axis])?;
     let step = step.checked_neg().ok_or("a step is too large")?;
-    c.slice(x, axis, Range { start: Some(start), end: Some(end), step })
+    c.slice(
+        x,
+        axis,
+        Range {
+            start: Some(start),
+            end: Some(end),
+            step,
+        },
+    )
 }
 
 fn split(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
@@ -162,7 +185,10 @@ fn split(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
         return all(c.split(x, axis, &sizes)?);
     }
     let n = wanted.unwrap_or(c.n_results() as i64);
-    ensure(n > 0 && n as usize == c.n_results(), "another number of results")?;
+    ensure(
+        n > 0 && n as usize == c.n_results(),
+        "another number of results",
+    )?;
     let size = c.shape_of(x)[axis] as i64;
     let part = (size + n - 1) / n;
     let sizes: Vec<i64> = (0..n).map(|i| (size - i * part).clamp(0, part)).collect();
@@ -223,7 +249,11 @@ fn mirrored(
     mode: &str,
 ) -> Result<Ref> {
     let size = c.shape_of(x)[axis] as i64;
-    let x = c.slice(x, axis, Range::new((-before).max(0), size - (-after).max(0)))?;
+    let x = c.slice(
+        x,
+        axis,
+        Range::new((-before).max(0), size - (-after).max(0)),
+    )?;
     let (before, after) = (before.max(0), after.max(0));
     if before == 0 && after == 0 {
         return Ok(x);
@@ -242,20 +272,30 @@ fn mirrored(
             (parts[0], parts[1])
         }
         "reflect" => {
-            ensure(before < size && after < size, "reflects more than the tensor has")?;
+            ensure(
+                before < size && after < size,
+                "reflects more than the tensor has",
+            )?;
             let head = c.slice(x, axis, Range::new(1, before + 1))?;
             let tail = c.slice(x, axis, Range::new(size - 1 - after, size - 1))?;
             (c.flip(head, &[axis])?, c.flip(tail, &[axis])?)
         }
         "wrap" => {
-            ensure(before <= size && after <= size, "wraps more than the tensor has")?;
+            ensure(
+                before <= size && after <= size,
+                "wraps more than the tensor has",
+            )?;
             let head = c.slice(x, axis, Range::new(size - before, size))?;
             (head, c.slice(x, axis, Range::new(0, after))?)
         }
         other => return Err(format!("no padding {other}").into()),
     };
     let parts = [(before, head), (size, x), (after, tail)];
-    let parts: Vec<Ref> = parts.into_iter().filter(|(n, _)| *n > 0).map(|(_, x)| x).collect();
+    let parts: Vec<Ref> = parts
+        .into_iter()
+        .filter(|(n, _)| *n > 0)
+        .map(|(_, x)| x)
+        .collect();
     c.cat(&parts, axis)
 }
 
@@ -314,7 +354,11 @@ fn space_to_depth(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let fits = h.is_multiple_of(b) && w.is_multiple_of(b);
     ensure(fits, "the images are no blocks")?;
     let x = c.reshape(x, &[n, channels, h / b, b, w / b, b])?;
-    let order = if rows_first { [0, 3, 5, 1, 2, 4] } else { [0, 1, 3, 5, 2, 4] };
+    let order = if rows_first {
+        [0, 3, 5, 1, 2, 4]
+    } else {
+        [0, 1, 3, 5, 2, 4]
+    };
     let x = c.permute(x, &order)?;
     one(c.reshape(x, &[n, channels * b * b, h / b, w / b])?)
 }
@@ -328,7 +372,10 @@ fn center(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
         Some(axes) => wrap_all(&axes, shape.len())?,
         None => (0..shape.len()).collect(),
     };
-    ensure(axes.len() == sizes.len(), "the lists of numbers have different lengths")?;
+    ensure(
+        axes.len() == sizes.len(),
+        "the lists of numbers have different lengths",
+    )?;
     let mut pads = vec![(0, 0); shape.len()];
     for (axis, size) in axes.into_iter().zip(sizes) {
         let more = size - shape[axis] as i64;
@@ -344,7 +391,10 @@ fn center(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
 fn reverse_sequence(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let x = inputs.at(c, 0)?;
     let rank = c.rank(x);
-    let (time, batch) = (c.dim("time_axis", Some(0), rank)?, c.dim("batch_axis", Some(1), rank)?);
+    let (time, batch) = (
+        c.dim("time_axis", Some(0), rank)?,
+        c.dim("batch_axis", Some(1), rank)?,
+    );
     let (lengths, size) = (inputs.ints(1)?, c.shape_of(x)[time] as i64);
     ensure(time != batch, "time and batch are one dimension")?;
     let mut parts = vec![];

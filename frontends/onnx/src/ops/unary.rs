@@ -148,7 +148,10 @@ fn is_nan(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
 }
 
 fn is_infinite(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
-    let (below, above) = (flag(c, "detect_negative", true)?, flag(c, "detect_positive", true)?);
+    let (below, above) = (
+        flag(c, "detect_negative", true)?,
+        flag(c, "detect_positive", true)?,
+    );
     let x = inputs.at(c, 0)?;
     one(match (below, above) {
         (true, true) => c.beside_infinity(OpKind::EqScalar, x)?,

@@ -59,7 +59,8 @@ impl Windows {
         let stride = c.ints_of("strides", n, &vec![1; n])?;
         let dilation = c.ints_of("dilations", n, &vec![1; n])?;
         let lists = [&kernel, &stride, &dilation];
-        let fits = |list: &&Vec<i64>| list.len() == n && list.iter().all(|d| (1..1 << 28).contains(d));
+        let fits =
+            |list: &&Vec<i64>| list.len() == n && list.iter().all(|d| (1..1 << 28).contains(d));
         ensure(lists.iter().all(fits), "a window has no size")?;
         let reach: Vec<i64> = (0..n).map(|i| (kernel[i] - 1) * dilation[i] + 1).collect();
         let given = c.opt_ints("pads")?;
@@ -79,12 +80,24 @@ impl Windows {
                     let count = (sizes[i] + stride[i] - 1) / stride[i];
                     ((count - 1) * stride[i] + reach[i] - sizes[i]).max(0)
                 };
-                let halves = |t: i64| if auto == "SAME_UPPER" { (t / 2, t - t / 2) } else { (t - t / 2, t / 2) };
+                let halves = |t: i64| {
+                    if auto == "SAME_UPPER" {
+                        (t / 2, t - t / 2)
+                    } else {
+                        (t - t / 2, t / 2)
+                    }
+                };
                 (0..n).map(|i| halves(total(i))).collect()
             }
             other => return Err(format!("no automatic padding {other}").into()),
         };
-        Ok(Windows { kernel, stride, dilation, pads, extra: vec![0; n] })
+        Ok(Windows {
+            kernel,
+            stride,
+            dilation,
+            pads,
+            extra: vec![0; n],
+        })
     }
 
     /// The same with a last window that reaches over the border, if it starts before it.
@@ -122,8 +135,9 @@ impl Windows {
             return Ok((x, inside));
         }
         let both = self.pads.iter().zip(&self.extra).rev();
-        let pads: Vec<i64> =
-            both.flat_map(|(&(before, after), &extra)| [before, after + extra]).collect();
+        let pads: Vec<i64> = both
+            .flat_map(|(&(before, after), &extra)| [before, after + extra])
+            .collect();
         inside.pads.fill((0, 0));
         inside.extra.fill(0);
         Ok((c.pad(x, &pads, value)?, inside))
@@ -150,7 +164,10 @@ impl Windows {
 fn convolution(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let (x, w) = (inputs.at(c, 0)?, inputs.at(c, 1)?);
     let sizes = spatial(&c.shape_of(x))?;
-    ensure(sizes.len() <= 2, "a convolution of more than two dimensions")?;
+    ensure(
+        sizes.len() <= 2,
+        "a convolution of more than two dimensions",
+    )?;
     let kernel = spatial(&c.shape_of(w))?;
     let windows = Windows::read(c, &sizes, &kernel)?;
     let groups = c.int_or("group", 1)?;
@@ -170,7 +187,10 @@ fn convolution(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
 fn transposed(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let (x, w) = (inputs.at(c, 0)?, inputs.at(c, 1)?);
     let sizes = spatial(&c.shape_of(x))?;
-    ensure(sizes.len() <= 2, "a convolution of more than two dimensions")?;
+    ensure(
+        sizes.len() <= 2,
+        "a convolution of more than two dimensions",
+    )?;
     let kernel = spatial(&c.shape_of(w))?;
     let n = sizes.len();
     let wanted = c.opt_ints("output_shape")?;
@@ -183,7 +203,9 @@ fn transposed(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let bias = inputs.opt(c, 2)?;
     let (full, pads) = windows.result(&sizes, &more, wanted.as_deref(), &auto)?;
 
-    let channels = c.shape_of(w)[1].checked_mul(groups.max(1) as u64).ok_or("too large")?;
+    let channels = c.shape_of(w)[1]
+        .checked_mul(groups.max(1) as u64)
+        .ok_or("too large")?;
     let mut shape = vec![c.shape_of(x)[0], channels];
     shape.extend(full.iter().map(|&d| d as u64));
     let attrs = attrs(&windows.dilation, &windows.stride, &vec![0; n], groups);
@@ -202,7 +224,8 @@ impl Windows {
         let stride = c.ints_of("strides", n, &vec![1; n])?;
         let dilation = c.ints_of("dilations", n, &vec![1; n])?;
         let lists = [&kernel, &stride, &dilation];
-        let fits = |list: &&Vec<i64>| list.len() == n && list.iter().all(|d| (1..1 << 28).contains(d));
+        let fits =
+            |list: &&Vec<i64>| list.len() == n && list.iter().all(|d| (1..1 << 28).contains(d));
         ensure(lists.iter().all(fits), "a window has no size")?;
         let pads = match c.opt_ints("pads")? {
             None => vec![(0, 0); n],
@@ -212,7 +235,13 @@ impl Windows {
                 (0..n).map(|i| (pads[i], pads[n + i])).collect()
             }
         };
-        Ok(Windows { kernel, stride, dilation, pads, extra: vec![0; n] })
+        Ok(Windows {
+            kernel,
+            stride,
+            dilation,
+            pads,
+            extra: vec![0; n],
+        })
     }
 
     /// The sizes of a transposed convolution's result before it is cut, and what is cut.
@@ -224,8 +253,14 @@ impl Windows {
         auto: &str,
     ) -> Result<(Vec<i64>, Vec<(i64, i64)>)> {
         let n = sizes.len();
-        let fits = more.iter().zip(&self.stride).all(|(more, stride)| (0..*stride).contains(more));
-        ensure(fits && more.len() == n, "the padding of the output does not fit the strides")?;
+        let fits = more
+            .iter()
+            .zip(&self.stride)
+            .all(|(more, stride)| (0..*stride).contains(more));
+        ensure(
+            fits && more.len() == n,
+            "the padding of the output does not fit the strides",
+        )?;
         let full: Vec<i64> = (0..n)
             .map(|i| {
                 let reach = (self.kernel[i] - 1) * self.dilation[i] + 1;
@@ -238,11 +273,18 @@ impl Windows {
             None if same => (0..n).map(|i| sizes[i] * self.stride[i]).collect(),
             None => return Ok((full, self.pads.clone())),
         };
-        ensure(target.len() == n, "the shape of the output does not fit the input")?;
+        ensure(
+            target.len() == n,
+            "the shape of the output does not fit the input",
+        )?;
         let halves = |i: usize| {
             let total = full[i] - target[i];
             let half = total.div_euclid(2);
-            if auto == "SAME_UPPER" { (half, total - half) } else { (total - half, half) }
+            if auto == "SAME_UPPER" {
+                (half, total - half)
+            } else {
+                (total - half, half)
+            }
         };
         let pads = (0..n).map(halves).collect();
         Ok((full, pads))
@@ -268,9 +310,16 @@ fn max_pool(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     }
     let (least, _) = lower::bounds(c.dtype(x));
     let fits = windows.symmetric().is_some_and(|padding| {
-        padding.iter().zip(&windows.kernel).all(|(&p, &k)| 2 * p <= k)
+        padding
+            .iter()
+            .zip(&windows.kernel)
+            .all(|(&p, &k)| 2 * p <= k)
     });
-    let (x, windows) = if fits { (x, windows) } else { windows.pad(c, x, least)? };
+    let (x, windows) = if fits {
+        (x, windows)
+    } else {
+        windows.pad(c, x, least)?
+    };
     match sizes.len() {
         1 | 2 => one(maxima(c, x, &windows)?.0),
         // The maximum of a box is a maximum of maxima.
@@ -312,7 +361,9 @@ fn maxima(c: &mut Call<'_>, x: Ref, windows: &Windows) -> Result<(Ref, Ref)> {
         windows.widen();
         x = c.reshape(x, &[shape[0], shape[1], shape[2], 1])?;
     }
-    let padding = windows.symmetric().ok_or("the place of a maximum beside uneven padding")?;
+    let padding = windows
+        .symmetric()
+        .ok_or("the place of a maximum beside uneven padding")?;
     let attrs = [
         ("ceil", Attr::Bool(false)),
         ("dilation", Attr::Ints(windows.dilation)),
@@ -456,7 +507,11 @@ fn lp_pool(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
 
 fn spatial_dims(c: &Call<'_>, x: Ref) -> Result<Vec<usize>> {
     let rank = c.rank(x);
-    if rank > 2 { Ok((2..rank).collect()) } else { Err(Error::from("there are no images")) }
+    if rank > 2 {
+        Ok((2..rank).collect())
+    } else {
+        Err(Error::from("there are no images"))
+    }
 }
 
 fn global(c: &mut Call<'_>, inputs: &Inputs<'_>, op: OpKind) -> Result<Results> {
