@@ -19,6 +19,7 @@ mod gpu_models;
 mod kernels;
 mod loss;
 mod mutants;
+mod onnx_models;
 mod onnx_nodes;
 mod ops;
 mod papers;
