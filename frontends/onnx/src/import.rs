@@ -145,7 +145,8 @@ fn domain(name: &str) -> &str {
 /// The version of the standard's operators.
 pub(crate) fn opset(list: &[OperatorSetIdProto], of: &str) -> Result<i64, Error> {
     let entry = list.iter().find(|entry| domain(entry.domain()).is_empty());
-    let version = entry.map_or(*OPSETS.start(), OperatorSetIdProto::version);
+    let missing = || Error::new(of, "names no version of the operators (opset)");
+    let version = entry.ok_or_else(missing)?.version();
     if OPSETS.contains(&version) {
         return Ok(version);
     }

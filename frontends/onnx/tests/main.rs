@@ -1,1 +1,6 @@
-mod smoke;
+//! Tests of the reader.
+
+mod common;
+// mod docs;
+mod hostile;
+// mod read;

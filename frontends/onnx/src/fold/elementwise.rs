@@ -21,7 +21,7 @@ pub(super) const OPS: &[(&str, Fold)] = &[
             |x| if x == 0.0 { x } else { x.signum() },
         )
     }),
-    ("Not", |f| unary(f, |x| Some(1 - x), |x| x)),
+    ("Not", |f| unary(booleans(f)?, |x| Some(1 - x), |x| x)),
     ("Floor", |f| unary(f, Some, f64::floor)),
     ("Ceil", |f| unary(f, Some, f64::ceil)),
     ("Round", |f| unary(f, Some, f64::round_ties_even)),
@@ -50,9 +50,13 @@ pub(super) const OPS: &[(&str, Fold)] = &[
         )
     }),
     ("Sum", |f| combined(f, i64::checked_add, |a, b| a + b)),
-    ("And", |f| binary(f, |a, b| Some(a & b), |a, _| a)),
-    ("Or", |f| binary(f, |a, b| Some(a | b), |a, _| a)),
-    ("Xor", |f| binary(f, |a, b| Some(a ^ b), |a, _| a)),
+    ("And", |f| {
+        binary(booleans(f)?, |a, b| Some(a & b), |a, _| a)
+    }),
+    ("Or", |f| binary(booleans(f)?, |a, b| Some(a | b), |a, _| a)),
+    ("Xor", |f| {
+        binary(booleans(f)?, |a, b| Some(a ^ b), |a, _| a)
+    }),
     ("Equal", |f| compare(f, |a, b| a == b, |a, b| a == b)),
     ("Less", |f| compare(f, |a, b| a < b, |a, b| a < b)),
     ("LessOrEqual", |f| compare(f, |a, b| a <= b, |a, b| a <= b)),
@@ -71,6 +75,12 @@ pub(super) const OPS: &[(&str, Fold)] = &[
         Some(vec![Numbers::ints(DType::Bool, x.ty.shape(), is_nan)?])
     }),
 ];
+
+/// The node, if all inputs are booleans.
+fn booleans<'f, 'n, 'a>(f: &'f Folding<'n, 'a>) -> Option<&'f Folding<'n, 'a>> {
+    let is_bool = |x: &Option<&Numbers>| x.is_some_and(|x| x.ty.dtype() == DType::Bool);
+    f.inputs.iter().all(is_bool).then_some(f)
+}
 
 fn cast(f: &Folding<'_, '_>, dtype: DType) -> Option<Vec<Numbers>> {
     let x = f.at(0)?;

@@ -194,9 +194,9 @@ fn slice(f: &Folding<'_, '_>) -> Option<Vec<Numbers>> {
         let (least, most) = if step > 0 { (0, size) } else { (-1, size - 1) };
         let start = from_front(start).clamp(least, most);
         let span = from_front(end).clamp(least, most) - start;
-        let n = span.checked_div(step)? + i64::from(span.checked_rem(step)? != 0);
+        let n = count_steps(span.into(), step.into())?;
         let mut shape = x.ty.shape().to_vec();
-        shape[axis] = n.max(0) as u64;
+        shape[axis] = u64::try_from(n).ok()?;
         let source = |index: &[u64]| {
             let mut from = index.to_vec();
             from[axis] = u64::try_from(start + from[axis] as i64 * step).ok()?;
@@ -205,6 +205,12 @@ fn slice(f: &Folding<'_, '_>) -> Option<Vec<Numbers>> {
         x = mapped(&x, &shape, &source)?;
     }
     Some(vec![x])
+}
+
+/// The number of steps over a span; 0 if they lead away from its end.
+fn count_steps(span: i128, step: i128) -> Option<i128> {
+    let n = span.checked_div(step)? + i128::from(span.checked_rem(step)? != 0);
+    Some(if (span > 0) == (step > 0) { n } else { 0 })
 }
 
 fn gather(f: &Folding<'_, '_>) -> Option<Vec<Numbers>> {
@@ -311,12 +317,11 @@ fn range(f: &Folding<'_, '_>) -> Option<Vec<Numbers>> {
     let dtype = f.at(0)?.ty.dtype();
     if !dtype.is_float() {
         let (start, end, step) = (f.int(0)?, f.int(1)?, f.int(2)?);
-        let (span, wide) = (i128::from(end) - i128::from(start), i128::from(step));
-        let n = span.checked_div(wide)? + i128::from(span.checked_rem(wide)? != 0);
-        let n = usize::try_from(n.max(0))
-            .ok()
-            .filter(|&n| n as u64 <= SMALL)?;
-        let list = (0..n).map(|i| start + i as i64 * step).collect();
+        let n = count_steps(i128::from(end) - i128::from(start), step.into())?;
+        let n = usize::try_from(n).ok().filter(|&n| n as u64 <= SMALL)?;
+        let list = (0..n)
+            .map(|i| start.wrapping_add((i as i64).wrapping_mul(step)))
+            .collect();
         return Some(vec![Numbers::ints(dtype, &[n as u64], list)?]);
     }
     let number = |i: usize| f.at(i)?.to_floats().first().copied();

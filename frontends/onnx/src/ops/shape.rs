@@ -212,10 +212,17 @@ fn concat(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     one(c.cat(&parts, axis)?)
 }
 
+/// Sizes of a dimension are smaller, so that their sums do not overflow.
+const LARGE: i64 = 1 << 52;
+
 /// The numbers of elements before and after each dimension.
 fn paddings(inputs: &Inputs<'_>, rank: usize) -> Result<Vec<(i64, i64)>> {
     let pads = inputs.ints(1)?;
-    ensure(pads.len().is_multiple_of(2), "another number of paddings")?;
+    let is_small = |pad: &i64| (-LARGE..LARGE).contains(pad);
+    ensure(
+        pads.len().is_multiple_of(2) && pads.iter().all(is_small),
+        "the paddings do not fit the tensor",
+    )?;
     let n = pads.len() / 2;
     let axes = axes_of(inputs, 3, n, rank)?;
     let mut all = vec![(0, 0); rank];
@@ -249,11 +256,9 @@ fn mirrored(
     mode: &str,
 ) -> Result<Ref> {
     let size = c.shape_of(x)[axis] as i64;
-    let x = c.slice(
-        x,
-        axis,
-        Range::new((-before).max(0), size - (-after).max(0)),
-    )?;
+    let (start, end) = ((-before).max(0), size - (-after).max(0));
+    ensure(start <= end, "cuts more than the tensor has")?;
+    let x = c.slice(x, axis, Range::new(start, end))?;
     let (before, after) = (before.max(0), after.max(0));
     if before == 0 && after == 0 {
         return Ok(x);
@@ -316,6 +321,9 @@ fn range(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let number = |i: usize| inputs.opt_number(i)?.ok_or(Error::Missing(i.to_string()));
     let (start, limit, delta) = (number(0)?, number(1)?, number(2)?);
     let dtype = inputs.get(0).map_or(DType::F32, |x| x.ty.dtype());
+    if (limit.float() - start.float()) * delta.float() <= 0.0 {
+        return one(c.full(Scalar::Int(0), dtype, &[0])?);
+    }
     one(c.arange_to(dtype, start, limit, delta)?)
 }
 
@@ -344,7 +352,7 @@ fn depth_to_space(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     };
     let x = c.reshape(x, &shape)?;
     let x = c.permute(x, &order)?;
-    one(c.reshape(x, &[n, depth, h * b, w * b])?)
+    one(c.reshape(x, &[n, depth, count(&[h, b])?, count(&[w, b])?])?)
 }
 
 fn space_to_depth(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
@@ -360,7 +368,7 @@ fn space_to_depth(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
         [0, 1, 3, 5, 2, 4]
     };
     let x = c.permute(x, &order)?;
-    one(c.reshape(x, &[n, channels * b * b, h / b, w / b])?)
+    one(c.reshape(x, &[n, count(&[channels, b, b])?, h / b, w / b])?)
 }
 
 /// Cuts or pads dimensions around their middle.
@@ -378,6 +386,10 @@ fn center(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     )?;
     let mut pads = vec![(0, 0); shape.len()];
     for (axis, size) in axes.into_iter().zip(sizes) {
+        ensure(
+            (0..LARGE).contains(&size),
+            "a size is negative or too large",
+        )?;
         let more = size - shape[axis] as i64;
         // Half of it, rounded down in size, is before.
         let before = if more < 0 { -((-more) / 2) } else { more / 2 };
@@ -397,6 +409,10 @@ fn reverse_sequence(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     );
     let (lengths, size) = (inputs.ints(1)?, c.shape_of(x)[time] as i64);
     ensure(time != batch, "time and batch are one dimension")?;
+    ensure(
+        lengths.len() as u64 == c.shape_of(x)[batch],
+        "there is not one length for each sequence",
+    )?;
     let mut parts = vec![];
     for (i, &length) in lengths.iter().enumerate() {
         ensure((0..=size).contains(&length), "a sequence is too long")?;

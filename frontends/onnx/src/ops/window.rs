@@ -46,7 +46,7 @@ pub(super) fn attrs(
 fn spatial(shape: &[u64]) -> Result<Vec<i64>> {
     let inner = shape.get(2..).filter(|inner| !inner.is_empty());
     let inner = inner.ok_or("there are no images")?;
-    let size = |&d: &u64| i64::try_from(d).ok().filter(|&d| d < 1 << 40);
+    let size = |&d: &u64| i64::try_from(d).ok().filter(|&d| d < 1 << 32);
     let sizes: Option<Vec<i64>> = inner.iter().map(size).collect();
     sizes.ok_or_else(|| "the images are too large".into())
 }
@@ -273,8 +273,9 @@ impl Windows {
             None if same => (0..n).map(|i| sizes[i] * self.stride[i]).collect(),
             None => return Ok((full, self.pads.clone())),
         };
+        let is_size = |d: &i64| (0..1 << 40).contains(d);
         ensure(
-            target.len() == n,
+            target.len() == n && target.iter().all(is_size),
             "the shape of the output does not fit the input",
         )?;
         let halves = |i: usize| {
