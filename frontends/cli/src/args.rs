@@ -154,8 +154,8 @@ pub(crate) struct Reading {
     #[arg(long, value_name = "named|all|PATTERN")]
     pub(crate) trainable: Option<String>,
     /// What a BatchNormalization of an .onnx file for inference does. train: it uses the statistics
-    /// of each batch and updates the stored ones. frozen: it uses the stored ones. Such a file needs
-    /// a choice
+    /// of each batch and updates the stored ones. frozen: it uses the stored ones. Such a file
+    /// needs a choice
     #[arg(long, value_name = "train|frozen", value_parser = batch_norm())]
     pub(crate) batch_norm: Option<BatchNorm>,
 }

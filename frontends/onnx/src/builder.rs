@@ -3,12 +3,12 @@
 
 use crate::attributes::Attributes;
 use crate::external::Files;
-use crate::ops::{self, Input, Inputs, Row};
+use crate::ops::{Input, Inputs, Row};
 use crate::proto::TensorProto;
 use crate::tensor::{self, Numbers};
 use crate::{BatchNorm, Error};
-use ir::{DType, Graph, Phase, State, StateKind, TensorType, Value};
-use lower::{Call, Generator, Outside, Plan, Result, Results, Scalar, Tensor};
+use ir::{Graph, Phase, State, StateKind, TensorType, Value};
+use lower::{Call, Generator, Outside, Plan, Result, Results, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The most elements of a tensor that is computed while the file is read. Shapes, axes and masks of
@@ -274,7 +274,7 @@ impl<'a> Builder<'a> {
         };
         let types: Vec<Option<TensorType>> = vec![None; place.names.len()];
         let mut call = Call::new(&self.graph, &self.generator, attributes, &types);
-        let results = ops::lower(row, &mut call, &inputs)?;
+        let results = row.lower(&mut call, &inputs)?;
         let types = result_types(&call, &results, place);
         let plan = call.finish(results)?;
         self.add(&plan, &types, place)
@@ -369,21 +369,4 @@ fn result_types(call: &Call<'_>, results: &Results, place: &Place<'_>) -> Vec<Op
             .map(|result| call.ty(result).clone())
     };
     place.names.iter().enumerate().map(ty).collect()
-}
-
-/// A number as an attribute of a mask or a shape.
-pub(crate) fn int(value: i64) -> Option<Numbers> {
-    Numbers::ints(DType::I64, &[], vec![value])
-}
-
-/// A boolean.
-pub(crate) fn boolean(value: bool) -> Option<Numbers> {
-    Numbers::ints(DType::Bool, &[], vec![value.into()])
-}
-
-/// The number of a tensor with one element.
-pub(crate) fn scalar(numbers: &Numbers) -> Option<Scalar> {
-    (numbers.ty.numel() == 1)
-        .then(|| numbers.uniform())
-        .flatten()
 }

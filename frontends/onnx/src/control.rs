@@ -3,10 +3,11 @@
 
 use crate::Error;
 use crate::attributes::{Attributes, Given};
-use crate::builder::{self, Place, Slot};
+use crate::builder::{Place, Slot};
 use crate::import::{Frame, Import, opset, whole};
 use crate::proto::{FunctionProto, GraphProto, NodeProto};
 use crate::sequence::{Item, joined};
+use crate::tensor::Numbers;
 use lower::{Range, Ref, wrap};
 
 /// The most iterations of a loop.
@@ -93,7 +94,7 @@ fn graph<'a>(attributes: &Attributes<'a>, name: &str) -> Result<&'a GraphProto> 
 /// A known boolean or integer.
 fn known(import: &Import<'_>, item: Option<&Item>, what: &str) -> Result<i64> {
     let number = match item {
-        Some(Item::Tensor(slot)) => import.builder.numbers(*slot).and_then(builder::scalar),
+        Some(Item::Tensor(slot)) => import.builder.numbers(*slot).and_then(Numbers::scalar),
         _ => None,
     };
     let why = || {
@@ -157,8 +158,8 @@ pub(crate) fn repeat<'a>(
                 format!("has more than {ITERATIONS} iterations"),
             ));
         }
-        let number = |n: Option<crate::tensor::Numbers>| n.ok_or_else(|| error("overflows"));
-        let (i_now, condition) = (number(builder::int(i))?, number(builder::boolean(true))?);
+        let number = |n: Option<Numbers>| n.ok_or_else(|| error("overflows"));
+        let (i_now, condition) = (number(Numbers::int(i))?, number(Numbers::boolean(true))?);
         let mut inputs: Items = vec![
             Some(Item::Tensor(import.builder.known("iteration", i_now))),
             Some(Item::Tensor(import.builder.known("condition", condition))),

@@ -2,7 +2,8 @@
 //! sequence and its elements.
 
 use crate::attributes::Attributes;
-use crate::builder::{self, Builder, Place, SMALL, Slot};
+use crate::builder::{Builder, Place, SMALL, Slot};
+use crate::tensor::Numbers;
 use lower::{Ref, Result, ensure, wrap};
 
 /// A value of the file.
@@ -54,7 +55,7 @@ impl<'n> Given<'n> {
                 .checked_sub(1)
                 .ok_or_else(|| "the sequence is empty".into());
         };
-        let at = b.numbers(*slot).and_then(builder::scalar);
+        let at = b.numbers(*slot).and_then(Numbers::scalar);
         let at = at.ok_or("the position must be known when the file is read")?;
         wrap(at.float() as i64, n)
     }
@@ -103,7 +104,7 @@ pub(crate) fn run<'a>(
             Item::Sequence(list)
         }
         "SequenceLength" => {
-            let n = builder::int(given.sequence()?.len() as i64).ok_or("is too long")?;
+            let n = Numbers::int(given.sequence()?.len() as i64).ok_or("is too long")?;
             Item::Tensor(b.known("", n))
         }
         "ConcatFromSequence" => {

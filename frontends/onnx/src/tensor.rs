@@ -255,6 +255,22 @@ impl Numbers {
             Elements::Floats(list) => list.clone(),
         }
     }
+    /// A number without dimensions.
+    pub(crate) fn int(value: i64) -> Option<Numbers> {
+        Numbers::ints(DType::I64, &[], vec![value])
+    }
+    /// A boolean without dimensions.
+    pub(crate) fn boolean(value: bool) -> Option<Numbers> {
+        Numbers::ints(DType::Bool, &[], vec![value.into()])
+    }
+    /// The only element.
+    pub(crate) fn scalar(&self) -> Option<lower::Scalar> {
+        if self.ty.numel() == 1 {
+            self.uniform()
+        } else {
+            None
+        }
+    }
     /// The number that all elements are; `None` if they differ. Without elements it is 0.
     pub(crate) fn uniform(&self) -> Option<lower::Scalar> {
         use lower::Scalar;

@@ -1,6 +1,6 @@
 //! Attention and rotary embeddings.
 
-use super::{Inputs, Row, flag, op};
+use super::inputs::{Inputs, Row, flag, op};
 use ir::op::OpKind;
 use ir::{Attr, DType};
 use lower::{Call, Error, Range, Ref, Result, Results, Scalar, ensure, one};

@@ -1,6 +1,6 @@
 //! Functions of two or more operands, element by element. Operands have one element type.
 
-use super::{Inputs, Row, flag, op};
+use super::inputs::{Inputs, Row, flag, op};
 use ir::DType;
 use ir::op::OpKind;
 use lower::{Call, Operand, Ref, Result, Results, Rounding, Scalar, one};

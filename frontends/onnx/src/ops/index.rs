@@ -1,10 +1,10 @@
 //! Reading and writing at indices. Negative indices count from the end.
 
-use super::{Inputs, Row, op, op_with};
+use super::inputs::{Inputs, Row, op, op_with};
 use crate::tensor;
 use ir::op::OpKind;
 use ir::{Attr, DType};
-use lower::{Call, Error, Indexed, Ref, Result, Results, Scalar, ensure, one, wrap};
+use lower::{Call, Error, Indexed, Ref, Result, Results, Scalar, ensure, one};
 
 pub(super) const OPS: &[Row] = &[
     op("Gather", gather),
@@ -148,9 +148,4 @@ fn eye_like(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let k = c.int_or("k", 0)?;
     let y = c.diagonals(OpKind::Eq, rows, columns, k)?;
     one(c.cast(y, dtype)?)
-}
-
-/// Dimensions counted from the front.
-pub(super) fn wrap_all(dims: &[i64], rank: usize) -> Result<Vec<usize>> {
-    dims.iter().map(|&d| wrap(d, rank)).collect()
 }

@@ -1,6 +1,6 @@
 //! Losses.
 
-use super::{Inputs, Row, op};
+use super::inputs::{Inputs, Row, op};
 use ir::op::OpKind;
 use ir::op::attrs::NllLoss;
 use ir::{Attr, DType};

@@ -1,6 +1,6 @@
 //! Normalisations.
 
-use super::{Inputs, Row, flag, op};
+use super::inputs::{Inputs, Row, flag, op};
 use crate::BatchNorm;
 use ir::Attr;
 use ir::op::OpKind;

@@ -1,6 +1,6 @@
 //! Products of matrices, and sums of products by their letters.
 
-use super::{Inputs, Row, flag, op};
+use super::inputs::{Inputs, Row, flag, op};
 use ir::op::OpKind;
 use lower::{Call, Error, Ref, Result, Results, Scalar, count, ensure, one, transposed};
 

@@ -1,6 +1,6 @@
 //! Random numbers and dropout.
 
-use super::{Inputs, Row, op, op_with};
+use super::inputs::{Inputs, Row, op, op_with};
 use crate::tensor;
 use ir::op::OpKind;
 use ir::{Attr, DType};

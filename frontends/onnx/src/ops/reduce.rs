@@ -1,6 +1,6 @@
 //! Reductions, sums along dimensions, and sorting.
 
-use super::{Inputs, Row, flag, op, op_with};
+use super::inputs::{Inputs, Row, flag, op, op_with};
 use ir::op::OpKind;
 use ir::{Attr, DType};
 use lower::{Call, Ref, Result, Results, Scalar, all, ensure, one};

@@ -1,7 +1,6 @@
 //! Views, parts, and tensors put together.
 
-use super::index::wrap_all;
-use super::{Inputs, Row, flag, op, op_with};
+use super::inputs::{Inputs, Row, flag, op, op_with, wrap_all};
 use crate::tensor::Numbers;
 use ir::DType;
 use lower::{Call, Error, Range, Ref, Result, Results, Scalar, all, count, ensure, one, wrap};

@@ -1,6 +1,6 @@
 //! Functions of one operand, element by element.
 
-use super::{Inputs, Row, flag, op};
+use super::inputs::{Inputs, Row, flag, op};
 use crate::tensor;
 use ir::op::OpKind;
 use ir::{Attr, DType};

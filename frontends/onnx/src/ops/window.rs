@@ -1,6 +1,6 @@
 //! Convolutions and pooling.
 
-use super::{Inputs, Row, flag, op};
+use super::inputs::{Inputs, Row, flag, op};
 use ir::Attr;
 use ir::op::OpKind;
 use lower::{Call, Error, Ref, Result, Results, Rounding, Scalar, ensure, one};
@@ -16,6 +16,9 @@ pub(super) const OPS: &[Row] = &[
     op("GlobalLpPool", global_lp_pool),
 ];
 
+/// Elements before and after each dimension.
+type Pads = Vec<(i64, i64)>;
+
 /// How windows lie in the spatial dimensions of a tensor.
 #[derive(Clone)]
 struct Windows {
@@ -23,7 +26,7 @@ struct Windows {
     stride: Vec<i64>,
     dilation: Vec<i64>,
     /// Elements before and after each dimension.
-    pads: Vec<(i64, i64)>,
+    pads: Pads,
     /// Elements after the padding, into which the last window reaches.
     extra: Vec<i64>,
 }
@@ -251,7 +254,7 @@ impl Windows {
         more: &[i64],
         wanted: Option<&[i64]>,
         auto: &str,
-    ) -> Result<(Vec<i64>, Vec<(i64, i64)>)> {
+    ) -> Result<(Vec<i64>, Pads)> {
         let n = sizes.len();
         let fits = more
             .iter()
