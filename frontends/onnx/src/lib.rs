@@ -177,12 +177,15 @@ pub fn operators() -> Vec<Operator> {
         is_folded: folded.contains(&row.name),
     });
     let only_folded = folded.iter().filter(|name| ops::find(name).is_none());
-    let only_folded = only_folded.chain(import::STRUCTURAL).map(|&name| Operator {
-        name,
-        known: &[],
-        is_lowered: false,
-        is_folded: true,
-    });
+    let only_folded = only_folded
+        .chain(import::STRUCTURAL)
+        .chain(&sequence::OPS)
+        .map(|&name| Operator {
+            name,
+            known: &[],
+            is_lowered: false,
+            is_folded: true,
+        });
     let mut all: Vec<Operator> = lowered.chain(only_folded).collect();
     all.sort();
     all

@@ -1,6 +1,6 @@
 //! Tests of the reader.
 
 mod common;
-// mod docs;
+mod docs;
 mod hostile;
-// mod read;
+mod read;
