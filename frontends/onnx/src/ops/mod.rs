@@ -11,6 +11,7 @@ mod norm;
 mod product;
 mod random;
 mod reduce;
+mod resize;
 mod shape;
 mod unary;
 mod window;
@@ -19,7 +20,7 @@ pub(crate) use inputs::{Input, Inputs, Row};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-const FAMILIES: [&[Row]; 11] = [
+const FAMILIES: [&[Row]; 12] = [
     attention::OPS,
     binary::OPS,
     index::OPS,
@@ -28,6 +29,7 @@ const FAMILIES: [&[Row]; 11] = [
     product::OPS,
     random::OPS,
     reduce::OPS,
+    resize::OPS,
     shape::OPS,
     unary::OPS,
     window::OPS,
