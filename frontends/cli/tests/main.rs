@@ -6,6 +6,7 @@ mod devices;
 mod estimate;
 mod gpu;
 mod offload;
+mod onnx;
 mod plan;
 mod profile;
 mod report;

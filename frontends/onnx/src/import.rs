@@ -232,7 +232,7 @@ impl<'a> Import<'a> {
         Model {
             trained: of(StateKind::Param),
             frozen: of(StateKind::Const),
-            notes: trained::notes(graph, &trained),
+            notes: trained::notes(graph, &trained, &self.options.trainable),
             graph: builder.graph,
             tensors: builder.tensors,
             unsupported: self.unsupported,

@@ -77,7 +77,15 @@ fn matches(pattern: &str, name: &str) -> bool {
 
 /// Advice about weights that are not trained: exporters for inference fold, transpose and rename
 /// them.
-pub(crate) fn notes(graph: &GraphProto, trained: &BTreeSet<&str>) -> Vec<String> {
+pub(crate) fn notes(
+    graph: &GraphProto,
+    trained: &BTreeSet<&str>,
+    trainable: &Trainable,
+) -> Vec<String> {
+    // Who gives a pattern has chosen.
+    if matches!(trainable, Trainable::Pattern(_)) {
+        return vec![];
+    }
     const READERS: [&str; 4] = ["MatMul", "Gemm", "Conv", "Gather"];
     let read: BTreeSet<&str> = graph
         .node

@@ -206,7 +206,7 @@ fn initializers_become_states_by_choice() {
     let (param, constant) = (StateKind::Param, StateKind::Const);
     assert_eq!(kinds("named"), (pair(param, constant), 1));
     assert_eq!(kinds("all"), (pair(param, param), 0));
-    assert_eq!(kinds("pl*"), (pair(constant, param), 1));
+    assert_eq!(kinds("pl*"), (pair(constant, param), 0));
     assert_eq!(kinds("pl*,*.weight"), (pair(param, param), 0));
 }
 
