@@ -20,6 +20,8 @@ mod gpu_models;
 mod kernels;
 mod loss;
 mod mutants;
+mod onnx_models;
+mod onnx_nodes;
 mod ops;
 mod optimizers;
 mod papers;

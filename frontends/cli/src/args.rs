@@ -13,6 +13,7 @@ use clap::{Args, Parser, Subcommand};
 use codegen::kernels::Target;
 pub(crate) use data::DataArgs;
 pub(crate) use metrics::{EvalArgs, MetricsArgs};
+use onnx::BatchNorm;
 use papers::estimate;
 use papers::offload::Algorithm;
 use papers::protrain::Fixed;
@@ -29,8 +30,8 @@ use trace::Format;
 
 /// Compiles a training step so that it fits into a given amount of memory.
 ///
-/// The input is one step (forward, backward, optimizer) as a .pt2 file, or a forward alone with
-/// --differentiate. Before the first step runs,
+/// The input is one step (forward, backward, optimizer) as a .pt2 file, or a forward alone, a .pt2 or
+/// an .onnx file, with --differentiate. Before the first step runs,
 /// Lighterage decides which tensors are kept, swapped and recomputed, gives each tensor an address,
 /// and proves the result.
 #[derive(Parser, Debug)]
@@ -53,8 +54,10 @@ const EXIT_CODES: &str = "Exit codes: 0 done; 1 the system refused, for example 
 pub(crate) enum Command {
     /// Print the step of a model as text: phases, modules, states
     #[command(after_help = "Examples:\n  lighterage import gpt2.pt2 -o gpt2.ir\n  \
-        lighterage import forward.pt2 --differentiate --loss cross-entropy --shift\n\n\
-        docs/autodiff.md says which forwards can be differentiated.")]
+        lighterage import forward.pt2 --differentiate --loss cross-entropy --shift\n  \
+        lighterage import resnet.onnx --dim batch=8 --batch-norm train\n\n\
+        docs/autodiff.md says which forwards can be differentiated, docs/onnx.md how to export an \
+        .onnx file that can be trained.")]
     Import(ImportArgs),
     /// Plan a step: report what it needs, what was decided, and what other budgets would cost
     #[command(
@@ -150,11 +153,28 @@ const MOST_MICRO_BATCHES: u64 = 4096;
 /// A model.
 #[derive(Args, Debug)]
 pub(crate) struct ModelArgs {
-    /// The model: a .pt2 file, or a graph as text (.ir)
+    /// The model: a .pt2 file, an .onnx file, or a graph as text (.ir)
     pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) reading: Reading,
+}
+
+/// How a model's file is read.
+#[derive(Args, Clone, Default, Debug)]
+pub(crate) struct Reading {
     /// A value for a symbolic size; may be given several times
     #[arg(long, value_name = "NAME=SIZE", value_parser = parse_dim)]
     pub(crate) dim: Vec<(String, u64)>,
+    /// Which initializers of an .onnx file are trained: those that were parameters of a module, all
+    /// floating-point ones, or those whose name matches, such as 'encoder.*' (a comma separates
+    /// patterns) [default: named]
+    #[arg(long, value_name = "named|all|PATTERN")]
+    pub(crate) trainable: Option<String>,
+    /// What a BatchNormalization of an .onnx file for inference does. train: it uses the statistics
+    /// of each batch and updates the stored ones. frozen: it uses the stored ones. Such a file
+    /// needs a choice
+    #[arg(long, value_name = "train|frozen", value_parser = batch_norm())]
+    pub(crate) batch_norm: Option<BatchNorm>,
 }
 
 /// How a forward becomes a step.
@@ -360,9 +380,8 @@ ir::named! {
 pub(crate) struct TrainArgs {
     /// The step to run: a .lit file, or a model as for `compile`
     pub(crate) model: PathBuf,
-    /// A value for a symbolic size; may be given several times
-    #[arg(long, value_name = "NAME=SIZE", value_parser = parse_dim)]
-    pub(crate) dim: Vec<(String, u64)>,
+    #[command(flatten)]
+    pub(crate) reading: Reading,
     #[command(flatten)]
     pub(crate) compiling: Compiling,
     #[command(flatten)]
@@ -962,6 +981,10 @@ pub(crate) fn dumps() -> Vec<&'static str> {
 
 fn optimizer() -> impl TypedValueParser<Value = Optimizer> {
     named(&Optimizer::ALL, Optimizer::name)
+}
+
+fn batch_norm() -> impl TypedValueParser<Value = BatchNorm> {
+    named(&BatchNorm::ALL, BatchNorm::name)
 }
 
 fn master() -> impl TypedValueParser<Value = Master> {

@@ -20,7 +20,11 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), Failure> {
     if let Some(path) = &args.output {
         check_writable("--output", path)?;
     }
-    let model = model::read(&args.model.model, &args.model.dim, &args.compiling.forward)?;
+    let model = model::read(
+        &args.model.model,
+        &args.model.reading,
+        &args.compiling.forward,
+    )?;
     let path = match (args.emit, &args.output) {
         (Some(emit), output) => return kernels(&model, emit, args, output.as_deref()),
         (None, Some(path)) => path,

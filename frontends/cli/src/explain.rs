@@ -16,7 +16,11 @@ use serde_json::{Value as Json, json};
 
 /// Runs the command.
 pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
-    let model = model::read(&args.model.model, &args.model.dim, &args.compiling.forward)?;
+    let model = model::read(
+        &args.model.model,
+        &args.model.reading,
+        &args.compiling.forward,
+    )?;
     let machine = model::machine(&args.compiling)?;
     let compiled = model::compile(&model.graph, &args.compiling, &machine, Dumps::Stderr)?;
     let graph = &compiled.program.graph;

@@ -11,7 +11,7 @@ const NAMED: usize = 20;
 
 /// Runs the command.
 pub(crate) fn run(args: &ImportArgs) -> Result<(), Failure> {
-    let mut model = model::read(&args.model.model, &args.model.dim, &args.forward)?;
+    let mut model = model::read(&args.model.model, &args.model.reading, &args.forward)?;
     if args.forward.differentiate {
         let differentiated = autodiff::run(&mut model.graph, true);
         differentiated.map_err(|e| Failure::Input(e.to_string()))?;

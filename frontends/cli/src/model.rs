@@ -1,6 +1,6 @@
 //! From a path to a graph, and from a graph to a compiled step.
 
-use crate::args::{Compiling, ForwardArgs};
+use crate::args::{Compiling, ForwardArgs, Reading};
 use crate::data::read_whole;
 use crate::failure::Failure;
 use crate::gpu::{self, Here};
@@ -10,6 +10,7 @@ use crate::out;
 use crate::page::PassTime;
 use ir::text::File;
 use ir::{Device, Graph, Op, TensorType, Value};
+use onnx::Trainable;
 use passes::cost::profile::{Profile, Profiled};
 use passes::cost::{Cost, Roofline};
 use passes::decide::{Extent, Planner};
@@ -42,6 +43,8 @@ pub(crate) struct Model {
 pub(crate) enum Format {
     /// An archive of PyTorch.
     Pt2,
+    /// A forward in protobuf.
+    Onnx,
     /// Text.
     Ir,
     /// A compiled step.
@@ -57,6 +60,7 @@ pub(crate) fn format(path: &Path) -> Result<Format, Failure> {
     }
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("pt2") => return Ok(Format::Pt2),
+        Some("onnx") => return Ok(Format::Onnx),
         Some("ir") => return Ok(Format::Ir),
         Some("lit") => return Ok(Format::Lit),
         _ => {}
@@ -68,6 +72,8 @@ pub(crate) fn format(path: &Path) -> Result<Format, Failure> {
     Ok(match &start[..] {
         [b'P', b'K', ..] => Format::Pt2,
         [0x89, b'L', b'I', b'T'] => Format::Lit,
+        // The first field of a model in protobuf is its version, a small number.
+        [0x08, 1..0x80, ..] => Format::Onnx,
         _ => Format::Ir,
     })
 }
@@ -81,10 +87,10 @@ pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
 /// Reads a model, and attaches the loss to a forward.
 pub(crate) fn read(
     path: &Path,
-    dims: &[(String, u64)],
+    reading: &Reading,
     forward: &ForwardArgs,
 ) -> Result<Model, Failure> {
-    let mut model = read_as_it_is(path, dims)?;
+    let mut model = read_as_it_is(path, reading)?;
     if forward.differentiate {
         let criterion = Criterion {
             loss: forward.loss.unwrap_or_default(),
@@ -110,24 +116,47 @@ pub(crate) fn read(
     Ok(model)
 }
 
-fn read_as_it_is(path: &Path, dims: &[(String, u64)]) -> Result<Model, Failure> {
-    match format(path)? {
+fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
+    let format = format(path)?;
+    if format != Format::Onnx {
+        refuse_onnx_options(path, reading)?;
+    }
+    let dims = &reading.dim;
+    match format {
         Format::Pt2 => {
             let spinner = out::spinner(format!("reading {}", path.display()));
             let dims: BTreeMap<String, u64> = dims.iter().cloned().collect();
             let model = torch::read(path, &dims).map_err(|e| Failure::Input(e.to_string()))?;
             drop(spinner);
-            let tensors = model
-                .tensors
-                .into_iter()
-                .map(|(path, tensor)| (path, (tensor.ty, tensor.data)))
-                .collect();
             Ok(Model {
                 graph: model.graph,
-                tensors,
+                tensors: tensors(model.tensors),
                 unsupported: model.unsupported,
                 detached: model.detached,
                 tied: model.tied,
+            })
+        }
+        Format::Onnx => {
+            let spinner = out::spinner(format!("reading {}", path.display()));
+            let options = onnx::Options {
+                dims: dims.iter().cloned().collect(),
+                trainable: reading
+                    .trainable
+                    .as_deref()
+                    .map_or(Trainable::default(), Trainable::parse),
+                batch_norm: reading.batch_norm,
+            };
+            let model = onnx::read(path, &options).map_err(|e| Failure::Input(e.to_string()))?;
+            drop(spinner);
+            for note in &model.notes {
+                out::note(&format!("note: {}: {note}", path.display()));
+            }
+            Ok(Model {
+                graph: model.graph,
+                tensors: tensors(model.tensors),
+                unsupported: model.unsupported,
+                detached: vec![],
+                tied: vec![],
             })
         }
         Format::Ir => {
@@ -170,6 +199,26 @@ fn read_as_it_is(path: &Path, dims: &[(String, u64)]) -> Result<Model, Failure> 
             )))
         }
     }
+}
+
+/// An error if an option is given that only .onnx files have.
+fn refuse_onnx_options(path: &Path, reading: &Reading) -> Result<(), Failure> {
+    let given = [
+        ("--trainable", reading.trainable.is_some()),
+        ("--batch-norm", reading.batch_norm.is_some()),
+    ];
+    match given.iter().find(|(_, is_given)| *is_given) {
+        Some((option, _)) => Err(Failure::Input(format!(
+            "{option}: only .onnx files have such a choice; {} is another kind of file",
+            path.display()
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn tensors(tensors: BTreeMap<String, torch::Tensor>) -> BTreeMap<String, (TensorType, Vec<u8>)> {
+    let pair = |(path, tensor): (String, torch::Tensor)| (path, (tensor.ty, tensor.data));
+    tensors.into_iter().map(pair).collect()
 }
 
 fn externs(graph: &Graph) -> Vec<torch::Unsupported> {

@@ -34,7 +34,11 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         path.iter()
             .try_for_each(|path| check_writable(option, path))?;
     }
-    let model = model::read(&args.model.model, &args.model.dim, &args.compiling.forward)?;
+    let model = model::read(
+        &args.model.model,
+        &args.model.reading,
+        &args.compiling.forward,
+    )?;
     let machine = model::machine(&args.compiling)?;
     let planned = model::plan(&model.graph, &args.compiling, &machine, Dumps::Stdout);
     let (compiled, times) = planned.inspect_err(|failure| {

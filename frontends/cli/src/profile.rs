@@ -69,7 +69,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
         ..Compiling::default()
     };
     let machine = model::machine(&compiling)?;
-    let model = model::read(&args.model.model, &args.model.dim, &args.forward)?;
+    let model = model::read(&args.model.model, &args.model.reading, &args.forward)?;
     let step = Step::new(&model.graph, &compiling, &machine, target.as_ref())?;
     // Ops in groups are measured separately too: `fuse` needs to know which is faster.
     let plain = Compiling {

@@ -11,6 +11,7 @@ mod gpu;
 mod hyper;
 mod metrics;
 mod offload;
+mod onnx;
 mod page;
 mod plan;
 mod profile;

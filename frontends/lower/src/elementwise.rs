@@ -72,6 +72,26 @@ impl Call<'_> {
         self.where_fraction(x, y)
     }
 
+    /// `x` rounded to the nearest integer; halves to the even one.
+    pub fn rounded_to_even(&mut self, x: Ref) -> Result<Ref> {
+        if !self.dtype(x).is_float() {
+            return Ok(x);
+        }
+        let floor = self.rounded(x, Rounding::Floor)?;
+        let rest = self.step(OpKind::Sub, &[], &[x, floor])?;
+        let half = self.scalar_step(OpKind::MulScalar, floor, Scalar::Float(0.5))?;
+        let whole = self.rounded(half, Rounding::Floor)?;
+        let is_odd = self.step(OpKind::Ne, &[], &[half, whole])?;
+        let is_half = self.scalar_step(OpKind::EqScalar, rest, Scalar::Float(0.5))?;
+        let is_above = self.scalar_step(OpKind::GtScalar, rest, Scalar::Float(0.5))?;
+        let up = self.step(OpKind::LogicalAnd, &[], &[is_half, is_odd])?;
+        let up = self.step(OpKind::LogicalOr, &[], &[is_above, up])?;
+        let next = self.scalar_step(OpKind::AddScalar, floor, Scalar::Int(1))?;
+        // Infinities have no rest, and stay.
+        let y = self.step(OpKind::Where, &[], &[up, next, floor])?;
+        self.where_fraction(x, y)
+    }
+
     /// `y` where `x` can have a fraction, `x` elsewhere.
     fn where_fraction(&mut self, x: Ref, y: Ref) -> Result<Ref> {
         let size = self.map(OpKind::Abs, x)?;

@@ -1,6 +1,6 @@
 //! Indexing by tensors, where any dimensions may be indexed.
 
-use crate::{Call, Ref, Result, ensure};
+use crate::{Call, Ref, Result, Scalar, ensure};
 use ir::op::OpKind;
 use ir::{Attr, DType};
 
@@ -107,6 +107,17 @@ impl Indexed {
             .chain(0..n)
             .chain(n + self.at..n + rest)
             .collect()
+    }
+}
+
+impl Call<'_> {
+    /// True where the index along a dimension of size 1 is the place in this dimension of `size`.
+    pub fn is_class(&mut self, index: Ref, dim: usize, size: u64) -> Result<Ref> {
+        let at = self.arange(DType::I64, size, Scalar::Int(0), Scalar::Int(1))?;
+        let mut beside = vec![1; self.rank(index)];
+        beside[dim] = size;
+        let at = self.reshape(at, &beside)?;
+        self.step(OpKind::Eq, &[], &[index, at])
     }
 }
 

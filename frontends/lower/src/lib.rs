@@ -15,6 +15,8 @@ mod dims;
 mod elementwise;
 mod error;
 mod index;
+mod loss;
+mod model;
 mod norm;
 mod number;
 mod plan;
@@ -23,6 +25,7 @@ mod readers;
 mod reduce;
 mod shape;
 mod source;
+mod window;
 
 pub use arguments::{Argument, Arguments};
 pub use call::{Attrs, Call};
@@ -30,8 +33,9 @@ pub use dims::{Range, attr_ints, count, wrap};
 pub use elementwise::Rounding;
 pub use error::{Error, FileError, Result};
 pub use index::Indexed;
+pub use model::{Tensor, Unsupported};
 pub use norm::{Saved, Weights, statistics};
-pub use number::{Operand, Scalar, promote};
+pub use number::{Operand, Scalar, bounds, promote};
 pub use plan::{Added, Generator, Outside, Plan, Ref, Step};
 pub use product::transposed;
 

@@ -54,7 +54,7 @@ pub enum Operand {
 }
 
 /// The smallest and the largest number of a type.
-pub(crate) fn bounds(dtype: DType) -> (Scalar, Scalar) {
+pub fn bounds(dtype: DType) -> (Scalar, Scalar) {
     let ints = |least: i64, most: i64| (Scalar::Int(least), Scalar::Int(most));
     match dtype {
         DType::Bool => ints(0, 1),

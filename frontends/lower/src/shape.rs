@@ -109,7 +109,8 @@ impl Call<'_> {
     /// `x[.., at, ..]` along a dimension, which is removed.
     pub fn select(&mut self, x: Ref, dim: usize, at: i64) -> Result<Ref> {
         let mut shape = self.shape_of(x);
-        let at = wrap(at, shape[dim] as usize)? as i64;
+        let size = *shape.get(dim).ok_or("no such dimension")?;
+        let at = wrap(at, size as usize)? as i64;
         shape.remove(dim);
         let y = self.slice(x, dim, Range::new(at, at + 1))?;
         self.reshape(y, &shape)

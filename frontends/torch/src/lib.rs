@@ -22,9 +22,10 @@ mod schema;
 mod symbols;
 mod zip;
 
-use ir::{Graph, TensorType, Value};
+use ir::{Graph, Value};
 /// Why a file could not be read.
 pub use lower::FileError as Error;
+pub use lower::{Tensor, Unsupported};
 use std::collections::BTreeMap;
 use std::io::{BufReader, Cursor};
 use std::path::Path;
@@ -43,26 +44,6 @@ pub struct Model {
     pub detached: Vec<Value>,
     /// Paths that name one parameter, each group sorted. The graph has one of them as a state.
     pub tied: Vec<Vec<String>>,
-}
-
-/// A tensor's type and elements.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Tensor {
-    /// Element type and shape.
-    pub ty: TensorType,
-    /// Row-major, contiguous, little-endian.
-    pub data: Vec<u8>,
-}
-
-/// A call without a counterpart in the op table.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Unsupported {
-    /// The called operator: `torch.ops.aten.sort.default`.
-    pub target: String,
-    /// The node's name in the file.
-    pub node: String,
-    /// The reason.
-    pub why: String,
 }
 
 /// Reads a file. `dims` gives symbolic sizes their values; the graph takes the file's stem as its

@@ -42,7 +42,7 @@ pub(super) fn run(args: &ProfileArgs, optimizer: Optimizer, number: u32) -> Resu
         ));
     }
     let here = Here::find(number)?;
-    let model = model::read(&args.model.model, &args.model.dim, &args.forward)?;
+    let model = model::read(&args.model.model, &args.model.reading, &args.forward)?;
     let start = Instant::now();
     let rounds = args.repeat.unwrap_or(ROUNDS.1);
     let on = |kernels: Kernels| Traced::new(args, optimizer, &model, &here, kernels);

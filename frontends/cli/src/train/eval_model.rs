@@ -29,7 +29,7 @@ pub(super) fn artifact(args: &TrainArgs, path: &Path) -> Result<Artifact, Failur
             link: args.compiling.link,
             ..Compiling::default()
         };
-        let model = model::read(path, &args.dim, &ForwardArgs::default())?;
+        let model = model::read(path, &args.reading, &ForwardArgs::default())?;
         let gpu = source::gpu(args)?;
         let code_for = gpu.is_none().then_some(CodeFor::ThisCpu);
         let machine = model::machine_on(&compiling, gpu.map(|here| here.device))?;

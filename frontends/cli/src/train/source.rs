@@ -58,7 +58,7 @@ pub(super) fn of(args: &TrainArgs) -> Result<Source, Failure> {
             args.model.display()
         )));
     }
-    let model = model::read(&args.model, &args.dim, &args.compiling.forward)?;
+    let model = model::read(&args.model, &args.reading, &args.compiling.forward)?;
     let tied = model.tied.clone();
     let mut compiling = args.compiling.clone();
     // Found once, so that the plan and the run are for the same memory.
@@ -182,7 +182,9 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         ("--precision", precision.is_some()),
         ("--without", without.is_some()),
         ("--profile", profile.is_some()),
-        ("--dim", !args.dim.is_empty()),
+        ("--dim", !args.reading.dim.is_empty()),
+        ("--trainable", args.reading.trainable.is_some()),
+        ("--batch-norm", args.reading.batch_norm.is_some()),
         ("--dump-ir-after", dump_ir_after.is_some()),
         ("--dump-dir", dump_dir.is_some()),
         ("--time-passes", *time_passes),

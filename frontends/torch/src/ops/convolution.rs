@@ -50,29 +50,11 @@ fn convolution(c: &mut Call<'_>) -> Result<Results> {
     let bias = c.opt_tensor("bias")?;
     let (attrs, is_transposed) = attrs(c, w)?;
     if is_transposed {
-        return transposed(c, &attrs, [x, w], bias);
+        let shape = c.result()?.shape().to_vec();
+        return one(c.transposed_convolution(&attrs, [x, w], bias, &shape)?);
     }
     let operands: Vec<Ref> = [x, w].into_iter().chain(bias).collect();
     one(c.step(OpKind::Convolution, &attrs, &operands)?)
-}
-
-/// The transposed convolution is the gradient of a convolution's operand. Of this operand only the
-/// shape counts.
-fn transposed(
-    c: &mut Call<'_>,
-    attrs: &NamedAttrs,
-    [x, w]: [Ref; 2],
-    bias: Option<Ref>,
-) -> Result<Results> {
-    let shape = c.result()?.shape().to_vec();
-    let operand = c.full(Scalar::Int(0), c.dtype(x), &shape)?;
-    let attrs = with_mask(attrs, [true, false, false]);
-    let y = c.step(OpKind::ConvolutionBwd, &attrs, &[x, operand, w])?;
-    let Some(bias) = bias else { return one(y) };
-    let mut beside = vec![1; shape.len()];
-    beside[1] = shape[1];
-    let bias = c.reshape(bias, &beside)?;
-    one(c.step(OpKind::Add, &[], &[y, bias])?)
 }
 
 fn convolution_backward(c: &mut Call<'_>) -> Result<Results> {

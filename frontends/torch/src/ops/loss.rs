@@ -3,7 +3,7 @@
 use super::Family;
 use ir::Attr;
 use ir::op::OpKind;
-use lower::{Call, Ref, Result, Results, Scalar, attr_ints, count, ensure, one};
+use lower::{Call, Ref, Result, Results, Scalar, all, attr_ints, ensure, one};
 
 pub(super) const OPS: Family = &[
     ("cross_entropy_loss", cross_entropy),
@@ -24,25 +24,9 @@ const MEAN: i64 = 1;
 /// The target that does not count, torch's default.
 const IGNORED: i64 = -100;
 
-/// Log-probabilities `[N,C,d..]` as rows `[N d.., C]`.
-fn class_rows(c: &mut Call<'_>, x: Ref) -> Result<Ref> {
-    let shape = c.shape_of(x);
-    match shape.len() {
-        0 => Err("there are no classes".into()),
-        1 => c.reshape(x, &[1, shape[0]]),
-        2 => Ok(x),
-        rank => {
-            let dims: Vec<usize> = [0].into_iter().chain(2..rank).chain([1]).collect();
-            let x = c.permute(x, &dims)?;
-            c.reshape(x, &[count(&shape)? / shape[1].max(1), shape[1]])
-        }
-    }
-}
-
 fn nll_loss(c: &mut Call<'_>) -> Result<Results> {
     let x = c.tensor("self")?;
-    let x = class_rows(c, x)?;
-    losses_of_rows(c, x)
+    losses(c, x)
 }
 
 /// The loss of logits whose targets are classes, not probabilities.
@@ -51,31 +35,18 @@ fn cross_entropy(c: &mut Call<'_>) -> Result<Results> {
     ensure(!c.dtype(target).is_float(), "the targets are probabilities")?;
     let smoothing = c.float_or("label_smoothing", 0.0)?;
     ensure(smoothing == 0.0, "smooths the labels")?;
-    let x = class_rows(c, x)?;
+    let x = c.class_rows(x)?;
     let x = c.step(OpKind::LogSoftmax, &[("dim", Attr::Int(1))], &[x])?;
-    Ok(losses_of_rows(c, x)?.into_iter().take(1).collect())
+    Ok(losses(c, x)?.into_iter().take(1).collect())
 }
 
-/// The loss of log-probabilities `[N,C]`, and the number of targets that count.
-fn losses_of_rows(c: &mut Call<'_>, x: Ref) -> Result<Results> {
+/// The loss of log-probabilities, and the number of targets that count.
+fn losses(c: &mut Call<'_>, x: Ref) -> Result<Results> {
     let target = c.tensor("target")?;
     ensure(c.opt_tensor("weight")?.is_none(), "weighs the classes")?;
     let reduction = c.int_or("reduction", MEAN)?;
     let ignore = c.int_or("ignore_index", IGNORED)?;
-    let shape = c.shape_of(target);
-    let n = c.ty(target).numel();
-    let target = c.reshape(target, &[n])?;
-    let attrs = [
-        ("ignore", Attr::Int(ignore)),
-        ("reduction", Attr::Int(reduction)),
-    ];
-    let made = c.steps(OpKind::NllLoss, &attrs, &[x, target])?;
-    let loss = if reduction == NO_REDUCTION {
-        c.reshape(made[0], &shape)?
-    } else {
-        made[0]
-    };
-    Ok(vec![Some(loss), Some(made[1])])
+    all(c.nll_loss(x, target, reduction, ignore)?)
 }
 
 fn nll_loss_backward(c: &mut Call<'_>) -> Result<Results> {

@@ -1,0 +1,135 @@
+//! Checks a file before it is decoded: messages lie in the bytes, are not nested too deeply, and
+//! need memory in proportion to the file. An empty message of two bytes takes hundreds when it is
+//! decoded.
+
+use crate::Error;
+use crate::proto;
+use std::mem::size_of;
+
+/// The deepest nesting of messages; prost's limit is 100.
+const DEPTH: usize = 96;
+/// Decoded messages may take this many bytes for each byte of the file, and `FREE` bytes more.
+const TIMES: u64 = 24;
+const FREE: u64 = 1 << 24;
+
+/// The messages that are decoded, and `Text`.
+#[derive(Clone, Copy)]
+enum Kind {
+    Model,
+    Graph,
+    Node,
+    Attribute,
+    Function,
+    Info,
+    Type,
+    TensorType,
+    Shape,
+    Dim,
+    Tensor,
+    Entry,
+    Text,
+}
+
+use Kind::*;
+
+/// The kind of a field that is a message or a text; `None` for numbers, bytes, and what is not
+/// decoded.
+fn field(kind: Kind, number: u64) -> Option<Kind> {
+    Some(match (kind, number) {
+        (Model, 7) => Graph,
+        (Model, 8) | (Function, 9) | (Node, 9) | (Info, 4) => Entry,
+        // Raw data of tensors, field 9, is not copied.
+        (Tensor, 13 | 16) => Entry,
+        (Model, 25) => Function,
+        (Graph, 1) | (Function, 7) => Node,
+        (Graph, 5) => Tensor,
+        (Graph, 11..=13) => Info,
+        (Graph, 15) => Entry,
+        (Node, 5) | (Function, 11) => Attribute,
+        (Attribute, 5) => Tensor,
+        (Attribute, 6) => Graph,
+        (Info, 2) => Type,
+        (Type, 1) => TensorType,
+        (TensorType, 2) => Shape,
+        (Shape, 1) => Dim,
+        (Node, 1 | 2) | (Function, 4..=6) | (Attribute, 9) => Text,
+        _ => return None,
+    })
+}
+
+/// The bytes of a decoded message.
+fn bytes(kind: Kind) -> u64 {
+    let bytes = match kind {
+        Model => size_of::<proto::ModelProto>(),
+        Graph => size_of::<proto::GraphProto>(),
+        Node => size_of::<proto::NodeProto>(),
+        Attribute => size_of::<proto::AttributeProto>(),
+        Function => size_of::<proto::FunctionProto>(),
+        Info => size_of::<proto::ValueInfoProto>(),
+        Type | TensorType | Shape => size_of::<proto::TypeProto>(),
+        Dim => size_of::<proto::tensor_shape_proto::Dimension>(),
+        Tensor => size_of::<proto::TensorProto>(),
+        Entry => size_of::<proto::StringStringEntryProto>(),
+        Text => size_of::<String>(),
+    };
+    bytes as u64
+}
+
+/// Checks the bytes of a model.
+pub(crate) fn check(model: &[u8]) -> Result<(), Error> {
+    let mut left = FREE + TIMES * model.len() as u64;
+    walk(model, Model, 0, &mut left)
+}
+
+fn damaged() -> Error {
+    Error::new("", "is no ONNX file, or is damaged").help("check that it was copied as a whole")
+}
+
+fn walk(mut rest: &[u8], kind: Kind, depth: usize, left: &mut u64) -> Result<(), Error> {
+    if depth > DEPTH {
+        return Err(Error::new("", format!("nests more than {DEPTH} messages")));
+    }
+    let more = left.checked_sub(bytes(kind));
+    *left = more.ok_or_else(|| {
+        Error::new(
+            "",
+            "has so many empty messages that reading it would take too much memory",
+        )
+    })?;
+    if matches!(kind, Text) {
+        return Ok(());
+    }
+    while !rest.is_empty() {
+        let tag = varint(&mut rest).ok_or_else(damaged)?;
+        let size = match tag & 7 {
+            0 => {
+                varint(&mut rest).ok_or_else(damaged)?;
+                continue;
+            }
+            1 => 8,
+            2 => varint(&mut rest).ok_or_else(damaged)?,
+            5 => 4,
+            _ => return Err(damaged()),
+        };
+        let size = usize::try_from(size).map_err(|_| damaged())?;
+        let (inner, after) = rest.split_at_checked(size).ok_or_else(damaged)?;
+        rest = after;
+        if let (2, Some(inner_kind)) = (tag & 7, field(kind, tag >> 3)) {
+            walk(inner, inner_kind, depth + 1, left)?;
+        }
+    }
+    Ok(())
+}
+
+fn varint(rest: &mut &[u8]) -> Option<u64> {
+    let mut value = 0u64;
+    for shift in (0..64).step_by(7) {
+        let (&byte, after) = rest.split_first()?;
+        *rest = after;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
+            return Some(value);
+        }
+    }
+    None
+}

@@ -1,0 +1,6 @@
+//! Tests of the reader.
+
+mod common;
+mod docs;
+mod hostile;
+mod read;

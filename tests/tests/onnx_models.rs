@@ -1,0 +1,133 @@
+//! Models that torch exports to ONNX give PyTorch's loss: `tests/data/onnx/gen_models.py` exports
+//! them and writes their inputs and losses.
+
+use codegen::Data;
+use onnx::{BatchNorm, Model, Options};
+use passes::cost::Roofline;
+use passes::pipeline::{self, Budget, Kernels};
+use runtime::Machine;
+use safetensors::SafeTensors;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("data/onnx")
+}
+
+fn read(name: &str, options: &Options) -> Model {
+    let model = onnx::read(&folder().join(format!("{name}.onnx")), options);
+    let model = model.unwrap_or_else(|e| panic!("{e}"));
+    assert!(model.unsupported.is_empty(), "{:?}", model.unsupported);
+    assert_eq!(ir::verify::graph(&model.graph), []);
+    model
+}
+
+/// A machine that has run one step on the inputs of a model.
+fn stepped(name: &str, model: &Model, file: &SafeTensors<'_>) -> (Machine, String) {
+    let device = passes::devices::named("cpu").unwrap();
+    let options = pipeline::Options {
+        budget: Budget::Share(1.0),
+        kernels: Kernels::Plain,
+        ..pipeline::Options::default()
+    };
+    let graph = model.graph.clone();
+    let cost = Roofline::new(&device);
+    let compiled = pipeline::compile(graph, &options, &device, &cost, &mut |_| ()).unwrap();
+    let states = compiled.program.graph.states.values();
+    let data: Data = states
+        .filter_map(|s| Some((s.path.clone(), model.tensors.get(&s.path)?.data.clone())))
+        .collect();
+    let artifact = codegen::emit(&compiled, &data, codegen::Target::host()).unwrap();
+    let output = artifact.outputs[0].name.clone();
+    let mut machine = Machine::new(artifact, runtime::Options::default()).unwrap();
+    let inputs: Vec<String> = machine.inputs().map(|input| input.name.clone()).collect();
+    assert!(!inputs.is_empty());
+    for input in inputs {
+        let given = file.tensor(&format!("{name}/in/{input}")).unwrap();
+        machine.write_input(&input, given.data()).unwrap();
+    }
+    machine.step().unwrap();
+    (machine, output)
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|&b| f32::from_le_bytes(b))
+        .collect()
+}
+
+fn close(name: &str, got: &[u8], wanted: &[u8]) {
+    let (got, wanted) = (floats(got), floats(wanted));
+    assert_eq!(got.len(), wanted.len(), "{name}");
+    for (a, b) in got.iter().zip(&wanted) {
+        assert!(
+            (a - b).abs() <= 1e-5 * b.abs().max(1.0),
+            "{name}: {got:?}, not {wanted:?}"
+        );
+    }
+}
+
+#[test]
+fn losses_are_pytorchs() {
+    let bytes = std::fs::read(folder().join("models.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    for (name, n_trained) in [("gpt2", 28), ("llama", 21), ("bert", 41)] {
+        let model = read(name, &Options::default());
+        assert_eq!(model.trained.len(), n_trained, "{name}");
+        let (mut machine, loss) = stepped(name, &model, &file);
+        let wanted = file.tensor(&format!("{name}/loss")).unwrap();
+        close(name, &machine.read_output(&loss).unwrap(), wanted.data());
+    }
+}
+
+#[test]
+fn batch_normalisation_is_a_choice() {
+    let bytes = std::fs::read(folder().join("models.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut options = Options {
+        dims: BTreeMap::from([("batch".to_string(), 4)]),
+        ..Options::default()
+    };
+    let refused = onnx::read(&folder().join("resnet.onnx"), &options).unwrap_err();
+    assert!(refused.to_string().contains("--batch-norm"), "{refused}");
+    for (choice, loss) in [
+        (BatchNorm::Frozen, "resnet/frozen"),
+        (BatchNorm::Train, "resnet/loss"),
+    ] {
+        options.batch_norm = Some(choice);
+        let model = read("resnet", &options);
+        // Statistics are never trained.
+        assert_eq!(model.trained.len(), 8);
+        let (mut machine, output) = stepped("resnet", &model, &file);
+        let wanted = file.tensor(loss).unwrap();
+        close(loss, &machine.read_output(&output).unwrap(), wanted.data());
+        let updated = [
+            "bn1.running_mean",
+            "bn1.running_var",
+            "bn2.running_mean",
+            "bn2.running_var",
+        ];
+        for path in updated {
+            // Stored statistics that stay are constants.
+            if choice == BatchNorm::Train {
+                let wanted = file.tensor(&format!("resnet/after/{path}")).unwrap();
+                close(path, &machine.read_state(path).unwrap(), wanted.data());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_file_for_inference_is_recognised() {
+    let model = read("gpt2-inference", &Options::default());
+    let trained = read("gpt2", &Options::default()).trained.len();
+    assert!(model.trained.len() < trained, "{}", model.trained.len());
+    assert!(
+        model.notes[0].contains("optimize=False"),
+        "{:?}",
+        model.notes
+    );
+}
