@@ -4,7 +4,7 @@
 
 For each model it writes NAME.onnx, exported for training (`model.train()`, `optimize=False`, loss
 in the forward, opset 18), and to `models.safetensors` the inputs (`NAME/in/INPUT`) and PyTorch's
-loss (`NAME/loss`). `resnet` has a symbolic batch and external data, and two losses: `resnet/loss`
+loss (`NAME/loss`), and its losses in 20 steps of AdamW on these inputs (`NAME/losses`). `resnet` has a symbolic batch and external data, and two losses: `resnet/loss`
 in training, and `resnet/frozen` with stored statistics. `gpt2-inference.onnx` is what the
 exporter writes by default. Traces of the stack are removed: they are most of a file.
 """
@@ -82,6 +82,21 @@ def models():
     yield "resnet", ResNet(), (torch.randn(4, 3, 8, 8), torch.randint(0, 10, (4,)))
 
 
+def trained(model, args, steps=20):
+    """The losses of steps of AdamW on one batch. The model is left as it was."""
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(*args)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    model.load_state_dict(before)
+    return torch.stack(losses)
+
+
 def strip(model):
     """Removes what nothing reads."""
     graph = model.graph
@@ -126,6 +141,7 @@ def main():
             tensors["resnet/frozen"] = model(*args).detach()
             model.train()
         export(name, model, args, dynamic=dynamic)
+        tensors[f"{name}/losses"] = trained(model, args)
         tensors[f"{name}/loss"] = model(*args).detach()
         if name == "resnet":
             for key, value in model.named_buffers():

@@ -30,7 +30,8 @@ fn gather(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let index = inputs.at(c, 1)?;
     // A weight with rows of which some are taken is an embedding; its labels are not negative.
     if axis == 0 && c.rank(x) == 2 && inputs.is_trained(0) {
-        return one(c.step(OpKind::Embedding, &[], &[x, index])?);
+        let no_padding = [("padding", Attr::Int(-1))];
+        return one(c.step(OpKind::Embedding, &no_padding, &[x, index])?);
     }
     let mut indices = vec![None; axis];
     indices.push(Some(index));
