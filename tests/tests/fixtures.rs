@@ -23,6 +23,8 @@ const SMALLEST: f64 = 0.65;
 /// A fixture at one level, with one kind of kernels.
 struct Fixture {
     kernels: Kernels,
+    /// The model is a forward alone.
+    differentiate: bool,
     model: torch::Model,
     data: Data,
     reference: Vec<u8>,
@@ -64,11 +66,20 @@ impl Fixture {
         let meta = std::fs::read(folder(name).join("meta.json")).unwrap();
         Fixture {
             kernels,
+            differentiate: false,
             model,
             data,
             reference: std::fs::read(file.unwrap()).unwrap(),
             meta: serde_json::from_slice(&meta).unwrap(),
         }
+    }
+
+    /// The same with the forward alone: its backward is ours.
+    fn forward(name: &str, level: &str, kernels: Kernels) -> Fixture {
+        let mut fixture = Fixture::read(name, level, kernels);
+        fixture.model.graph.gradients.clear();
+        fixture.differentiate = true;
+        fixture
     }
 
     fn compile(&self, optimizer: Optimizer, budget: Budget) -> Result<(Compiled, Artifact), Error> {
@@ -86,6 +97,7 @@ impl Fixture {
             optimizer,
             budget,
             kernels: self.kernels,
+            differentiate: self.differentiate,
             extent,
             ..Options::default()
         };
@@ -211,7 +223,10 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
 
 /// Loss, gradients, buffers and 20 losses are the same as PyTorch's.
 fn equals_pytorch(name: &str, level: &str, kernels: Kernels) {
-    let fixture = Fixture::read(name, level, kernels);
+    compare_with_pytorch(&Fixture::read(name, level, kernels), name, level);
+}
+
+fn compare_with_pytorch(fixture: &Fixture, name: &str, level: &str) {
     let noise = fixture.list("noise_parameters");
     let (_, artifact) = fixture.compile(Optimizer::None, Budget::Device).unwrap();
     let mut machine = Machine::new(artifact, runtime::Options::default()).unwrap();
@@ -354,6 +369,11 @@ macro_rules! fixtures {
             #[test]
             fn generated_equals_pytorch() {
                 super::equals_pytorch($name, $level, Kernels::Generated);
+            }
+            #[test]
+            fn forward_equals_pytorch() {
+                let fixture = super::Fixture::forward($name, $level, Kernels::Generated);
+                super::compare_with_pytorch(&fixture, $name, $level);
             }
             #[test]
             fn generated_same_at_every_budget() {

@@ -177,28 +177,31 @@ pub(crate) struct Reading {
     pub(crate) batch_norm: Option<BatchNorm>,
 }
 
+/// The heading of [`ForwardArgs`]. Each option has it, because options after them have others.
+const FORWARD: &str = "Forward";
+
 /// How a forward becomes a step.
 #[derive(Args, Clone, Default, Debug)]
-#[command(next_help_heading = "Forward")]
 pub(crate) struct ForwardArgs {
     /// Add the backward to a model that is a forward alone, such as a file of torch.export
-    #[arg(long)]
+    #[arg(long, help_heading = FORWARD)]
     pub(crate) differentiate: bool,
     /// The loss. none: the model's own output with one element. The others compare an output with
     /// labels, and are PyTorch's means: cross-entropy over the last dimension (-100 is ignored),
     /// mse, bce (with logits), l1 [default: none]
-    #[arg(long, requires = "differentiate", value_parser = named(&Loss::ALL, Loss::name))]
+    #[arg(long, requires = "differentiate", help_heading = FORWARD,
+        value_parser = named(&Loss::ALL, Loss::name))]
     pub(crate) loss: Option<Loss>,
     /// The output that the loss reads; with --loss none, the output that is the loss [default:
     /// logits, or the only one that fits]
-    #[arg(long, value_name = "OUTPUT", requires = "differentiate")]
+    #[arg(long, value_name = "OUTPUT", requires = "differentiate", help_heading = FORWARD)]
     pub(crate) logits: Option<String>,
     /// The name of the input for the labels, i64 for cross-entropy, else of the type of the logits
     /// [default: labels]
-    #[arg(long, value_name = "INPUT", requires = "differentiate")]
+    #[arg(long, value_name = "INPUT", requires = "differentiate", help_heading = FORWARD)]
     pub(crate) labels: Option<String>,
     /// Position i predicts the label of position i + 1: cross-entropy of causal language models
-    #[arg(long, requires = "differentiate")]
+    #[arg(long, requires = "differentiate", help_heading = FORWARD)]
     pub(crate) shift: bool,
 }
 

@@ -81,9 +81,15 @@ fn rows(t: &mut Tape<'_>, a: &AttentionRows, c: &Call<'_>, made: &[Value]) -> Gi
 /// the weights w. The sum over a row is that of out dout.
 fn mask(t: &mut Tape<'_>, a: &Attention, c: &Call<'_>) -> Result<Value, Fault> {
     let (out, dout, logsumexp) = (c.outputs[0], c.dy, c.outputs[1]);
+    // As in the kernel, half precision is widened: the logarithm has more digits.
     let dtype = t.dtype(dout);
+    let wide = if dtype == DType::F64 {
+        dtype
+    } else {
+        DType::F32
+    };
     let q = t.shape(c.inputs[0]);
-    let [batch, heads, queries, width] = q[..] else {
+    let [batch, heads, queries, _] = q[..] else {
         return Err(Fault::Refused("its operands should have four dimensions"));
     };
     let keys = t.shape(c.inputs[1])[2];
@@ -94,6 +100,7 @@ fn mask(t: &mut Tape<'_>, a: &Attention, c: &Call<'_>) -> Result<Value, Fault> {
             return Err(Fault::Refused("its operands should have four dimensions"));
         };
         let shared = heads.checked_div(groups).unwrap_or(1);
+        let x = t.cast(x, wide)?;
         let apart = t.reshape(x, &[batch, groups, 1, rows, width])?;
         let repeated = t.expand(apart, &[batch, groups, shared, rows, width])?;
         Ok(t.reshape(repeated, &[batch * heads, rows, width])?)
@@ -103,12 +110,12 @@ fn mask(t: &mut Tape<'_>, a: &Attention, c: &Call<'_>) -> Result<Value, Fault> {
         flat(t, c.inputs[1])?,
         flat(t, c.inputs[2])?,
     );
-    debug_assert_eq!(t.shape(q)[2], width);
     let products = multiply(t, q, k, false, true)?;
     let products = t.reshape(products, &scores)?;
     let scaled = t.with(Op::MulScalar, products, a.scale)?;
-    let masked = t.add(scaled, c.inputs[3])?;
-    let sums = t.cast(logsumexp, dtype)?;
+    let mask = t.cast(c.inputs[3], wide)?;
+    let masked = t.add(scaled, mask)?;
+    let sums = t.cast(logsumexp, wide)?;
     let sums = t.reshape(sums, &[batch, heads, queries, 1])?;
     let less = t.one(Op::Sub, &[masked, sums])?;
     let mut weights = t.one(Op::Exp, &[less])?;
@@ -121,11 +128,13 @@ fn mask(t: &mut Tape<'_>, a: &Attention, c: &Call<'_>) -> Result<Value, Fault> {
     let flat_dout = flat(t, dout)?;
     let dweights = multiply(t, flat_dout, v, false, true)?;
     let dweights = t.reshape(dweights, &scores)?;
+    let (out, dout) = (t.cast(out, wide)?, t.cast(dout, wide)?);
     let shares = t.mul(out, dout)?;
     let shares = t.sum(shares, &[3])?;
     let less = t.one(Op::Sub, &[dweights, shares])?;
     let dscores = t.mul(weights, less)?;
-    Ok(t.unbroadcast(dscores, &t.shape(c.inputs[3]))?)
+    let dmask = t.unbroadcast(dscores, &t.shape(c.inputs[3]))?;
+    Ok(t.cast(dmask, dtype)?)
 }
 
 /// For each query and key whether the key's position is not behind the query's.
