@@ -2,7 +2,6 @@
 //! `start + i step` of the operand.
 
 use super::inputs::{Inputs, Row, flag, op_with, wrap_all};
-use crate::tensor::Numbers;
 use ir::DType;
 use ir::op::OpKind;
 use lower::{Call, Error, Indexed, Range, Ref, Result, Results, Rounding, Scalar, ensure, one};
