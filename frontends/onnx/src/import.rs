@@ -281,18 +281,20 @@ impl<'a> Import<'a> {
         outputs: &[&'a str],
         frame: &Frame<'a>,
     ) -> Result<(), Error> {
-        let left = self.left.checked_sub(weight(nodes));
-        self.left = left.ok_or_else(|| {
-            Error::new(
-                "",
-                format!("functions and loops have more than {NODES} nodes"),
-            )
-        })?;
+        self.charge(weight(nodes))?;
         for (node, is_live) in nodes.iter().zip(live(nodes, outputs)) {
             if is_live {
                 self.node(node, frame)?;
             }
         }
+        Ok(())
+    }
+
+    /// Counts work. An error if there is too much.
+    pub(crate) fn charge(&mut self, work: u64) -> Result<(), Error> {
+        let left = self.left.checked_sub(work);
+        let message = || format!("functions and loops have more than {NODES} nodes");
+        self.left = left.ok_or_else(|| Error::new("", message()))?;
         Ok(())
     }
 
