@@ -138,6 +138,9 @@ impl<'a> Call<'a> {
     }
 
     // --- steps ---
+    //
+    // The tables of the front ends call these at hundreds of places, where size counts and time does
+    // not: inlined by the linker, they would be there as often.
 
     /// A step with any number of results.
     pub fn steps(&mut self, op: OpKind, attrs: Attrs<'_>, inputs: &[Ref]) -> Result<Vec<Ref>> {
@@ -157,19 +160,23 @@ impl<'a> Call<'a> {
         Ok((first..self.made.len()).map(Ref::New).collect())
     }
     /// A step with one result.
+    #[inline(never)]
     pub fn step(&mut self, op: OpKind, attrs: Attrs<'_>, inputs: &[Ref]) -> Result<Ref> {
         Ok(self.steps(op, attrs, inputs)?[0])
     }
     /// A step on `x` without attributes.
+    #[inline(never)]
     pub fn map(&mut self, op: OpKind, x: Ref) -> Result<Ref> {
         self.step(op, &[], &[x])
     }
     /// An op with a number: `add_scalar` and the like.
+    #[inline(never)]
     pub fn scalar_step(&mut self, op: OpKind, x: Ref, value: Scalar) -> Result<Ref> {
         let value = value.attr(self.dtype(x))?;
         self.step(op, &[("value", value)], &[x])
     }
     /// `x` in another element type.
+    #[inline(never)]
     pub fn cast(&mut self, x: Ref, dtype: DType) -> Result<Ref> {
         if self.dtype(x) == dtype {
             return Ok(x);
@@ -177,6 +184,7 @@ impl<'a> Call<'a> {
         self.step(OpKind::Cast, &[("dtype", Attr::Type(dtype))], &[x])
     }
     /// `x != 0`, or `x` itself if it is boolean.
+    #[inline(never)]
     pub fn truth(&mut self, x: Ref) -> Result<Ref> {
         match self.dtype(x) {
             DType::Bool => Ok(x),
@@ -188,6 +196,7 @@ impl<'a> Call<'a> {
         }
     }
     /// `x` with other dimensions.
+    #[inline(never)]
     pub fn reshape(&mut self, x: Ref, shape: &[u64]) -> Result<Ref> {
         if self.ty(x).shape() == shape {
             return Ok(x);
@@ -195,6 +204,7 @@ impl<'a> Call<'a> {
         self.step(OpKind::Reshape, &[("shape", attr_ints(shape)?)], &[x])
     }
     /// `x` broadcast to a shape.
+    #[inline(never)]
     pub fn expand(&mut self, x: Ref, shape: &[u64]) -> Result<Ref> {
         if self.ty(x).shape() == shape {
             return Ok(x);
@@ -202,6 +212,7 @@ impl<'a> Call<'a> {
         self.step(OpKind::Expand, &[("shape", attr_ints(shape)?)], &[x])
     }
     /// `x` with its dimensions in another order: dimension `i` of the result is `dims[i]` of `x`.
+    #[inline(never)]
     pub fn permute(&mut self, x: Ref, dims: &[usize]) -> Result<Ref> {
         if dims.len() == self.rank(x) {
             let shape = self.shape_of(x);
@@ -217,6 +228,7 @@ impl<'a> Call<'a> {
         self.step(OpKind::Permute, &[("dims", Attr::Ints(dims))], &[x])
     }
     /// A tensor of one number.
+    #[inline(never)]
     pub fn full(&mut self, value: Scalar, dtype: DType, shape: &[u64]) -> Result<Ref> {
         let attrs = [
             ("dtype", Attr::Type(dtype)),
@@ -227,6 +239,7 @@ impl<'a> Call<'a> {
     }
     /// `sum`, `mean`, `amax`, `amin` or `any` over `dims`. Without dimensions, the result is the
     /// operand.
+    #[inline(never)]
     pub fn reduce(&mut self, op: OpKind, x: Ref, dims: &[usize], keepdim: bool) -> Result<Ref> {
         if dims.is_empty() {
             return Ok(x);

@@ -62,6 +62,9 @@ pub(crate) struct Builder<'a> {
     names: BTreeMap<String, u64>,
     paths: BTreeSet<String>,
     files: Files,
+    /// The tensors of the file, by the addresses of their messages: the body of a loop is read
+    /// several times.
+    stored: BTreeMap<usize, Slot>,
     /// How many more elements may be computed while the file is read.
     folded: u64,
 }
@@ -77,6 +80,7 @@ impl<'a> Builder<'a> {
             names: BTreeMap::new(),
             paths: BTreeSet::new(),
             files,
+            stored: BTreeMap::new(),
             folded: FOLDED,
         }
     }
@@ -111,6 +115,10 @@ impl<'a> Builder<'a> {
         name: &'a str,
         proto: &'a TensorProto,
     ) -> std::result::Result<Slot, Error> {
+        let address = std::ptr::from_ref(proto) as usize;
+        if let Some(&slot) = self.stored.get(&address) {
+            return Ok(slot);
+        }
         let ty = tensor::tensor_type(proto)?;
         let mut source = Source::Stored(proto);
         if ty.numel() <= SMALL && self.take(ty.numel()) {
@@ -119,7 +127,9 @@ impl<'a> Builder<'a> {
                 source = Source::Known(numbers);
             }
         }
-        Ok(self.push(name, ty, source))
+        let slot = self.push(name, ty, source);
+        self.stored.insert(address, slot);
+        Ok(slot)
     }
     /// A tensor that was computed.
     pub(crate) fn known(&mut self, name: &'a str, numbers: Numbers) -> Slot {

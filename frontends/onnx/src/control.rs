@@ -65,6 +65,7 @@ fn body<'a>(
     if inputs.len() != graph.input.len() {
         return Err(error("the body has another number of inputs"));
     }
+    import.charge(graph.initializer.len() as u64 / 16)?;
     let inner = import.inner(frame, frame.module.clone(), Some(frame.scope))?;
     for (info, item) in graph.input.iter().zip(inputs) {
         if let Some(item) = item {

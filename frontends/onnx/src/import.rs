@@ -20,8 +20,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The accepted versions of the operators.
 const OPSETS: std::ops::RangeInclusive<i64> = 13..=28;
 
-/// The most nodes that are read: each node of a function or of a loop counts whenever it is
-/// inlined.
+/// The most nodes of functions, branches and loops that are read. They count whenever a body is
+/// read.
 const NODES: u64 = 100_000;
 
 /// The deepest nesting of functions, branches and loops.
@@ -121,7 +121,7 @@ pub(crate) fn model(
         }],
         declared: BTreeMap::new(),
         unsupported: vec![],
-        left: NODES.max(proto.functions.len() as u64 + graph.node.len() as u64),
+        left: NODES + weight(&graph.node),
     };
     let trained = import.start(graph)?;
     let frame = Frame {
@@ -281,6 +281,7 @@ impl<'a> Import<'a> {
         outputs: &[&'a str],
         frame: &Frame<'a>,
     ) -> Result<(), Error> {
+        self.charge(weight(nodes))?;
         for (node, is_live) in nodes.iter().zip(live(nodes, outputs)) {
             if is_live {
                 self.node(node, frame)?;
@@ -289,15 +290,16 @@ impl<'a> Import<'a> {
         Ok(())
     }
 
+    /// Counts work. An error if there is too much.
+    pub(crate) fn charge(&mut self, work: u64) -> Result<(), Error> {
+        let left = self.left.checked_sub(work);
+        let message = || format!("functions and loops have more than {NODES} nodes");
+        self.left = left.ok_or_else(|| Error::new("", message()))?;
+        Ok(())
+    }
+
     fn node(&mut self, node: &'a NodeProto, frame: &Frame<'a>) -> Result<(), Error> {
         let at = format!("node {} ({})", label(node), node.op_type());
-        let left = self.left.checked_sub(1);
-        self.left = left.ok_or_else(|| {
-            Error::new(
-                &at,
-                format!("functions and loops have more than {NODES} nodes"),
-            )
-        })?;
         self.read(node, frame).map_err(|error| error.within(&at))
     }
 
@@ -626,6 +628,23 @@ fn advice(domain: &str) -> &'static str {
         "ai.onnx.ml" => ": classical models are not trained by gradients",
         _ => "",
     }
+}
+
+/// The work of reading nodes, at least 1: their number, more for those with long lists, and those
+/// of bodies within them.
+fn weight(nodes: &[NodeProto]) -> u64 {
+    let of = |node: &NodeProto| {
+        let attributes = node.attribute.iter();
+        let lists = attributes
+            .clone()
+            .map(|a| 1 + a.ints.len() + a.floats.len() + a.strings.len());
+        let names = node.input.len() + node.output.len() + node.metadata_props.len();
+        let bodies = attributes
+            .filter_map(|a| a.g.as_ref())
+            .map(|body| weight(&body.node));
+        1 + (lists.sum::<usize>() + names) as u64 / 16 + bodies.sum::<u64>()
+    };
+    1 + nodes.iter().map(of).sum::<u64>()
 }
 
 /// Which nodes the outputs need.

@@ -69,6 +69,22 @@ pub(crate) fn run<'a>(
     attributes: &Attributes<'a>,
     place: &Place<'_>,
 ) -> Result<Item> {
+    let item = result(b, op, items, attributes, place)?;
+    if let Item::Sequence(list) = &item {
+        // Each sequence is a list of its own.
+        let fits = b.take(list.len() as u64);
+        ensure(fits, "the sequences have too many elements together")?;
+    }
+    Ok(item)
+}
+
+fn result<'a>(
+    b: &mut Builder<'a>,
+    op: &str,
+    items: &[Option<Item>],
+    attributes: &Attributes<'a>,
+    place: &Place<'_>,
+) -> Result<Item> {
     let given = Given { items };
     let name = place.names.first().copied().unwrap_or("");
     Ok(match op {

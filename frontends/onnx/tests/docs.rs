@@ -23,7 +23,8 @@ fn parts() -> [(&'static str, &'static str, String); 2] {
     }
     [
         (
-            "<!-- operators: `BLESS=1 cargo test -p lighterage-onnx docs::` rewrites the tables -->\n",
+            "<!-- operators: `BLESS=1 cargo test -p lighterage-onnx docs::` rewrites the \
+             tables -->\n",
             "<!-- /operators -->",
             operators,
         ),

@@ -278,6 +278,18 @@ fn symbolic_sizes_are_asked_for() {
 }
 
 #[test]
+fn dots_in_names_of_inputs_become_underscores() {
+    let graph = [
+        bytes(1, node("Neg", &["input.1"], &["out.1"], &[])),
+        bytes(11, info("input.1", &[2])),
+        bytes(12, output("out.1")),
+    ];
+    let text = text(&model(&graph, &[]));
+    assert!(text.contains("input  %input_1 : f32[2]"), "{text}");
+    assert!(text.contains("output out.1 = %out_1"), "{text}");
+}
+
+#[test]
 fn modules_are_those_of_the_exporter() {
     let model = lighterage_onnx::read(&data("gpt2.onnx"), &fixed()).unwrap();
     let modules: Vec<&str> = model

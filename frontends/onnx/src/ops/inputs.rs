@@ -74,6 +74,7 @@ pub(crate) struct Inputs<'n> {
     pub(crate) read: Cell<u64>,
 }
 
+// As in `lower::Call`, size counts here and time does not.
 impl<'n> Inputs<'n> {
     /// The number of inputs.
     pub(crate) fn len(&self) -> usize {
@@ -97,6 +98,7 @@ impl<'n> Inputs<'n> {
         self.wanted.get(i).copied().unwrap_or(false)
     }
     /// An input as a tensor.
+    #[inline(never)]
     pub(crate) fn at(&self, c: &mut Call<'_>, i: usize) -> Result<Ref> {
         let input = self.given(i)?;
         if let Some(value) = input.value {
@@ -107,6 +109,7 @@ impl<'n> Inputs<'n> {
         c.full(number, input.ty.dtype(), input.ty.shape())
     }
     /// An input as a tensor, if it is given.
+    #[inline(never)]
     pub(crate) fn opt(&self, c: &mut Call<'_>, i: usize) -> Result<Option<Ref>> {
         match self.get(i) {
             Some(_) => self.at(c, i).map(Some),
@@ -114,6 +117,7 @@ impl<'n> Inputs<'n> {
         }
     }
     /// An input as a number, if its only element is known, else as a tensor.
+    #[inline(never)]
     pub(crate) fn operand(&self, c: &mut Call<'_>, i: usize) -> Result<Operand> {
         match self.given(i)?.known.and_then(Numbers::scalar) {
             Some(number) => Ok(Operand::Scalar(number)),
@@ -121,6 +125,7 @@ impl<'n> Inputs<'n> {
         }
     }
     /// The known elements of an input, if it is given. An error if they are computed in each step.
+    #[inline(never)]
     pub(crate) fn known(&self, i: usize) -> Result<Option<&'n Numbers>> {
         let Some(input) = self.get(i) else {
             return Ok(None);
@@ -130,6 +135,7 @@ impl<'n> Inputs<'n> {
         input.known.map(Some).ok_or_else(|| unknown().into())
     }
     /// Known integers.
+    #[inline(never)]
     pub(crate) fn opt_ints(&self, i: usize) -> Result<Option<Vec<i64>>> {
         match self.known(i)?.map(|numbers| &numbers.elements) {
             None => Ok(None),
@@ -137,11 +143,13 @@ impl<'n> Inputs<'n> {
             Some(Elements::Floats(_)) => Err(format!("input {i} has no integers").into()),
         }
     }
+    #[inline(never)]
     pub(crate) fn ints(&self, i: usize) -> Result<Vec<i64>> {
         self.opt_ints(i)?
             .ok_or_else(|| format!("input {i} is missing").into())
     }
     /// A known number.
+    #[inline(never)]
     pub(crate) fn opt_number(&self, i: usize) -> Result<Option<Scalar>> {
         let Some(numbers) = self.known(i)? else {
             return Ok(None);
@@ -151,6 +159,7 @@ impl<'n> Inputs<'n> {
             .map(Some)
             .ok_or_else(|| format!("input {i} is no single number").into())
     }
+    #[inline(never)]
     pub(crate) fn opt_int(&self, i: usize) -> Result<Option<i64>> {
         match self.opt_number(i)? {
             None => Ok(None),
@@ -160,6 +169,7 @@ impl<'n> Inputs<'n> {
     }
     /// Dimensions of a tensor of this rank, from an input or, in older versions, an attribute.
     /// Sorted; `None` if none are given.
+    #[inline(never)]
     pub(crate) fn axes(
         &self,
         c: &mut Call<'_>,
