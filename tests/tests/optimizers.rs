@@ -134,12 +134,9 @@ fn optimizers_are_pytorchs_over_200_steps() {
                     let largest = theirs.iter().fold(0f32, |most, x| most.max(x.abs()));
                     let distance = |(a, b): (&f32, &f32)| f64::from((a - b).abs() / largest);
                     let most = ours.iter().zip(&theirs).map(distance).fold(0.0, f64::max);
-                    println!(
-                        "{} {} {path} {steps} steps: {most:.1e}",
-                        optimizer.name(),
-                        kernels.name()
-                    );
-                    assert!(most <= bound, "{name} {path}, {steps} steps: {most:e}");
+                    let (own, kernels) = (optimizer.name(), kernels.name());
+                    let what = format!("{own}, {kernels} kernels, {path}, {steps} steps");
+                    assert!(most <= bound, "{what}: {most:e}");
                 }
             }
         }
