@@ -109,6 +109,11 @@ pub(crate) enum Command {
         lighterage plan gpt2.pt2 --optimizer adamw --budget 60% --profile cpu.prof"
     )]
     Profile(ProfileArgs),
+    /// Plan a step for each machine: where it fits, by which means, and how fast it would be
+    #[command(after_help = "Examples:\n  lighterage fit gpt2.pt2\n  \
+        lighterage fit gpt2.pt2 --precision bf16 --device h100 --device rtx4090\n\n\
+        Times are predicted from the devices' files.")]
+    Fit(FitArgs),
     /// List the machines that --device knows, and the GPUs of this machine
     #[command(after_help = "Example:\n  lighterage devices\n\n\
         LIGHTERAGE_CUDA names the driver's library [default: libcuda.so.1].")]
@@ -563,6 +568,35 @@ pub(crate) struct ProfileArgs {
     /// The file to write
     #[arg(short, long, value_name = "FILE.prof")]
     pub(crate) output: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `fit`.
+#[derive(Args, Debug)]
+pub(crate) struct FitArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) forward: ForwardArgs,
+    /// The optimizer to attach [default: adamw]
+    #[arg(long, value_parser = optimizer())]
+    pub(crate) optimizer: Option<Optimizer>,
+    /// The types in which a step traced in f32 is computed, as for `plan` [default: f32]
+    #[arg(long, value_parser = named(&Precision::ALL, Precision::name))]
+    pub(crate) precision: Option<Precision>,
+    /// Batches of a step, as for `plan` [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64)
+        .range(1..=MOST_MICRO_BATCHES))]
+    pub(crate) micro_batches: Option<u64>,
+    /// Limit of the host's memory [default: as in each device's file]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) host: Option<u64>,
+    /// A machine: its name, or a .toml file; may be given several times [default: all that
+    /// `devices` lists]
+    #[arg(long, value_name = "NAME|FILE.toml")]
+    pub(crate) device: Vec<String>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

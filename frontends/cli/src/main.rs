@@ -13,6 +13,7 @@ mod estimate;
 mod explain;
 mod failure;
 mod finite;
+mod fit;
 mod generate;
 mod gpu;
 mod groups;
@@ -80,6 +81,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Inspect(args) => inspect::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Profile(args) => profile::run(&args),
+        Command::Fit(args) => fit::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Estimate(args) => estimate::run(&args),
