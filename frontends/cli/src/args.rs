@@ -93,6 +93,15 @@ pub(crate) enum Command {
         batches, one after the other. docs/training.md describes data, metrics and evaluation."
     )]
     Train(Box<TrainArgs>),
+    /// Write trained values back into the .onnx file that they came from
+    #[command(
+        after_help = "Example:\n  lighterage train model.onnx --differentiate --optimizer adamw \\\n      \
+        --batches data.safetensors --steps 60 --save trained.safetensors\n  \
+        lighterage export model.onnx --states trained.safetensors -o trained.onnx\n\n\
+        Everything else in the file stays. External data goes to a new file beside the output, \
+        trained.onnx.data."
+    )]
+    Export(ExportArgs),
     /// Report what a .lit file contains, without running any of it: machine code and its signature,
     /// pools, kernels, inputs, outputs, states
     #[command(after_help = "Example:\n  lighterage inspect step.lit")]
@@ -437,6 +446,20 @@ pub(crate) struct TrainArgs {
     /// Print one JSON object per step, and a summary
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `export`.
+#[derive(Args, Debug)]
+pub(crate) struct ExportArgs {
+    /// The .onnx file that was trained
+    #[arg(value_name = "MODEL.onnx")]
+    pub(crate) model: PathBuf,
+    /// The states that `train --save` wrote
+    #[arg(long, value_name = "TRAINED.safetensors")]
+    pub(crate) states: PathBuf,
+    /// The file to write
+    #[arg(short, long, value_name = "OUT.onnx")]
+    pub(crate) output: PathBuf,
 }
 
 /// `inspect`.
