@@ -175,8 +175,8 @@ pub(crate) struct Reading {
     #[arg(long, value_name = "NAME=SIZE", value_parser = parse_dim)]
     pub(crate) dim: Vec<(String, u64)>,
     /// Which initializers of an .onnx file are trained: those that were parameters of a module, all
-    /// floating-point ones, or those whose name matches, such as 'encoder.*' (a comma separates
-    /// patterns) [default: named]
+    /// floating-point ones but single numbers, or those whose name matches, such as 'encoder.*' (a
+    /// comma separates patterns) [default: named]
     #[arg(long, value_name = "named|all|PATTERN")]
     pub(crate) trainable: Option<String>,
     /// What a BatchNormalization of an .onnx file for inference does. train: it uses the statistics

@@ -64,6 +64,7 @@ fn values(
     let initializers = original.initializers();
     let results = original.results();
     let mut values = BTreeMap::new();
+    let mut foreign = vec![];
     for name in states.names() {
         if let Some(ty) = initializers.get(name) {
             let operand = Operand {
@@ -79,15 +80,19 @@ fn values(
             .iter()
             .any(|path| initializers.contains_key(path));
         if !is_moment && !OF_THE_STEP.contains(&name) && !is_constant(name, &results) {
-            let near = passes::explain::nearest(name, initializers.keys().copied());
-            let near = match near.is_empty() {
-                true => "it is of another model".to_string(),
-                false => format!("which has {}", near.join(", ")),
-            };
-            let (states, model) = (states.path().display(), model.display());
-            let message = format!("{states}: there is no initializer {name} in {model}; {near}");
-            return Err(Failure::Input(message));
+            foreign.push((parameters.len(), name));
         }
+    }
+    // Rather a parameter than a moment, which has a parameter's name in its own.
+    if let Some((_, name)) = foreign.iter().min() {
+        let near = passes::explain::nearest(name, initializers.keys().copied());
+        let near = match near.is_empty() {
+            true => "it is of another model".to_string(),
+            false => format!("which has {}", near.join(", ")),
+        };
+        let (states, model) = (states.path().display(), model.display());
+        let message = format!("{states}: there is no initializer {name} in {model}; {near}");
+        return Err(Failure::Input(message));
     }
     if values.is_empty() {
         let (states, model) = (states.path().display(), model.display());

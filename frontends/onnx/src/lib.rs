@@ -60,7 +60,8 @@ pub enum Trainable {
     /// they have a name with a dot, such as `fc.weight`.
     #[default]
     Named,
-    /// All floating-point initializers.
+    /// All floating-point initializers with dimensions. Single numbers are constants of a formula,
+    /// such as the epsilon of a norm.
     All,
     /// Those whose name matches: `*` stands for any text, and a comma separates alternatives.
     Pattern(String),
