@@ -18,7 +18,7 @@ fn npy(data: &[u8]) -> Vec<u8> {
 
 #[test]
 fn commands_about_training_run() {
-    let folder = Folder::new("page");
+    let folder = Folder::new("page-training");
     let example = "../../examples/gpt2/";
     for name in ["gpt2.pt2", "batches.safetensors"] {
         std::fs::copy(format!("{example}{name}"), folder.file(name)).unwrap();
