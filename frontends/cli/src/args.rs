@@ -94,13 +94,12 @@ pub(crate) enum Command {
     )]
     Train(Box<TrainArgs>),
     /// Write trained values back into the .onnx file that they came from
-    #[command(
-        after_help = "Example:\n  lighterage train model.onnx --differentiate --optimizer adamw \\\n      \
-        --batches data.safetensors --steps 60 --save trained.safetensors\n  \
+    #[command(after_help = "Example:\n  \
+        lighterage train model.onnx --differentiate --optimizer adamw --steps 60 \\\n      \
+        --batches data.safetensors --save trained.safetensors\n  \
         lighterage export model.onnx --states trained.safetensors -o trained.onnx\n\n\
         Everything else in the file stays. External data goes to a new file beside the output, \
-        trained.onnx.data."
-    )]
+        trained.onnx.data.")]
     Export(ExportArgs),
     /// Report what a .lit file contains, without running any of it: machine code and its signature,
     /// pools, kernels, inputs, outputs, states
