@@ -123,3 +123,32 @@ fn a_value_of_another_size_is_refused() {
     let refused = refused.unwrap_err().to_string();
     assert!(refused.contains("needs 4 bytes"), "{refused}");
 }
+
+#[test]
+fn a_constant_of_a_function_does_not_take_an_initializers_name() {
+    let constant = |value: [f32; 2]| {
+        value
+            .iter()
+            .flat_map(|x| x.to_le_bytes())
+            .collect::<Vec<_>>()
+    };
+    let of = |value: [f32; 2]| tensor(1, &[2], "w", &bytes(9, constant(value)));
+    let value = [bytes(1, "value"), bytes(5, of([1.0, 2.0])), int(20, 4)].concat();
+    let body = [
+        bytes(7, node("Constant", &[], &["w"], &bytes(5, value))),
+        bytes(7, node("Add", &["a", "w"], &["r"], &[])),
+    ];
+    let names = [bytes(1, "f"), bytes(4, "a"), bytes(5, "r"), bytes(10, "d")];
+    let function = bytes(25, [names.concat(), body.concat()].concat());
+    let fields = [
+        bytes(1, node("f", &["x"], &["z"], &bytes(7, "d"))),
+        bytes(1, node("Add", &["z", "w"], &["y"], &[])),
+        bytes(5, of([3.0, 4.0])),
+        bytes(11, info("x", &[2])),
+        bytes(12, output("y")),
+    ];
+    let model = model(&fields, &function);
+    let read = lighterage_onnx::read_bytes(&model, "x", &Options::default()).unwrap();
+    assert_eq!(read.tensors["w"].data, constant([3.0, 4.0]));
+    assert_eq!(read.tensors["w.2"].data, constant([1.0, 2.0]));
+}
