@@ -3,9 +3,9 @@
 
 use codegen::Data;
 use lighterage_tests::run;
-use onnx::{BatchNorm, Model, Options};
+use onnx::{BatchNorm, Model, Options, Trainable};
 use passes::cost::Roofline;
-use passes::graph::criterion::{self, Criterion};
+use passes::graph::criterion::{self, Criterion, Loss};
 use passes::graph::optimizer::{HYPER, Optimizer};
 use passes::pipeline::{self, Budget, Kernels};
 use runtime::Machine;
@@ -53,19 +53,30 @@ fn stepped(name: &str, model: &Model, file: &SafeTensors<'_>) -> (Machine, Strin
     (machine, output)
 }
 
-/// The losses of 20 steps of AdamW on the inputs of a model, at a share of what keeping everything
-/// needs.
-fn losses(name: &str, model: &Model, file: &SafeTensors<'_>, share: f64) -> Vec<f32> {
+/// How a model is trained.
+#[derive(Clone)]
+struct Training {
+    steps: usize,
+    optimizer: Optimizer,
+    /// The learning rate; `None` for the optimizer's own.
+    lr: Option<f64>,
+    criterion: Criterion,
+    /// The budget, as a share of what keeping everything needs.
+    share: f64,
+}
+
+/// The losses of steps on the inputs of a model.
+fn losses(name: &str, model: &Model, file: &SafeTensors<'_>, training: &Training) -> Vec<f32> {
     let device = passes::devices::named("cpu").unwrap();
     let options = pipeline::Options {
-        budget: Budget::Share(share),
+        budget: Budget::Share(training.share),
         kernels: Kernels::Plain,
-        optimizer: Optimizer::AdamW,
+        optimizer: training.optimizer,
         differentiate: true,
         ..pipeline::Options::default()
     };
     let mut graph = model.graph.clone();
-    criterion::attach(&mut graph, &Criterion::default()).unwrap();
+    criterion::attach(&mut graph, &training.criterion).unwrap();
     let cost = Roofline::new(&device);
     let compiled = pipeline::compile(graph, &options, &device, &cost, &mut |_| ()).unwrap();
     let tensors = model.tensors.iter();
@@ -73,8 +84,14 @@ fn losses(name: &str, model: &Model, file: &SafeTensors<'_>, share: f64) -> Vec<
         .map(|(path, t)| (path.clone(), t.data.clone()))
         .collect();
     let artifact = codegen::emit(&compiled, &data, codegen::Target::host()).unwrap();
-    let hyper = Optimizer::AdamW.options().iter();
-    let hyper: Vec<u8> = hyper.flat_map(|(_, value)| value.to_le_bytes()).collect();
+    let hyper = training.optimizer.options().iter();
+    let given = |&(name, value): &(&str, f64)| match (name, training.lr) {
+        ("lr", Some(lr)) => lr,
+        _ => value,
+    };
+    let hyper: Vec<u8> = hyper
+        .flat_map(|option| given(option).to_le_bytes())
+        .collect();
     let inputs = artifact.inputs.iter().map(|input| {
         let bytes = match &*input.name {
             HYPER => hyper.clone(),
@@ -85,7 +102,7 @@ fn losses(name: &str, model: &Model, file: &SafeTensors<'_>, share: f64) -> Vec<
         };
         (input.name.clone(), bytes)
     });
-    let feeds = vec![inputs.collect(); 20];
+    let feeds = vec![inputs.collect(); training.steps];
     let (outcome, _) = run::compiled(&artifact, runtime::Options::default(), &feeds).unwrap();
     let losses = outcome
         .outputs
@@ -111,16 +128,64 @@ fn steps_are_pytorchs_at_every_budget() {
         ("resnet", &images, 1e-5),
     ] {
         let model = read(name, options);
-        let all = losses(name, &model, &file, 1.0);
-        assert_eq!(all, losses(name, &model, &file, 0.7), "{name}");
-        let wanted = floats(file.tensor(&format!("{name}/losses")).unwrap().data());
-        assert_eq!(all.len(), wanted.len());
-        for (ours, theirs) in all.iter().zip(&wanted) {
-            assert!(
-                (ours - theirs).abs() <= bound * theirs,
-                "{name}: {all:?}, not {wanted:?}"
-            );
-        }
+        let mut training = Training {
+            steps: 20,
+            optimizer: Optimizer::AdamW,
+            lr: None,
+            criterion: Criterion::default(),
+            share: 1.0,
+        };
+        let all = losses(name, &model, &file, &training);
+        training.share = 0.7;
+        assert_eq!(all, losses(name, &model, &file, &training), "{name}");
+        are_theirs(name, &all, &file, bound);
+    }
+}
+
+/// Checks that losses are those in the file, except for a relative error.
+fn are_theirs(name: &str, ours: &[f32], file: &SafeTensors<'_>, bound: f32) {
+    let theirs = floats(file.tensor(&format!("{name}/losses")).unwrap().data());
+    assert_eq!(ours.len(), theirs.len());
+    for (our, their) in ours.iter().zip(&theirs) {
+        assert!(
+            (our - their).abs() <= bound * their,
+            "{name}: {ours:?}, not {theirs:?}"
+        );
+    }
+}
+
+/// `tests/data/onnx/gen_keras.py` exports the models and trains them by Keras.
+#[test]
+fn steps_are_keras_steps() {
+    let bytes = std::fs::read(folder().join("keras.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let training = Training {
+        steps: 10,
+        optimizer: Optimizer::Sgd,
+        lr: Some(0.1),
+        criterion: Criterion {
+            loss: Loss::CrossEntropy,
+            ..Criterion::default()
+        },
+        share: 0.8,
+    };
+    // Keras gives a size of a result a name, though it is known.
+    for (name, dim) in [
+        ("keras-mlp", Some("unk__15")),
+        ("keras-cnn", Some("unk__45")),
+        ("tf2onnx-mlp", None),
+        ("tf2onnx-cnn", None),
+    ] {
+        let options = Options {
+            dims: dim.map(|dim| (dim.to_string(), 8)).into_iter().collect(),
+            trainable: Trainable::All,
+            ..Options::default()
+        };
+        let model = read(name, &options);
+        assert_eq!(model.trained.len(), 6, "{name}");
+        let all = losses(name, &model, &file, &training);
+        are_theirs(name, &all, &file, 1e-4);
+        assert!(all[9] < 0.9 * all[0], "{name}: {all:?}");
     }
 }
 

@@ -93,6 +93,14 @@ pub(crate) enum Command {
         batches, one after the other. docs/training.md describes data, metrics and evaluation."
     )]
     Train(Box<TrainArgs>),
+    /// Write trained values back into the .onnx file that they came from
+    #[command(after_help = "Example:\n  \
+        lighterage train model.onnx --differentiate --optimizer adamw --steps 60 \\\n      \
+        --batches data.safetensors --save trained.safetensors\n  \
+        lighterage export model.onnx --states trained.safetensors -o trained.onnx\n\n\
+        Everything else in the file stays. External data goes to a new file beside the output, \
+        trained.onnx.data.")]
+    Export(ExportArgs),
     /// Report what a .lit file contains, without running any of it: machine code and its signature,
     /// pools, kernels, inputs, outputs, states
     #[command(after_help = "Example:\n  lighterage inspect step.lit")]
@@ -171,8 +179,8 @@ pub(crate) struct Reading {
     #[arg(long, value_name = "NAME=SIZE", value_parser = parse_dim)]
     pub(crate) dim: Vec<(String, u64)>,
     /// Which initializers of an .onnx file are trained: those that were parameters of a module, all
-    /// floating-point ones, or those whose name matches, such as 'encoder.*' (a comma separates
-    /// patterns) [default: named]
+    /// floating-point ones but single numbers, or those whose name matches, such as 'encoder.*' (a
+    /// comma separates patterns) [default: named]
     #[arg(long, value_name = "named|all|PATTERN")]
     pub(crate) trainable: Option<String>,
     /// What a BatchNormalization of an .onnx file for inference does. train: it uses the statistics
@@ -442,6 +450,20 @@ pub(crate) struct TrainArgs {
     /// Print one JSON object per step, and a summary
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `export`.
+#[derive(Args, Debug)]
+pub(crate) struct ExportArgs {
+    /// The .onnx file that was trained
+    #[arg(value_name = "MODEL.onnx")]
+    pub(crate) model: PathBuf,
+    /// The states that `train --save` wrote
+    #[arg(long, value_name = "TRAINED.safetensors")]
+    pub(crate) states: PathBuf,
+    /// The file to write
+    #[arg(short, long, value_name = "OUT.onnx")]
+    pub(crate) output: PathBuf,
 }
 
 /// `inspect`.

@@ -11,6 +11,7 @@ mod data;
 mod devices;
 mod estimate;
 mod explain;
+mod export;
 mod failure;
 mod finite;
 mod fit;
@@ -78,6 +79,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Plan(args) => plan::run(&args),
         Command::Compile(args) => compile::run(&args),
         Command::Train(args) => train::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Profile(args) => profile::run(&args),

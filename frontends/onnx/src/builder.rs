@@ -61,6 +61,7 @@ pub(crate) struct Builder<'a> {
     /// The names of values, each with the number of values that want it.
     names: BTreeMap<String, u64>,
     paths: BTreeSet<String>,
+    initializers: BTreeMap<&'a str, Slot>,
     files: Files,
     /// The tensors of the file, by the addresses of their messages: the body of a loop is read
     /// several times.
@@ -79,6 +80,7 @@ impl<'a> Builder<'a> {
             entries: vec![],
             names: BTreeMap::new(),
             paths: BTreeSet::new(),
+            initializers: BTreeMap::new(),
             files,
             stored: BTreeMap::new(),
             folded: FOLDED,
@@ -129,6 +131,17 @@ impl<'a> Builder<'a> {
         }
         let slot = self.push(name, ty, source);
         self.stored.insert(address, slot);
+        Ok(slot)
+    }
+    /// An initializer of the graph: its name is the path of its state, and of no other state, such
+    /// as a constant in a function.
+    pub(crate) fn initializer(
+        &mut self,
+        name: &'a str,
+        proto: &'a TensorProto,
+    ) -> std::result::Result<Slot, Error> {
+        let slot = self.stored(name, proto)?;
+        self.initializers.insert(name, slot);
         Ok(slot)
     }
     /// A tensor that was computed.
@@ -201,7 +214,8 @@ impl<'a> Builder<'a> {
         };
         let mut path = name.to_string();
         let mut n = 1;
-        while !self.paths.insert(path.clone()) {
+        let of_another = |path: &str| self.initializers.get(path).is_some_and(|&own| own != slot);
+        while of_another(&path) || !self.paths.insert(path.clone()) {
             n += 1;
             path = format!("{name}.{n}");
         }

@@ -36,6 +36,11 @@ impl Files {
         }
     }
 
+    /// The files read so far.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &PathBuf> {
+        self.sizes.keys()
+    }
+
     /// A tensor's `bytes` bytes. An error says why they cannot be read.
     pub(crate) fn read(&mut self, proto: &TensorProto, bytes: u64) -> Result<Vec<u8>, String> {
         let given = |key: &str| {

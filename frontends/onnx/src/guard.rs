@@ -14,7 +14,7 @@ const FREE: u64 = 1 << 24;
 
 /// The messages that are decoded, and `Text`.
 #[derive(Clone, Copy)]
-enum Kind {
+pub(crate) enum Kind {
     Model,
     Graph,
     Node,
@@ -34,7 +34,7 @@ use Kind::*;
 
 /// The kind of a field that is a message or a text; `None` for numbers, bytes, and what is not
 /// decoded.
-fn field(kind: Kind, number: u64) -> Option<Kind> {
+pub(crate) fn field(kind: Kind, number: u64) -> Option<Kind> {
     Some(match (kind, number) {
         (Model, 7) => Graph,
         (Model, 8) | (Function, 9) | (Node, 9) | (Info, 4) => Entry,
@@ -81,7 +81,7 @@ pub(crate) fn check(model: &[u8]) -> Result<(), Error> {
     walk(model, Model, 0, &mut left)
 }
 
-fn damaged() -> Error {
+pub(crate) fn damaged() -> Error {
     Error::new("", "is no ONNX file, or is damaged").help("check that it was copied as a whole")
 }
 
@@ -100,25 +100,33 @@ fn walk(mut rest: &[u8], kind: Kind, depth: usize, left: &mut u64) -> Result<(),
         return Ok(());
     }
     while !rest.is_empty() {
-        let tag = varint(&mut rest).ok_or_else(damaged)?;
-        let size = match tag & 7 {
-            0 => {
-                varint(&mut rest).ok_or_else(damaged)?;
-                continue;
-            }
-            1 => 8,
-            2 => varint(&mut rest).ok_or_else(damaged)?,
-            5 => 4,
-            _ => return Err(damaged()),
-        };
-        let size = usize::try_from(size).map_err(|_| damaged())?;
-        let (inner, after) = rest.split_at_checked(size).ok_or_else(damaged)?;
-        rest = after;
-        if let (2, Some(inner_kind)) = (tag & 7, field(kind, tag >> 3)) {
+        let (number, contents) = next_field(&mut rest)?;
+        if let Some((inner, inner_kind)) = contents.zip(field(kind, number)) {
             walk(inner, inner_kind, depth + 1, left)?;
         }
     }
     Ok(())
+}
+
+/// Takes the next field off a message: its number, and its bytes if it is a message, a text, or
+/// bytes.
+pub(crate) fn next_field<'m>(rest: &mut &'m [u8]) -> Result<(u64, Option<&'m [u8]>), Error> {
+    let tag = varint(rest).ok_or_else(damaged)?;
+    let number = tag >> 3;
+    let size = match tag & 7 {
+        0 => {
+            varint(rest).ok_or_else(damaged)?;
+            return Ok((number, None));
+        }
+        1 => 8,
+        2 => varint(rest).ok_or_else(damaged)?,
+        5 => 4,
+        _ => return Err(damaged()),
+    };
+    let size = usize::try_from(size).map_err(|_| damaged())?;
+    let (inner, after) = rest.split_at_checked(size).ok_or_else(damaged)?;
+    *rest = after;
+    Ok((number, (tag & 7 == 2).then_some(inner)))
 }
 
 fn varint(rest: &mut &[u8]) -> Option<u64> {

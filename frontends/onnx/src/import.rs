@@ -185,7 +185,7 @@ impl<'a> Import<'a> {
         }
         let trained = trained::names(graph, &self.options.trainable);
         for proto in &graph.initializer {
-            let slot = self.builder.stored(proto.name(), proto)?;
+            let slot = self.builder.initializer(proto.name(), proto)?;
             if trained.contains(proto.name()) {
                 self.builder.state(slot, StateKind::Param)?;
                 self.builder.forget(slot);

@@ -30,6 +30,7 @@ mod proto;
 mod sequence;
 mod tensor;
 mod trained;
+mod write;
 
 use ir::{Graph, State};
 /// Why a file could not be read.
@@ -38,6 +39,7 @@ pub use lower::{Tensor, Unsupported};
 use prost::Message;
 use std::collections::BTreeMap;
 use std::path::Path;
+pub use write::{Original, Written};
 
 /// How a file is read.
 #[derive(Clone, Debug, Default)]
@@ -58,7 +60,8 @@ pub enum Trainable {
     /// they have a name with a dot, such as `fc.weight`.
     #[default]
     Named,
-    /// All floating-point initializers.
+    /// All floating-point initializers with dimensions. Single numbers are constants of a formula,
+    /// such as the epsilon of a norm.
     All,
     /// Those whose name matches: `*` stands for any text, and a comma separates alternatives.
     Pattern(String),
@@ -120,17 +123,23 @@ pub struct Model {
 /// # Errors
 /// The file is damaged, or has something that the graph cannot express; the error names the place.
 pub fn read(path: &Path, options: &Options) -> Result<Model, Error> {
-    let named = |error: Error| error.of(path.display().to_string());
-    let io = |e: std::io::Error| named(Error::new("", format!("cannot be opened ({e})")));
-    if !std::fs::metadata(path).map_err(io)?.is_file() {
-        return Err(named(Error::new("", "is not a file")));
-    }
-    let bytes = std::fs::read(path).map_err(io)?;
+    let bytes = file(path)?;
     let name = path
         .file_stem()
         .map(|stem| stem.to_string_lossy())
         .unwrap_or_default();
-    model(bytes, &name, Some(path), options).map_err(named)
+    let read = model(bytes, &name, Some(path), options);
+    read.map_err(|error| error.of(path.display().to_string()))
+}
+
+/// A file's bytes.
+fn file(path: &Path) -> Result<Vec<u8>, Error> {
+    let of = |message: String| Error::new("", message).of(path.display().to_string());
+    let io = |e: std::io::Error| of(format!("cannot be opened ({e})"));
+    if !std::fs::metadata(path).map_err(io)?.is_file() {
+        return Err(of("is not a file".into()));
+    }
+    std::fs::read(path).map_err(io)
 }
 
 /// Reads a file's bytes; `name` is the graph's name, also in errors. Tensors in other files are an
@@ -148,10 +157,15 @@ fn model(
     path: Option<&Path>,
     options: &Options,
 ) -> Result<Model, Error> {
-    guard::check(&bytes)?;
-    let proto = proto::ModelProto::decode(prost::bytes::Bytes::from(bytes));
-    let proto = proto.map_err(|e| Error::new("", format!("is damaged ({e})")))?;
+    let proto = decode(prost::bytes::Bytes::from(bytes))?;
     import::model(&proto, name, external::Files::beside(path), options)
+}
+
+/// The messages of a file's bytes.
+fn decode(bytes: prost::bytes::Bytes) -> Result<proto::ModelProto, Error> {
+    guard::check(&bytes)?;
+    let proto = proto::ModelProto::decode(bytes);
+    proto.map_err(|e| Error::new("", format!("is damaged ({e})")))
 }
 
 /// One operator that is supported.

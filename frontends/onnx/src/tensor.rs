@@ -69,6 +69,12 @@ fn name(proto: &TensorProto) -> String {
     format!("tensor {}", proto.name())
 }
 
+/// True if a tensor's elements are in a file beside the model.
+pub(crate) fn is_external(proto: &TensorProto) -> bool {
+    const EXTERNAL: i32 = 1;
+    proto.data_location() == EXTERNAL
+}
+
 /// A tensor's elements: row-major, little-endian. They are in the file, or in a file beside it.
 pub(crate) fn bytes(
     proto: &TensorProto,
@@ -76,8 +82,7 @@ pub(crate) fn bytes(
     files: &mut Files,
 ) -> Result<Vec<u8>, Error> {
     let bad = |why: String| Error::new(name(proto), why);
-    const EXTERNAL: i32 = 1;
-    let data = if proto.data_location() == EXTERNAL {
+    let data = if is_external(proto) {
         files.read(proto, ty.bytes()).map_err(bad)?
     } else if let Some(raw) = &proto.raw_data {
         raw.to_vec()

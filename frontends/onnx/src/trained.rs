@@ -42,7 +42,7 @@ pub(crate) fn names<'a>(graph: &'a GraphProto, trainable: &Trainable) -> BTreeSe
         };
         let is_named = match trainable {
             Trainable::Named => is_parameter,
-            Trainable::All => true,
+            Trainable::All => !proto.dims.is_empty(),
             Trainable::Pattern(pattern) => pattern.split(',').any(|one| matches(one, name)),
         };
         is_named && is_float(proto) && !statistics.contains(name)

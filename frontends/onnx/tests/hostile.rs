@@ -60,23 +60,7 @@ fn mutants_do_no_harm() {
     for (name, rounds) in [("resnet", 1500), ("gpt2-inference", 150), ("bert", 150)] {
         let file = std::fs::read(data(&format!("{name}.onnx"))).unwrap();
         for _ in 0..rounds {
-            let mut mutant = file.clone();
-            for _ in 0..1 + numbers.below(4) {
-                let at = numbers.below(mutant.len());
-                match numbers.below(4) {
-                    0 => mutant[at] ^= 1 << numbers.below(8),
-                    1 => mutant[at] = [0, 1, 0x7f, 0x80, 0xff][numbers.below(5)],
-                    2 => {
-                        let end = (at + numbers.below(16)).min(mutant.len());
-                        mutant.drain(at..end);
-                    }
-                    _ => {
-                        let end = (at + numbers.below(64)).min(mutant.len());
-                        let part = mutant[at..end].to_vec();
-                        mutant.splice(at..at, part);
-                    }
-                }
-            }
+            let mutant = mutant(&file, &mut numbers);
             let options = if name == "resnet" { batched() } else { fixed() };
             survives(&mutant, &options);
         }
@@ -94,6 +78,83 @@ fn mutants_do_no_harm() {
         mutant[at] = numbers.below(256) as u8;
         survives(&mutant, &fixed());
     }
+}
+
+/// A file with some bytes changed, removed or repeated.
+fn mutant(file: &[u8], numbers: &mut Numbers) -> Vec<u8> {
+    let mut mutant = file.to_vec();
+    for _ in 0..1 + numbers.below(4) {
+        let at = numbers.below(mutant.len());
+        match numbers.below(4) {
+            0 => mutant[at] ^= 1 << numbers.below(8),
+            1 => mutant[at] = [0, 1, 0x7f, 0x80, 0xff][numbers.below(5)],
+            2 => {
+                let end = (at + numbers.below(16)).min(mutant.len());
+                mutant.drain(at..end);
+            }
+            _ => {
+                let end = (at + numbers.below(64)).min(mutant.len());
+                let part = mutant[at..end].to_vec();
+                mutant.splice(at..at, part);
+            }
+        }
+    }
+    mutant
+}
+
+/// 100,000 mutants of ten files, if `LIGHTERAGE_LONG_TESTS=1` asks for them; else 100. Those that
+/// are read are also written back, with another value for a tensor. They take minutes in a release
+/// build.
+#[test]
+fn mutants_are_read_and_written_back() {
+    const FILES: [&str; 9] = [
+        "bert",
+        "gpt2",
+        "gpt2-inference",
+        "llama",
+        "resnet",
+        "keras-mlp",
+        "keras-cnn",
+        "tf2onnx-mlp",
+        "tf2onnx-cnn",
+    ];
+    let is_long = std::env::var_os("LIGHTERAGE_LONG_TESTS").is_some_and(|value| value == "1");
+    let rounds = if is_long { 10_000 } else { 10 };
+    let folder = folder("onnx-mutants");
+    std::fs::copy(data("resnet.weights"), folder.join("resnet.weights")).unwrap();
+    let mut numbers = Numbers(3);
+    let mut n_written = 0;
+    let files = FILES.map(|name| std::fs::read(data(&format!("{name}.onnx"))).unwrap());
+    for file in files.into_iter().chain([small()]) {
+        let mut options = fixed();
+        if let Err(error) = lighterage_onnx::read_bytes(&file, "x", &options) {
+            for dim in ["batch", "unk__15", "unk__45"] {
+                if error.to_string().contains(dim) {
+                    options.dims.insert(dim.to_string(), 4);
+                }
+            }
+        }
+        let path = folder.join("mutant.onnx");
+        for _ in 0..rounds {
+            let mutant = mutant(&file, &mut numbers);
+            survives(&mutant, &options);
+            std::fs::write(&path, &mutant).unwrap();
+            let Ok(original) = lighterage_onnx::Original::open(&path) else {
+                continue;
+            };
+            let first = original.initializers().into_iter().next();
+            let values = first.filter(|(_, ty)| ty.bytes() < 1 << 20);
+            let values = values.map(|(name, ty)| (name.to_string(), vec![7; ty.bytes() as usize]));
+            let values = values.into_iter().collect();
+            if let Ok(written) = original.with(&values, "data") {
+                n_written += 1;
+                std::fs::write(folder.join("data"), &written.data).unwrap();
+                survives(&written.model, &options);
+            }
+        }
+    }
+    // Most mutants still have the form of a file.
+    assert!(n_written > 2 * rounds, "{n_written}");
 }
 
 #[test]

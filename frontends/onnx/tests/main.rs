@@ -4,3 +4,4 @@ mod common;
 mod docs;
 mod hostile;
 mod read;
+mod write;

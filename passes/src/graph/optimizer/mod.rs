@@ -23,8 +23,8 @@ use ir::op::attrs::Scalar;
 use ir::op::{Number, Op};
 use ir::types::TypeError;
 use ir::{DType, Graph, Phase, State, StateKind, TensorType, Value};
-pub use rules::Optimizer;
 use rules::{Moment, Update};
+pub use rules::{Optimizer, parameters_of};
 use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
 
@@ -298,11 +298,14 @@ fn module_of(path: &str) -> String {
         .to_string()
 }
 
+/// The path of the count of steps.
+pub const STEP: &str = "optimizer.step";
+
 /// Adds the count of steps, a state; returns its new value.
 fn step_count(graph: &mut Graph) -> Result<Value, AttachError> {
     let state = graph.states.next_id();
     let ty = TensorType::new(DType::I64, [])?;
-    let before = graph.add_state("optimizer.step", "optimizer.step", StateKind::Moment, ty);
+    let before = graph.add_state(STEP, STEP, StateKind::Moment, ty);
     let op = Op::AddScalar(Scalar {
         value: Number::Int(1),
     });

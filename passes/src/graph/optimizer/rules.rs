@@ -5,7 +5,7 @@ use ir::graph;
 use ir::op::Op;
 use ir::types::TypeError;
 use ir::{DType, Graph, Phase, TensorType, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 ir::named! {
     /// An optimizer and the defaults of its options; these are PyTorch's.
@@ -50,6 +50,25 @@ pub(super) struct Moment {
     /// Its path is this name, a dot and the parameter's path.
     pub(super) name: &'static str,
     pub(super) ty: TensorType,
+}
+
+/// The parameters of which a path may be a moment: `fc.weight` of `exp_avg.fc.weight`.
+pub fn parameters_of(path: &str) -> BTreeSet<&str> {
+    // The moments depend on the type and the number of dimensions.
+    let types = [
+        (DType::F32, &[1][..]),
+        (DType::F32, &[1, 1]),
+        (DType::BF16, &[1]),
+    ];
+    let types = types.map(|(dtype, shape)| TensorType::new(dtype, shape));
+    let mut parameters = BTreeSet::new();
+    for optimizer in Optimizer::ALL {
+        let moments = types.iter().flatten();
+        let moments = moments.flat_map(|ty| (optimizer.rule().moments)(ty, Master::Split));
+        let rest = |moment: Moment| path.strip_prefix(moment.name)?.strip_prefix('.');
+        parameters.extend(moments.flatten().filter_map(rest));
+    }
+    parameters
 }
 
 /// A moment of the parameter's shape.
