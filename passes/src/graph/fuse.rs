@@ -19,8 +19,8 @@
 //! 4. Equal updates of small parameters form groups, if their gradients are computed at about the
 //!    same time. A group keeps its gradients until the last is computed. All groups of a window
 //!    together keep less than a thousandth of the operand bytes of the node that reads most.
-//! 5. What updates a parameter and its moments joins one group. A number that several updates read is
-//!    computed by none of their kernels, so that no update waits for the gradient of another.
+//! 5. What updates a parameter and its moments joins one group. A number that several updates read
+//!    is computed by none of their kernels, so that no update waits for the gradient of another.
 //!
 //! If a profile shows that a group is slower than its ops, the ops stay separate.
 //!
