@@ -10,6 +10,7 @@ mod models;
 mod products;
 mod steps;
 mod traced;
+mod updates;
 mod watched;
 
 use runtime::cuda::{

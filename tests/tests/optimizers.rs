@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// A graph whose gradients are `p * x`.
-const GRAPH: &str = r#"graph products {
+pub(crate) const GRAPH: &str = r#"graph products {
   input  %x.a : f32[6,10]
   input  %x.b : f32[9,4]
   input  %x.c : f32[7]

@@ -87,9 +87,9 @@ impl Model {
 }
 
 /// Outputs and states after two steps.
-type Left = (Tensors, Tensors);
+pub(super) type Left = (Tensors, Tensors);
 
-const STEPS: usize = 2;
+pub(super) const STEPS: usize = 2;
 /// The learning rate of [`Model::feed`].
 const RATE: f32 = 1e-3;
 /// Shares of the memory that keeping everything needs.
@@ -118,7 +118,7 @@ fn compiled(model: &Model, device: &str, share: f64) -> Compiled {
 
 /// Two steps on the stand-in. Nothing is touched that nothing orders, no stream waits in a circle,
 /// and the measured peak is the planned one.
-fn run(artifact: &Artifact, feed: &Tensors, seed: u64) -> Left {
+pub(super) fn run(artifact: &Artifact, feed: &Tensors, seed: u64) -> Left {
     run_with(
         &Watch::new(&standin(seed)),
         artifact,

@@ -1,0 +1,85 @@
+//! Updates of several nodes on a machine with a GPU, by the kernels that are generated for it.
+
+use super::models::{STEPS, run};
+use crate::optimizers::GRAPH;
+use codegen::{Data, Target};
+use ir::text::parse_graph;
+use lighterage_tests::evaluate::Tensors;
+use lighterage_tests::run as on_cpu;
+use passes::cost::Roofline;
+use passes::devices;
+use passes::graph::optimizer::{HYPER, Optimizer};
+use passes::graph::precision::Precision;
+use passes::pipeline::{self, Compiled, Options};
+
+/// Numbers from -1 to 1 that are the same in every run.
+fn noise(n: u64, seed: u64) -> Vec<u8> {
+    let mix = |i: u64| (i * 7919 + seed).wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 40;
+    let numbers = (0..n).map(|i| mix(i + 1) as f32 / (1 << 23) as f32 - 1.0);
+    numbers.flat_map(f32::to_le_bytes).collect()
+}
+
+fn compiled(device: &str, optimizer: Optimizer) -> Compiled {
+    let device = devices::named(device).unwrap();
+    let options = Options {
+        optimizer,
+        precision: Precision::Bf16,
+        ..Options::default()
+    };
+    let (graph, cost) = (parse_graph(GRAPH).unwrap(), Roofline::new(&device));
+    pipeline::compile(graph, &options, &device, &cost, &mut |_| ()).unwrap()
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    let chunks = bytes.as_chunks().0.iter();
+    chunks.map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+#[test]
+fn every_optimizer_does_on_a_gpu_what_it_does_on_a_processor() {
+    for optimizer in Optimizer::ALL {
+        if optimizer == Optimizer::None {
+            continue;
+        }
+        let name = optimizer.name();
+        let [gpu, cpu] = ["h100", "cpu"].map(|device| compiled(device, optimizer));
+        let states = gpu.program.graph.states.values();
+        let numel = |value| gpu.program.graph.values[value].ty.numel();
+        let start: Data = states
+            .filter(|state| !state.path.contains('.'))
+            .map(|state| (state.path.clone(), noise(numel(state.before), 1)))
+            .collect();
+        let hyper = optimizer.options().iter();
+        let hyper: Vec<u8> = hyper.flat_map(|(_, value)| value.to_le_bytes()).collect();
+        let inputs = gpu.program.graph.inputs.iter();
+        let feed: Tensors = inputs
+            .map(|&input| {
+                let data = &gpu.program.graph.values[input];
+                let bytes = match &*data.name {
+                    HYPER => hyper.clone(),
+                    _ => noise(data.ty.numel(), 77),
+                };
+                (data.name.clone(), bytes)
+            })
+            .collect();
+        let artifact = codegen::emit(&gpu, &start, Some(Target::SM_90)).unwrap();
+        let (_, ours) = run(&artifact, &feed, 3);
+        let artifact = codegen::emit(&cpu, &start, Target::host()).unwrap();
+        let feeds = vec![feed; STEPS];
+        let options = runtime::Options::default();
+        let (outcome, _) = on_cpu::compiled(&artifact, options, &feeds).unwrap();
+        // Of Muon, products in bf16 that are added up in another order.
+        let bound = if optimizer == Optimizer::Muon {
+            2e-3
+        } else {
+            1e-6
+        };
+        for path in start.keys() {
+            let (ours, theirs) = (floats(&ours[path]), floats(&outcome.states[path]));
+            assert_ne!(ours, floats(&start[path]), "{name}: {path} stays");
+            for (a, b) in ours.iter().zip(&theirs) {
+                assert!((a - b).abs() <= bound, "{name}: {path}: {a}, not {b}");
+            }
+        }
+    }
+}
