@@ -2,11 +2,10 @@
 
 mod data;
 mod metrics;
+mod patterns;
 
-use crate::groups::{Group, Paths};
 use crate::page::update_name;
 use crate::size::{parse_budget, parse_bytes, parse_count, parse_dim, parse_rate};
-use crate::train::Schedule;
 use addresses::generate::Model;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
@@ -24,14 +23,15 @@ use passes::graph::optimizer::{Master, Optimizer};
 use passes::graph::precision::Precision;
 use passes::pipeline::{self, Budget, Kernels};
 use passes::schedule::order::Update;
+pub(crate) use patterns::{Group, Paths};
 use placement::{Effort, Method};
 use std::path::PathBuf;
 use trace::Format;
 
 /// Compiles a training step so that it fits into a given amount of memory.
 ///
-/// The input is one step (forward, backward, optimizer) as a .pt2 file, or a forward alone, a .pt2 or
-/// an .onnx file, with --differentiate. Before the first step runs,
+/// The input is one step (forward, backward, optimizer) as a .pt2 file, or a forward alone, a .pt2
+/// or an .onnx file, with --differentiate. Before the first step runs,
 /// Lighterage decides which tensors are kept, swapped and recomputed, gives each tensor an address,
 /// and proves the result.
 #[derive(Parser, Debug)]
@@ -85,8 +85,8 @@ pub(crate) enum Command {
         lighterage train step.lit --batches data.safetensors --steps 60\n  \
         lighterage train forward.pt2 --differentiate --loss cross-entropy --optimizer adamw \
         \\\n      --batches data.safetensors --steps 60\n  \
-        lighterage train step.lit --tokens train.bin --token-labels next --shuffle-data --steps 1000 \
-        \\\n      \
+        lighterage train step.lit --tokens train.bin --token-labels next --shuffle-data \
+        --steps 1000 \\\n      \
         --eval held.bin --eval-every 100 --patience 3 --metrics run.jsonl\n\n\
         DATA holds the tensors batch.K.INPUT; step i, from 0, uses batch i mod K. With \
         --micro-batches N a step uses N \
@@ -117,6 +117,11 @@ pub(crate) enum Command {
         lighterage plan gpt2.pt2 --optimizer adamw --budget 60% --profile cpu.prof"
     )]
     Profile(ProfileArgs),
+    /// Plan a step for each machine: where it fits, by which means, and how fast it would be
+    #[command(after_help = "Examples:\n  lighterage fit gpt2.pt2\n  \
+        lighterage fit gpt2.pt2 --precision bf16 --device h100 --device rtx4090\n\n\
+        Times are predicted from the devices' files.")]
+    Fit(FitArgs),
     /// List the machines that --device knows, and the GPUs of this machine
     #[command(after_help = "Example:\n  lighterage devices\n\n\
         LIGHTERAGE_CUDA names the driver's library [default: libcuda.so.1].")]
@@ -232,7 +237,7 @@ pub(crate) struct Compiling {
     /// Compute the norm over all gradients, before they are clipped; `train` prints it
     #[arg(long)]
     pub(crate) grad_norm: bool,
-    /// Options of the parameters whose paths match, such as '*.bias|*.ln_?.*:weight-decay=0,lr=1e-4'.
+    /// Options of the parameters whose paths match, such as '*.bias|*.ln.*:weight-decay=0,lr=1e-4'.
     /// May be given several times; the last match wins
     #[arg(long, value_name = "PATTERN:OPTION=VALUE,..", value_parser = Group::parse)]
     pub(crate) group: Vec<Group>,
@@ -278,9 +283,9 @@ pub(crate) struct Compiling {
     /// generated]
     #[arg(long, value_parser = named(&Kernels::ALL, Kernels::name))]
     pub(crate) kernels: Option<Kernels>,
-    /// The types in which a step traced in f32 is computed. tf32: a GPU may round the factors of f32
-    /// products to 11 bits of precision, as torch.backends.cuda.matmul.allow_tf32 does. bf16: as
-    /// torch.autocast does it, with parameters, gradients and moments in f32 [default: f32]
+    /// The types in which a step traced in f32 is computed. tf32: a GPU may round the factors of
+    /// f32 products to 11 bits of precision, as torch.backends.cuda.matmul.allow_tf32 does. bf16:
+    /// as torch.autocast does it, with parameters, gradients and moments in f32 [default: f32]
     #[arg(long, value_parser = named(&Precision::ALL, Precision::name))]
     pub(crate) precision: Option<Precision>,
     /// Bandwidth of the link between device and host in each direction, such as 2GB/s, instead of
@@ -472,6 +477,22 @@ pub(crate) struct InspectArgs {
     pub(crate) json: bool,
 }
 
+ir::named! {
+    /// How the learning rate changes after the warm-up.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub(crate) enum Schedule {
+        /// It stays.
+        #[default]
+        Constant = "constant",
+        /// `LinearLR` from 1 to `--min-lr`.
+        Linear = "linear",
+        /// `CosineAnnealingLR` to `--min-lr`.
+        Cosine = "cosine",
+        /// `OneCycleLR` with its defaults, and without cycles of momentum.
+        OneCycle = "one-cycle",
+    }
+}
+
 /// The optimizer's options; the defaults are PyTorch's.
 #[derive(Args, Debug, Default)]
 #[command(next_help_heading = "Training")]
@@ -494,8 +515,9 @@ pub(crate) struct HyperArgs {
     /// Another option of the optimizer, such as d=1.5 of adafactor; may be given several times
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_option)]
     pub(crate) option: Vec<(String, f64)>,
-    /// How the learning rate changes from step to step, by PyTorch's formulas: LinearLR to --min-lr,
-    /// CosineAnnealingLR to --min-lr, OneCycleLR with --lr as its highest rate [default: constant]
+    /// How the learning rate changes from step to step, by PyTorch's formulas: LinearLR to
+    /// --min-lr, CosineAnnealingLR to --min-lr, OneCycleLR with --lr as its highest rate [default:
+    /// constant]
     #[arg(long, value_parser = named(&Schedule::ALL, Schedule::name))]
     pub(crate) schedule: Option<Schedule>,
     /// In the first N steps the rate rises to --lr: step i of them has (i + 1)/(N + 1) of it
@@ -568,6 +590,35 @@ pub(crate) struct ProfileArgs {
     /// The file to write
     #[arg(short, long, value_name = "FILE.prof")]
     pub(crate) output: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `fit`.
+#[derive(Args, Debug)]
+pub(crate) struct FitArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) forward: ForwardArgs,
+    /// The optimizer to attach [default: adamw]
+    #[arg(long, value_parser = optimizer())]
+    pub(crate) optimizer: Option<Optimizer>,
+    /// The types in which a step traced in f32 is computed, as for `plan` [default: f32]
+    #[arg(long, value_parser = named(&Precision::ALL, Precision::name))]
+    pub(crate) precision: Option<Precision>,
+    /// Batches of a step, as for `plan` [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64)
+        .range(1..=MOST_MICRO_BATCHES))]
+    pub(crate) micro_batches: Option<u64>,
+    /// Limit of the host's memory [default: as in each device's file]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) host: Option<u64>,
+    /// A machine: its name, or a .toml file; may be given several times [default: all that
+    /// `devices` lists]
+    #[arg(long, value_name = "NAME|FILE.toml")]
+    pub(crate) device: Vec<String>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,61 +1,11 @@
 //! Which parameters are trained, and with which options: patterns of their paths.
 
-use crate::args::Compiling;
+use crate::args::{Compiling, Group, Paths};
 use crate::failure::Failure;
-use glob::Pattern;
 use ir::graph::StateData;
 use ir::{Graph, StateKind};
 use passes::graph::optimizer::Optimizer;
 use std::collections::BTreeMap;
-
-/// `PATTERN[|PATTERN..]:OPTION=VALUE,..` of `--group`.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Group {
-    patterns: Paths,
-    options: Vec<(String, f64)>,
-}
-
-impl Group {
-    /// Parses the value of the flag.
-    pub(crate) fn parse(text: &str) -> Result<Group, String> {
-        let bad = || format!("{text:?}: write PATTERN:OPTION=VALUE, as in *.bias:weight-decay=0");
-        let (patterns, options) = text.rsplit_once(':').ok_or_else(bad)?;
-        let option = |option: &str| -> Result<(String, f64), String> {
-            let (name, value) = option.split_once('=').ok_or_else(bad)?;
-            let value: f64 = value.trim().parse().map_err(|_| bad())?;
-            if !value.is_finite() || value < 0.0 {
-                return Err(format!("{text:?}: {value} is not a number from 0"));
-            }
-            Ok((name.trim().replace('-', "_"), value))
-        };
-        Ok(Group {
-            patterns: Paths::parse(patterns)?,
-            options: options.split(',').map(option).collect::<Result<_, _>>()?,
-        })
-    }
-}
-
-/// `PATTERN[|PATTERN..]`: `*` is any text, `?` any letter, `[ab]` one of these.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Paths {
-    text: String,
-    patterns: Vec<Pattern>,
-}
-
-impl Paths {
-    /// Parses the value of a flag.
-    pub(crate) fn parse(text: &str) -> Result<Paths, String> {
-        let pattern = |text: &str| Pattern::new(text).map_err(|e| format!("{text:?}: {e}"));
-        Ok(Paths {
-            text: text.to_string(),
-            patterns: text.split('|').map(pattern).collect::<Result<_, _>>()?,
-        })
-    }
-
-    fn has(&self, path: &str) -> bool {
-        self.patterns.iter().any(|pattern| pattern.matches(path))
-    }
-}
 
 /// The groups of a graph's parameters.
 #[derive(Default)]
@@ -185,23 +135,4 @@ fn check_options(group: &Group, optimizer: Optimizer) -> Result<(), Failure> {
             has.join(", ")
         ),
     }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_group_is_patterns_and_options() {
-        let group = Group::parse("*.bias|h.?.ln:weight-decay=0,lr=1e-4").unwrap();
-        assert_eq!(
-            group.options,
-            [("weight_decay".to_string(), 0.0), ("lr".to_string(), 1e-4)]
-        );
-        assert!(group.patterns.has("h.1.fc.bias") && group.patterns.has("h.1.ln"));
-        assert!(!group.patterns.has("h.1.fc.weight"));
-        for bad in ["*.bias", "*:lr", "*:lr=x", "*:lr=-1", "[:lr=1", "*:lr=inf"] {
-            assert!(Group::parse(bad).is_err(), "{bad}");
-        }
-    }
 }

@@ -206,11 +206,10 @@ impl Inspected<'_> {
         }
         row("data", size::bytes(artifact.data.len() as u64));
         if let Some((name, options)) = &summary.optimizer {
-            let options: Vec<String> = options
-                .iter()
-                .map(|(key, value)| format!("{key} {value}"))
-                .collect();
-            row("optimizer", format!("{name}: {}", options.join(", ")));
+            row("optimizer", format!("{name}: {}", listed(options)));
+            for (i, group) in summary.groups.iter().enumerate() {
+                row("group", format!("{}: {}", i + 1, listed(group)));
+            }
         }
         if summary.micro_batches > 1 {
             row("micro-batches", summary.micro_batches.to_string());
@@ -303,4 +302,10 @@ fn kind_name(kind: StateKind) -> &'static str {
         StateKind::Moment => "moment",
         StateKind::Rng => "random state",
     }
+}
+
+/// `lr 0.001, eps 1e-8`.
+fn listed(options: &[(String, f64)]) -> String {
+    let options = options.iter().map(|(key, value)| format!("{key} {value}"));
+    options.collect::<Vec<_>>().join(", ")
 }

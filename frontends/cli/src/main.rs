@@ -14,6 +14,7 @@ mod explain;
 mod export;
 mod failure;
 mod finite;
+mod fit;
 mod generate;
 mod gpu;
 mod groups;
@@ -82,6 +83,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Inspect(args) => inspect::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Profile(args) => profile::run(&args),
+        Command::Fit(args) => fit::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Estimate(args) => estimate::run(&args),

@@ -311,7 +311,8 @@ pub(crate) fn machine_on(compiling: &Compiling, known: Option<Device>) -> Result
         });
     };
     if compiling.is_tf32() {
-        let why = "--precision tf32: the products that --profile measured were of f32; leave out one of the two";
+        let why = "--precision tf32: the products that --profile measured were of f32; leave out \
+            one of the two";
         return Err(Failure::Input(why.into()));
     }
     let text = read_text(path)?;

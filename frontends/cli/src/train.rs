@@ -29,7 +29,6 @@ use progress::Progress;
 use rates::{Items, Numbers, Run};
 use record::Record;
 use runtime::{Error, Machine, Options};
-pub(crate) use schedule::Schedule;
 use serde_json::json;
 use source::Source;
 use states::Init;

@@ -674,3 +674,34 @@ fn protrains_numbers_are_shown_and_taken() {
         run(&plan).expect(code).says(&[words]);
     }
 }
+
+#[test]
+fn machines_are_compared() {
+    let folder = Folder::new("fit");
+    let toml = include_str!("../../../docs/mlp.toml");
+    let small = folder.file("small.toml");
+    let less = toml.replace("device_bytes = 1073741824", "device_bytes = 4096");
+    assert_ne!(less, toml);
+    std::fs::write(&small, less).unwrap();
+    let model = mlp();
+    let args = format!("fit {model} --optimizer sgd --device {small} --device h100");
+    let found = run(&format!("{args} --json")).expect(0).json();
+    let rows = found[0]["devices"].as_array().unwrap();
+    // The one that fits is the first.
+    assert_eq!(
+        (&rows[0]["device"], &rows[0]["fits"]),
+        (&"h100".into(), &true.into())
+    );
+    let plan = format!("plan {model} --optimizer sgd --device h100 --json");
+    let plan = run(&plan).expect(0).json();
+    for key in ["planned_peak_bytes", "predicted_ms", "swapped_bytes"] {
+        assert_eq!(rows[0][key], plan[0][key], "{key}");
+    }
+    assert_eq!(rows[1]["fits"], false);
+    assert!(4096 < rows[1]["smallest_feasible_bytes"].as_u64().unwrap());
+    let text = run(&args).expect(0).out;
+    assert!(text.contains("nothing: it needs"), "{text}");
+    run(&format!("{args} --device nope"))
+        .expect(2)
+        .says(&["nope"]);
+}

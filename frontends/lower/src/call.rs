@@ -139,8 +139,8 @@ impl<'a> Call<'a> {
 
     // --- steps ---
     //
-    // The tables of the front ends call these at hundreds of places, where size counts and time does
-    // not: inlined by the linker, they would be there as often.
+    // The tables of the front ends call these at hundreds of places, where size counts and time
+    // does not: inlined by the linker, they would be there as often.
 
     /// A step with any number of results.
     pub fn steps(&mut self, op: OpKind, attrs: Attrs<'_>, inputs: &[Ref]) -> Result<Vec<Ref>> {

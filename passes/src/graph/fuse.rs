@@ -19,6 +19,8 @@
 //! 4. Equal updates of small parameters form groups, if their gradients are computed at about the
 //!    same time. A group keeps its gradients until the last is computed. All groups of a window
 //!    together keep less than a thousandth of the operand bytes of the node that reads most.
+//! 5. What updates a parameter and its moments joins one group. A number that several updates read
+//!    is computed by none of their kernels, so that no update waits for the gradient of another.
 //!
 //! If a profile shows that a group is slower than its ops, the ops stay separate.
 //!
@@ -31,11 +33,11 @@
 use super::canonical::remove_dead;
 use super::reshape_to;
 use crate::cost::Cost;
-use ir::graph::{Edit, Readers};
+use ir::graph::{Edit, Readers, StateData};
 use ir::op::Access;
 use ir::op::attrs::{Fused, Sizes};
 use ir::op::body::{Body, MOST_RESULTS, Step};
-use ir::{DType, Graph, Node, Op, Phase, Table, TensorType, Value};
+use ir::{DType, Graph, Node, Op, Phase, StateKind, Table, TensorType, Value};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
@@ -252,7 +254,7 @@ impl<'a> Groups<'a> {
         }
     }
 
-    /// Rules 2 and 3. Each copy is grouped with its reader first.
+    /// Rules 2 to 5. Each copy is grouped with its reader first.
     fn find(&mut self, copies: &[(Node, Node)]) {
         for &(copy, reader) in copies {
             self.merge(&[copy, reader]);
@@ -270,6 +272,7 @@ impl<'a> Groups<'a> {
                 self.join_neighbour(node);
             }
         }
+        self.join_moments();
         self.join_updates();
     }
 
@@ -413,6 +416,7 @@ impl<'a> Groups<'a> {
         let alike =
             |&node: &Node| may_join(self.graph, node) && self.graph.nodes[node].phase == phase;
         if !members.iter().all(alike)
+            || self.makes_updates_wait(&members)
             || self.circular(&groups, &members)
             || self.place(&members).is_none()
         {
@@ -427,6 +431,50 @@ impl<'a> Groups<'a> {
         members.iter().for_each(|&node| self.group[node] = first);
         self.members[first] = members;
         true
+    }
+
+    /// True if a number for several updates would be computed by the kernel of one of them, for
+    /// whose gradient the others would wait.
+    fn makes_updates_wait(&self, members: &[Node]) -> bool {
+        let of_optimizer = |node: &&Node| self.graph.nodes[**node].phase == Phase::Optimizer;
+        let mut updates = members.iter().filter(of_optimizer);
+        let leaves = |node: &Node| {
+            let outputs = &self.graph.nodes[*node].outputs;
+            let mut readers = outputs
+                .iter()
+                .flat_map(|&v| self.readers[v].iter().flatten());
+            self.widest(*node) <= 1 && readers.any(|reader| !members.contains(reader))
+        };
+        members.iter().any(|&node| 1 < self.widest(node)) && updates.any(leaves)
+    }
+
+    /// Rule 5: what updates one parameter and its moments, which may have no value in common.
+    fn join_moments(&mut self) {
+        let graph = self.graph;
+        let update_of = |value: Value| {
+            let node = graph.def_node(graph.root(value));
+            node.filter(|&node| graph.nodes[node].phase == Phase::Optimizer)
+        };
+        let is_param = |state: &&StateData| state.kind == StateKind::Param;
+        for parameter in graph.states.values().filter(is_param) {
+            let Some(update) = update_of(parameter.after) else {
+                continue;
+            };
+            let members = self.members[self.group[update]].clone();
+            let read: BTreeSet<Value> = members
+                .iter()
+                .flat_map(|&node| &graph.nodes[node].inputs)
+                .map(|&value| graph.root(value))
+                .collect();
+            let is_own = |state: &&StateData| {
+                state.kind == StateKind::Moment && read.contains(&state.before)
+            };
+            for moment in graph.states.values().filter(is_own) {
+                if let Some(other) = update_of(moment.after) {
+                    self.merge(&[update, other]);
+                }
+            }
+        }
     }
 
     /// Rule 4: equal updates whose gradients are computed at about the same time, as long as all

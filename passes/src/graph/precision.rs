@@ -221,8 +221,8 @@ impl<'a> Mixed<'a> {
         Ok(())
     }
 
-    /// True for `addmm` that adds a product to a tensor of its shape, such as a gradient so far, not
-    /// to a bias.
+    /// True for `addmm` that adds a product to a tensor of its shape, such as a gradient so far,
+    /// not to a bias.
     fn is_sum(&self, node: Node) -> bool {
         let data = &self.old.nodes[node];
         let shape = |value: Value| self.old.values[value].ty.shape();

@@ -147,6 +147,7 @@ fn example() -> Artifact {
             recomputed_ms: 0.25,
             micro_batches: 3,
             optimizer: Some(("adamw".into(), vec![("lr".into(), 1e-3)])),
+            groups: vec![vec![("weight_decay".into(), 0.0)]],
         },
         data: (0..100).collect(),
     }

@@ -8,8 +8,8 @@ use artifact::Artifact;
 use passes::graph::optimizer::{Optimizer, hyper_of};
 use runtime::Machine;
 
-/// Options with flags of their own: an option's name in the artifact, its flag, the given value, and
-/// the value's upper bound.
+/// Options with flags of their own: an option's name in the artifact, its flag, the given value,
+/// and the value's upper bound.
 fn given(args: &HyperArgs) -> [(&'static str, &'static str, Option<f64>, f64); 6] {
     let (beta1, beta2) = args.betas.unzip();
     [

@@ -1,24 +1,8 @@
 //! The learning rate of each step: PyTorch's schedules in closed form.
 
-use crate::args::HyperArgs;
+use crate::args::{HyperArgs, Schedule};
 use crate::failure::Failure;
 use std::f64::consts::PI;
-
-ir::named! {
-    /// How the learning rate changes after the warm-up.
-    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-    pub(crate) enum Schedule {
-        /// It stays.
-        #[default]
-        Constant = "constant",
-        /// `LinearLR` from 1 to `--min-lr`.
-        Linear = "linear",
-        /// `CosineAnnealingLR` to `--min-lr`.
-        Cosine = "cosine",
-        /// `OneCycleLR` with its defaults, and without cycles of momentum.
-        OneCycle = "one-cycle",
-    }
-}
 
 /// Of `OneCycleLR`: the share of steps in which the rate rises, the first rate is `1/FIRST` of the
 /// highest one, and the last `1/LAST` of the first.
