@@ -60,7 +60,7 @@ fn mutants_do_no_harm() {
     for (name, rounds) in [("resnet", 1500), ("gpt2-inference", 150), ("bert", 150)] {
         let file = std::fs::read(data(&format!("{name}.onnx"))).unwrap();
         for _ in 0..rounds {
-            let mutant = mutant(&file, &mut numbers);
+            let mutant = mutant(&file, 4, &mut numbers);
             let options = if name == "resnet" { batched() } else { fixed() };
             survives(&mutant, &options);
         }
@@ -80,12 +80,13 @@ fn mutants_do_no_harm() {
     }
 }
 
-/// A file with some bytes changed, removed or repeated.
-fn mutant(file: &[u8], numbers: &mut Numbers) -> Vec<u8> {
+/// A file with some bytes changed, and, of four kinds of changes instead of two, removed or
+/// repeated.
+fn mutant(file: &[u8], kinds: usize, numbers: &mut Numbers) -> Vec<u8> {
     let mut mutant = file.to_vec();
     for _ in 0..1 + numbers.below(4) {
         let at = numbers.below(mutant.len());
-        match numbers.below(4) {
+        match numbers.below(kinds) {
             0 => mutant[at] ^= 1 << numbers.below(8),
             1 => mutant[at] = [0, 1, 0x7f, 0x80, 0xff][numbers.below(5)],
             2 => {
@@ -135,8 +136,9 @@ fn mutants_are_read_and_written_back() {
             }
         }
         let path = folder.join("mutant.onnx");
-        for _ in 0..rounds {
-            let mutant = mutant(&file, &mut numbers);
+        for round in 0..rounds {
+            // Removed bytes mostly end the reading early.
+            let mutant = mutant(&file, if round % 2 == 0 { 2 } else { 4 }, &mut numbers);
             survives(&mutant, &options);
             std::fs::write(&path, &mutant).unwrap();
             let Ok(original) = lighterage_onnx::Original::open(&path) else {
@@ -153,8 +155,8 @@ fn mutants_are_read_and_written_back() {
             }
         }
     }
-    // Most mutants still have the form of a file.
-    assert!(n_written > 2 * rounds, "{n_written}");
+    // Of the ten files' mutants, more than a fifth have the form of a file.
+    assert!(n_written > 2 * rounds, "{n_written} of {}", 10 * rounds);
 }
 
 #[test]
