@@ -38,10 +38,10 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     let mut read = written.read;
     read.extend([model.clone(), args.states.clone()]);
     check_is_new(output, &read)?;
-    if !written.data.is_empty() {
+    if let Some(data) = &written.data {
         check_is_new(&beside, &read)?;
         // Before the model, which needs it.
-        save_atomically(&beside, &[&written.data])?;
+        save_atomically(&beside, &[data])?;
         out!("wrote         {}, {}", beside.display(), file_size(&beside));
     }
     save_atomically(output, &[&written.model])?;

@@ -40,8 +40,8 @@ pub struct Original {
 pub struct Written {
     /// The bytes of the file.
     pub model: Vec<u8>,
-    /// The bytes of the file beside it; empty if the original has no external data.
-    pub data: Vec<u8>,
+    /// The bytes of the file beside it; `None` if the original has no external data.
+    pub data: Option<Vec<u8>>,
     /// The files from which external data was read.
     pub read: BTreeSet<PathBuf>,
 }
@@ -97,7 +97,7 @@ impl Original {
             values,
             data_name,
             files: Files::beside(Some(&self.path)),
-            data: vec![],
+            data: None,
         };
         let changed = writer.message(&self.bytes, Kind::Model, false);
         let changed = changed.map_err(|error| named(&self.path, error))?;
@@ -127,7 +127,7 @@ struct Writer<'a> {
     data_name: &'a str,
     files: Files,
     /// The external data so far.
-    data: Vec<u8>,
+    data: Option<Vec<u8>>,
 }
 
 impl Writer<'_> {
@@ -190,9 +190,10 @@ impl Writer<'_> {
     /// Adds a tensor's data to the new file. Returns the entries that say where it lies.
     fn store(&mut self, value: &[u8]) -> [Vec<u8>; 3] {
         let step = if value.len() >= LARGE { PAGE } else { ELEMENT };
-        let offset = self.data.len().next_multiple_of(step);
-        self.data.resize(offset, 0);
-        self.data.extend_from_slice(value);
+        let data = self.data.get_or_insert_default();
+        let offset = data.len().next_multiple_of(step);
+        data.resize(offset, 0);
+        data.extend_from_slice(value);
         let entry = |key: &str, value: &str| {
             let mut entry = vec![];
             push(&mut entry, 1, key.as_bytes());
