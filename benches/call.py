@@ -5,8 +5,8 @@ usage: call.py [--layers 2 4 12] [--steps 200] [--json FILE]
 The models are GPT-2s of transformers, of width 32 on 16 symbols: 312 traced operations and 28 parameters with 2 layers,
 52 parameters with 4, 148 with 12. `step` is a call of what `lighterage.compile` returns; `torch.compile` is a forward
 and a backward with the backend, in which Dynamo, AOTAutograd and autograd have a share. The runtime measures itself
-within each call, and what is left is what the call adds. Printed are the least and the median of all calls, and how much
-of that the package adds.
+within each call, and what is left is what the call adds. Printed are the least and the median of all calls, and how
+much of that the package adds.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def test_losses_are_those_of_autocast(make: Any) -> None:
     for batch in batches:
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
-            loss = _loss(model(**batch))
+            loss: Any = _loss(model(**batch))
         loss.backward()
         optimizer.step()
         expected.append(float(loss))

@@ -184,7 +184,7 @@ def test_optimizers_with_other_states(make: Any, bound: float) -> None:
         for group in optimizer.param_groups + reference.param_groups:
             group["lr"] *= 0.95
         reference.zero_grad()
-        expected = loss_fn(eager, x, y)
+        expected: Any = loss_fn(eager, x, y)
         expected.backward()
         reference.step()
         assert abs(float(step(x, y)) - float(expected)) <= bound, k
