@@ -493,23 +493,24 @@ ir::named! {
     }
 }
 
-/// The optimizer's options; the defaults are PyTorch's.
+/// The optimizer's options. The defaults are those of `Optimizer::options`.
 #[derive(Args, Debug, Default)]
 #[command(next_help_heading = "Training")]
 pub(crate) struct HyperArgs {
-    /// Learning rate [default: 1e-3]
+    /// Learning rate [default: the optimizer's, 1e-3 for adamw; docs/optimizers.md has all
+    /// defaults]
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) lr: Option<f64>,
-    /// AdamW's betas [default: 0.9,0.999]
+    /// Betas of adamw, lion and muon [default: the optimizer's, 0.9,0.999 for adamw]
     #[arg(long, value_name = "B1,B2", value_parser = parse_betas)]
     pub(crate) betas: Option<(f64, f64)>,
     /// AdamW's epsilon [default: 1e-8]
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) eps: Option<f64>,
-    /// Weight decay [default: 0.01 for adamw, 0 for sgd]
+    /// Weight decay [default: the optimizer's, 0.01 for adamw]
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) weight_decay: Option<f64>,
-    /// SGD's momentum [default: 0 for sgd, 0.9 for sgd-momentum]
+    /// Momentum of sgd and muon [default: 0 for sgd, 0.9 for sgd-momentum, 0.95 for muon]
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) momentum: Option<f64>,
     /// Another option of the optimizer, such as d=1.5 of adafactor; may be given several times

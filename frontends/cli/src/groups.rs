@@ -61,7 +61,7 @@ pub(crate) fn of(graph: &Graph, compiling: &Compiling) -> Result<Groups, Failure
     if compiling.no_decay && !decays {
         let name = optimizer.name();
         return Err(Failure::Input(format!(
-            "--no-decay: the optimizer {name} has no weight decay"
+            "--no-decay: the optimizer {name} has no weight decay; --optimizer names one that has"
         )));
     }
     let mut groups = Groups::default();

@@ -27,7 +27,7 @@ fn given(args: &HyperArgs) -> [(&'static str, &'static str, Option<f64>, f64); 6
     ]
 }
 
-/// The optimizers' names: `adamw, sgd or sgd-momentum`.
+/// The optimizers' names, with `or` before the last.
 fn optimizers() -> String {
     let all = Optimizer::ALL.into_iter();
     let mut names: Vec<&str> = all
@@ -64,8 +64,11 @@ impl Hyper {
         let at = |key: &str| defaults.iter().position(|(default, _)| default == key);
         let Some(lr) = at("lr") else {
             if args.schedule.is_some() || args.warmup.is_some() {
-                let message = "--schedule, --warmup: the step has no optimizer with a rate";
-                return Err(Failure::Input(message.into()));
+                return Err(Failure::Input(format!(
+                    "--schedule, --warmup: the step has no optimizer with a rate; compile the \
+                     model with --optimizer {}",
+                    optimizers()
+                )));
             }
             return Ok(None);
         };

@@ -51,7 +51,8 @@ impl Rates {
         }
         if rates.steps <= rates.warmup && 0 < rates.warmup {
             return refused(format!(
-                "--warmup {}: the schedule has {} steps, so nothing is left after it",
+                "--warmup {}: the schedule has {} steps, so nothing is left after it; \
+                 --schedule-steps sets their number",
                 rates.warmup, rates.steps
             ));
         }
