@@ -33,7 +33,7 @@
 use super::canonical::remove_dead;
 use super::reshape_to;
 use crate::cost::Cost;
-use ir::graph::{Edit, Readers, StateData};
+use ir::graph::{Edit, Readers};
 use ir::op::Access;
 use ir::op::attrs::{Fused, Sizes};
 use ir::op::body::{Body, MOST_RESULTS, Step};
@@ -455,24 +455,24 @@ impl<'a> Groups<'a> {
             let node = graph.def_node(graph.root(value));
             node.filter(|&node| graph.nodes[node].phase == Phase::Optimizer)
         };
-        let is_param = |state: &&StateData| state.kind == StateKind::Param;
-        for parameter in graph.states.values().filter(is_param) {
+        let of_kind = |kind| {
+            let states = graph.states.values();
+            states.filter(move |state| state.kind == kind)
+        };
+        let moments = of_kind(StateKind::Moment);
+        let moments: BTreeMap<Value, Value> = moments.map(|m| (m.before, m.after)).collect();
+        for parameter in of_kind(StateKind::Param) {
             let Some(update) = update_of(parameter.after) else {
                 continue;
             };
-            let members = self.members[self.group[update]].clone();
-            let read: BTreeSet<Value> = members
+            let read: BTreeSet<Value> = self.members[self.group[update]]
                 .iter()
                 .flat_map(|&node| &graph.nodes[node].inputs)
                 .map(|&value| graph.root(value))
                 .collect();
-            let is_own = |state: &&StateData| {
-                state.kind == StateKind::Moment && read.contains(&state.before)
-            };
-            for moment in graph.states.values().filter(is_own) {
-                if let Some(other) = update_of(moment.after) {
-                    self.merge(&[update, other]);
-                }
+            let own = read.iter().filter_map(|value| moments.get(value));
+            for other in own.filter_map(|&after| update_of(after)) {
+                self.merge(&[update, other]);
             }
         }
     }
