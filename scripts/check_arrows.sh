@@ -5,6 +5,7 @@
 #   placement <- papers, addresses <- trace <- cli      ir <- lower <- torch, onnx, trace <- cli
 #   passes, torch <- report <- cli, python      codegen, runtime <- python
 #   artifact <- codegen, runtime                        runtime <- cli, tests    ptx <- standin <- tests
+#   artifact <- checkpoint <- cli
 #   ops <- ir, runtime
 #
 # ops is the table of operations, which compiler and runtime share: plain data without dependencies,
@@ -36,8 +37,9 @@ allowed() {
     lighterage) echo ir passes codegen trace papers placement ;;
     codegen) echo ir passes artifact ;;
     runtime) echo ops artifact ;;
+    checkpoint) echo artifact ;;
     standin) echo ptx ;;
-    cli | tests) echo ops ir passes codegen lower torch onnx trace report artifact runtime alloc ptx standin placement addresses papers ;;
+    cli | tests) echo ops ir passes codegen lower torch onnx trace report artifact runtime checkpoint alloc ptx standin placement addresses papers ;;
     *) return 1 ;;
     esac
 }

@@ -1,5 +1,6 @@
 //! The command line. Every option says what it takes, and every subcommand shows an example.
 
+mod checkpoints;
 mod data;
 mod metrics;
 mod patterns;
@@ -7,6 +8,7 @@ mod patterns;
 use crate::page::update_name;
 use crate::size::{parse_budget, parse_bytes, parse_count, parse_dim, parse_rate};
 use addresses::generate::Model;
+pub(crate) use checkpoints::{CheckpointArgs, Every};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use codegen::kernels::Target;
@@ -47,7 +49,7 @@ pub(crate) struct Cli {
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 the system refused, for example a full disk; \
     2 wrong usage or input; 3 no plan fits; 4 training has NaNs or infinities to save; 101 a bug; \
-    130 Ctrl-C";
+    130 Ctrl-C, 143 SIGTERM, 129 SIGHUP";
 
 /// A subcommand.
 #[derive(Subcommand, Debug)]
@@ -402,7 +404,7 @@ pub(crate) struct TrainArgs {
     pub(crate) compiling: Compiling,
     #[command(flatten)]
     pub(crate) data: DataArgs,
-    /// How many steps to run
+    /// How many steps to run; with --resume, how many the run has with those before
     #[arg(long, value_name = "N", help_heading = "Training")]
     pub(crate) steps: u64,
     #[command(flatten)]
@@ -422,8 +424,9 @@ pub(crate) struct TrainArgs {
     /// Write all states to a file at the end
     #[arg(long, value_name = "OUT.safetensors", help_heading = "Training")]
     pub(crate) save: Option<PathBuf>,
-    /// Let --save replace a file even if parameters or moments are NaN or infinite
-    #[arg(long, requires = "save", help_heading = "Training")]
+    /// Let --save replace a file, and write checkpoints, even if parameters or moments are NaN or
+    /// infinite
+    #[arg(long, help_heading = "Training")]
     pub(crate) save_nonfinite: bool,
     /// Run the machine code of a .lit file that was not compiled here. It can do everything that a
     /// program can do
@@ -443,6 +446,8 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024),
         help_heading = "Training")]
     pub(crate) threads: Option<u16>,
+    #[command(flatten)]
+    pub(crate) checkpoints: CheckpointArgs,
     #[command(flatten)]
     pub(crate) eval: EvalArgs,
     #[command(flatten)]

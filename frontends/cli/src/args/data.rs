@@ -51,12 +51,3 @@ pub(crate) struct DataArgs {
         value_parser = clap::value_parser!(u16).range(0..=1024))]
     pub(crate) prefetch: u16,
 }
-
-impl DataArgs {
-    /// The batches of a run, numbered from the first of the data: the first, and one past the last.
-    pub(crate) fn range(&self, steps: u64, micro_batches: u64) -> (u64, u64) {
-        let first = self.start_step.saturating_mul(micro_batches);
-        let count = steps.saturating_mul(micro_batches);
-        (first, first.saturating_add(count))
-    }
-}

@@ -26,6 +26,11 @@ impl Data {
         self.source.units() / self.source.units_per_batch()
     }
 
+    /// What the order of batches depends on, as text.
+    pub(crate) fn order(&self) -> String {
+        self.order.to_string()
+    }
+
     /// The number of batches in an epoch, at least 1.
     pub(crate) fn epoch(&self) -> u64 {
         self.order.batches()

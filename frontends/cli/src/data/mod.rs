@@ -13,7 +13,7 @@ pub(crate) use batches::Batches;
 pub(crate) use feed::{Data, Feed};
 pub(crate) use files::{check_writable, file_size, read_whole, save_atomically};
 pub(crate) use order::Order;
-pub(crate) use tensors::{Saved, Tensors, save, type_name};
+pub(crate) use tensors::{Tensors, type_name};
 pub(crate) use tokens::{Labels, TokenType, Tokens, TokensOptions};
 
 /// What training reads. A source has units, which may be read in any order; a batch consists of

@@ -1,11 +1,10 @@
-//! Tensors in safetensors files: initial values, batches, saved states.
+//! Tensors in safetensors files: initial values, batches.
 
-use super::files::{Input, save_atomically};
+use super::files::Input;
 use crate::failure::Failure;
 use artifact::{DType, Operand};
-use safetensors::SafeTensorError;
-use safetensors::tensor::{Dtype, Metadata, TensorInfo, View};
-use std::borrow::Cow;
+use checkpoint::tensors::{dtype, file_dtype, read_header};
+use safetensors::tensor::{Dtype, TensorInfo};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
@@ -29,7 +28,9 @@ impl Tensors {
     /// Opens a file; a cut or damaged file is an error.
     pub(crate) fn open(path: &Path) -> Result<Tensors, Failure> {
         let input = Input::open(path)?;
-        let (header, metadata) = read_header(&input)?;
+        let read = |start: u64, length: usize| input.read(start, length);
+        let (header, metadata) =
+            read_header(path, input.length(), read).map_err(|e| Failure::Input(e.to_string()))?;
         let entry = |(name, info): (String, &TensorInfo)| {
             let (start, end) = info.data_offsets;
             let entry = Entry {
@@ -40,8 +41,8 @@ impl Tensors {
             (name, entry)
         };
         Ok(Tensors {
+            header: header.len() as u64,
             input,
-            header,
             entries: metadata.tensors().into_iter().map(entry).collect(),
         })
     }
@@ -89,11 +90,8 @@ impl Tensors {
             )));
         };
         if file_dtype(operand.dtype) != entry.dtype || operand.shape != entry.shape {
-            let known = ALL_DTYPES
-                .into_iter()
-                .find(|&dtype| file_dtype(dtype) == entry.dtype);
             let found = type_name(
-                &known.map_or(format!("{:?}", entry.dtype), dtype_name),
+                &dtype(entry.dtype).map_or(format!("{:?}", entry.dtype), dtype_name),
                 &entry.shape,
             );
             return Err(Failure::Input(format!(
@@ -101,108 +99,6 @@ impl Tensors {
             )));
         }
         Ok(entry)
-    }
-}
-
-/// The number of bytes of the header with its length field, and its contents.
-fn read_header(input: &Input) -> Result<(u64, Metadata), Failure> {
-    let (path, length) = (input.path(), input.length());
-    let read = |start: u64, length: usize| {
-        let bytes = input.read(start, length);
-        bytes.map_err(|e| Failure::Input(format!("{}: {e}", path.display())))
-    };
-    let damaged = |e: SafeTensorError| {
-        let path = path.display();
-        Failure::Input(format!("{path}: not a whole safetensors file: {e}"))
-    };
-    if length < LENGTH_BYTES as u64 {
-        return Err(damaged(SafeTensorError::HeaderTooSmall));
-    }
-    let json_bytes = read(0, LENGTH_BYTES)?;
-    let json_bytes = u64::from_le_bytes(json_bytes[..].try_into().expect("8 bytes"));
-    if json_bytes > MOST_HEADER_BYTES {
-        return Err(damaged(SafeTensorError::HeaderTooLarge));
-    }
-    let header = LENGTH_BYTES as u64 + json_bytes;
-    if header > length {
-        return Err(damaged(SafeTensorError::InvalidHeaderLength));
-    }
-    let json = read(LENGTH_BYTES as u64, json_bytes as usize)?;
-    let metadata: Metadata = serde_json::from_slice(&json)
-        .map_err(|e| damaged(SafeTensorError::InvalidHeaderDeserialization(e)))?;
-    if header.checked_add(metadata.data_len() as u64) != Some(length) {
-        return Err(damaged(SafeTensorError::MetadataIncompleteBuffer));
-    }
-    Ok((header, metadata))
-}
-
-/// Bytes of the length that a safetensors file begins with.
-const LENGTH_BYTES: usize = 8;
-/// The longest header that the format allows.
-const MOST_HEADER_BYTES: u64 = 100_000_000;
-
-/// A tensor to be saved.
-pub(crate) struct Saved {
-    /// Its element type.
-    pub(crate) dtype: DType,
-    /// Its shape.
-    pub(crate) shape: Vec<usize>,
-    /// Its bytes.
-    pub(crate) bytes: Vec<u8>,
-}
-
-impl View for Saved {
-    fn dtype(&self) -> Dtype {
-        file_dtype(self.dtype)
-    }
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.bytes)
-    }
-    fn data_len(&self) -> usize {
-        self.bytes.len()
-    }
-}
-
-/// Saves tensors by name; the same tensors give the same bytes.
-pub(crate) fn save(path: &Path, tensors: BTreeMap<String, Saved>) -> Result<(), Failure> {
-    let bytes = safetensors::serialize(tensors, None)
-        .map_err(|e| Failure::System(format!("{}: {e}", path.display())))?;
-    save_atomically(path, &[&bytes])
-}
-
-/// Every element type.
-const ALL_DTYPES: [DType; 12] = [
-    DType::Bool,
-    DType::U8,
-    DType::I8,
-    DType::I16,
-    DType::I32,
-    DType::I64,
-    DType::F16,
-    DType::BF16,
-    DType::F32,
-    DType::F64,
-    DType::F8E4M3,
-    DType::F8E5M2,
-];
-
-fn file_dtype(dtype: DType) -> Dtype {
-    match dtype {
-        DType::Bool => Dtype::BOOL,
-        DType::U8 => Dtype::U8,
-        DType::I8 => Dtype::I8,
-        DType::I16 => Dtype::I16,
-        DType::I32 => Dtype::I32,
-        DType::I64 => Dtype::I64,
-        DType::F16 => Dtype::F16,
-        DType::BF16 => Dtype::BF16,
-        DType::F32 => Dtype::F32,
-        DType::F64 => Dtype::F64,
-        DType::F8E4M3 => Dtype::F8_E4M3,
-        DType::F8E5M2 => Dtype::F8_E5M2,
     }
 }
 
@@ -221,6 +117,7 @@ pub(crate) fn type_name(dtype: &str, shape: &[u64]) -> String {
 mod tests {
     use super::*;
     use artifact::Place;
+    use checkpoint::{Part, Tensor};
     use std::fs::{self, File};
 
     #[test]
@@ -231,12 +128,18 @@ mod tests {
             shape: vec![8],
             place: Place { pool: 0, offset: 0 },
         };
-        let saved = Saved {
+        let tensor = Tensor {
+            name: "w".into(),
             dtype: DType::U8,
             shape: vec![8],
-            bytes: vec![7; 8],
+            part: Part::Model,
         };
-        save(&path, BTreeMap::from([("w".to_string(), saved)])).unwrap();
+        let mut file = File::create(&path).unwrap();
+        checkpoint::tensors::write_all(&mut file, &[tensor], &mut |_, _, bytes| {
+            bytes.fill(7);
+            Ok(())
+        })
+        .unwrap();
         let tensors = Tensors::open(&path).unwrap();
         assert_eq!(tensors.get("w", &operand).unwrap(), [7; 8]);
 
