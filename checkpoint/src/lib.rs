@@ -19,10 +19,12 @@ pub use error::Error;
 pub use manifest::{FileRecord, Manifest};
 pub use read::{Checkpoint, Entry, newest_first};
 pub use tensors::{Part, Source, Tensor};
-pub use write::{Kept, Store};
+pub use write::{Kept, Saved, Store, write_model};
 
 /// The file with everything that is no tensor.
 pub const MANIFEST: &str = "checkpoint.json";
+/// The file that names the file of each of the model's tensors, as Hugging Face's libraries do.
+pub const INDEX: &str = "model.safetensors.index.json";
 /// The link to the newest checkpoint of a folder.
 pub const LATEST: &str = "latest";
 

@@ -136,6 +136,13 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Reads some bytes of a tensor, without its checksum.
+    pub fn read_part(&self, name: &str, start: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let entry = self.entries.get(name).ok_or(io::ErrorKind::NotFound)?;
+        let (_, file) = &self.files[entry.file];
+        file.read_exact_at(bytes, entry.bytes.start + start)
+    }
+
     /// Compares all tensors with their checksums.
     pub fn verify(&self) -> Result<(), Error> {
         let mut names = self.entries.keys();

@@ -9,7 +9,7 @@ use crate::error::at;
 use crate::manifest::{FORMAT, FileRecord, Manifest};
 use crate::read::{Checkpoint, newest_first};
 use crate::tensors::{self, Part, Source, Tensor};
-use crate::{Error, LATEST, MANIFEST, folder_name};
+use crate::{Error, INDEX, LATEST, MANIFEST, folder_name};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -21,8 +21,6 @@ use std::path::{Path, PathBuf};
 
 /// The file that is locked while a process writes to the folder.
 const LOCK: &str = ".lock";
-/// The name under which other programs find the model's tensors.
-const INDEX: &str = "model.safetensors.index.json";
 /// The largest file, unless a tensor is larger: most file systems and services take it.
 const SHARD_BYTES: u64 = 4 << 30;
 
@@ -45,6 +43,15 @@ impl Kept {
     }
 }
 
+/// A checkpoint that was written.
+#[derive(Debug)]
+pub struct Saved {
+    /// Its folder.
+    pub path: PathBuf,
+    /// Why the link to the newest is an older one, or why older ones were not removed.
+    pub not_done: Option<Error>,
+}
+
 /// A folder of checkpoints that this process alone writes to.
 #[derive(Debug)]
 pub struct Store {
@@ -65,19 +72,14 @@ impl Store {
             sync_folder(parent.unwrap_or(Path::new(".")))?;
         }
         let lock = lock(folder)?;
-        for entry in fs::read_dir(folder).map_err(at(folder))? {
-            let path = entry.map_err(at(folder))?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            if name.starts_with(".step-") {
-                fs::remove_dir_all(&path).map_err(at(&path))?;
-            }
-        }
-        Ok(Store {
+        let store = Store {
             folder: folder.to_path_buf(),
             kept,
             _lock: lock,
             frozen: None,
-        })
+        };
+        store.clear()?;
+        Ok(store)
     }
 
     /// The folder.
@@ -103,7 +105,7 @@ impl Store {
         mut manifest: Manifest,
         tensors: &[Tensor],
         source: &mut Source<'_>,
-    ) -> Result<PathBuf, Error> {
+    ) -> Result<Saved, Error> {
         let name = folder_name(manifest.step);
         let path = self.folder.join(&name);
         let hidden = self.folder.join(format!(".{name}"));
@@ -117,9 +119,12 @@ impl Store {
             return Err(error);
         }
         self.frozen = Some((path.clone(), frozen_files(&manifest)));
-        self.link_latest(&name)?;
-        self.prune(manifest.step)?;
-        Ok(path)
+        let linked = self.link_latest(&name);
+        let pruned = linked.and_then(|()| self.prune(manifest.step));
+        Ok(Saved {
+            path,
+            not_done: pruned.err(),
+        })
     }
 
     fn write(
@@ -129,45 +134,14 @@ impl Store {
         tensors: &[Tensor],
         source: &mut Source<'_>,
     ) -> Result<(), Error> {
-        match fs::remove_dir_all(hidden) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(at(hidden)(e)),
-            _ => fs::create_dir(hidden).map_err(at(hidden))?,
-        }
+        self.clear()?;
+        fs::create_dir(hidden).map_err(at(hidden))?;
         let linked = self.link_frozen(hidden);
-        let mut places = BTreeMap::new();
-        for part in Part::ALL {
-            if let Some(files) = linked.as_ref().filter(|_| part.is_frozen()) {
-                manifest.files.extend(files.iter().cloned());
-                continue;
-            }
-            let shards = shards(tensors, part, SHARD_BYTES);
-            let count = shards.len();
-            for (number, shard) in (1..).zip(shards) {
-                let name = format!("{}-{number:05}-of-{count:05}.safetensors", part.name());
-                let path = hidden.join(&name);
-                let mut file = create(&path)?;
-                let written = tensors::write(&mut file, tensors, &shard, true, source);
-                let written = written.map_err(at(&path))?;
-                file.sync_all().map_err(at(&path))?;
-                let names = shard.iter().map(|&number| tensors[number].name.clone());
-                let record = FileRecord {
-                    header: written.header,
-                    tensors: names.zip(written.tensors).collect(),
-                };
-                manifest.files.insert(name, record);
-            }
-        }
-        for (file, record) in &manifest.files {
-            places.extend(record.tensors.keys().map(|name| (name.as_str(), file)));
-        }
-        let model = tensors.iter().filter(|tensor| tensor.part.is_model());
-        let index = json!({
-            "metadata": {"total_size": model.clone().map(Tensor::bytes).sum::<u64>()},
-            "weight_map": model
-                .filter_map(|tensor| Some((&tensor.name, places.get(tensor.name.as_str())?)))
-                .collect::<BTreeMap<_, _>>(),
-        });
-        write_text(&hidden.join(INDEX), &index.to_string())?;
+        let is_written = |part: Part| linked.is_none() || !part.is_frozen();
+        let parts = Part::ALL.into_iter().filter(|&part| is_written(part));
+        manifest.files = write_files(hidden, tensors, parts, source)?;
+        manifest.files.extend(linked.into_iter().flatten());
+        write_index(hidden, tensors, &manifest.files)?;
         write_text(&hidden.join(MANIFEST), &manifest.encode())?;
         sync_folder(hidden)
     }
@@ -185,7 +159,7 @@ impl Store {
     /// Gives a checkpoint its name.
     fn name(&self, hidden: &Path, path: &Path) -> Result<(), Error> {
         // A run that was resumed from an older checkpoint replaces a damaged one.
-        self.remove(path)?;
+        self.hide(path)?;
         fs::rename(hidden, path).map_err(at(path))?;
         sync_folder(&self.folder)
     }
@@ -209,24 +183,95 @@ impl Store {
             if self.kept.keeps(step, whole) {
                 whole += u64::from(step == newest || Checkpoint::open(&path).is_ok());
             } else {
-                self.remove(&path)?;
+                self.hide(&path)?;
+            }
+        }
+        self.clear()
+    }
+
+    /// Takes its name from a checkpoint, if there is one.
+    fn hide(&self, path: &Path) -> Result<(), Error> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let hidden = self.folder.join(format!(".{name}.old"));
+        match fs::rename(path, &hidden) {
+            Ok(()) => sync_folder(&self.folder),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(e) => Err(at(path)(e)),
+        }
+    }
+
+    /// Removes what has no name: checkpoints that are not kept, and those that were not finished.
+    fn clear(&self) -> Result<(), Error> {
+        for entry in fs::read_dir(&self.folder).map_err(at(&self.folder))? {
+            let path = entry.map_err(at(&self.folder))?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if name.starts_with(".step-") {
+                fs::remove_dir_all(&path).map_err(at(&path))?;
             }
         }
         Ok(())
     }
+}
 
-    /// Removes a checkpoint, if there is one; its name first.
-    fn remove(&self, path: &Path) -> Result<(), Error> {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let hidden = self.folder.join(format!(".{name}.old"));
-        match fs::rename(path, &hidden) {
-            Ok(()) => {}
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(e) => return Err(at(path)(e)),
+/// Writes the tensors of a model to a new folder, as Hugging Face's libraries read them.
+pub fn write_model(
+    folder: &Path,
+    tensors: &[Tensor],
+    source: &mut Source<'_>,
+) -> Result<(), Error> {
+    fs::create_dir(folder).map_err(at(folder))?;
+    let files = write_files(folder, tensors, [Part::Model], source)?;
+    write_index(folder, tensors, &files)?;
+    sync_folder(folder)
+}
+
+/// Writes the files of some parts, and returns their records.
+fn write_files(
+    folder: &Path,
+    tensors: &[Tensor],
+    parts: impl IntoIterator<Item = Part>,
+    source: &mut Source<'_>,
+) -> Result<BTreeMap<String, FileRecord>, Error> {
+    let mut files = BTreeMap::new();
+    for part in parts {
+        let shards = shards(tensors, part, SHARD_BYTES);
+        let count = shards.len();
+        for (number, shard) in (1..).zip(shards) {
+            let name = format!("{}-{number:05}-of-{count:05}.safetensors", part.name());
+            let path = folder.join(&name);
+            let mut file = create(&path)?;
+            let written = tensors::write(&mut file, tensors, &shard, true, source);
+            let written = written.map_err(at(&path))?;
+            file.sync_all().map_err(at(&path))?;
+            let names = shard.iter().map(|&number| tensors[number].name.clone());
+            let record = FileRecord {
+                header: written.header,
+                tensors: names.zip(written.tensors).collect(),
+            };
+            files.insert(name, record);
         }
-        sync_folder(&self.folder)?;
-        fs::remove_dir_all(&hidden).map_err(at(&hidden))
     }
+    Ok(files)
+}
+
+/// Writes the index under which other programs find the model's tensors.
+fn write_index(
+    folder: &Path,
+    tensors: &[Tensor],
+    files: &BTreeMap<String, FileRecord>,
+) -> Result<(), Error> {
+    let model = tensors.iter().filter(|tensor| tensor.part.is_model());
+    let model: BTreeMap<&str, &Tensor> =
+        model.map(|tensor| (tensor.name.as_str(), tensor)).collect();
+    let mut places = BTreeMap::new();
+    for (file, record) in files {
+        let names = record.tensors.keys();
+        let names = names.filter(|name| model.contains_key(name.as_str()));
+        places.extend(names.map(|name| (name, file)));
+    }
+    let total: u64 = model.values().map(|tensor| tensor.bytes()).sum();
+    let index = json!({"metadata": {"total_size": total}, "weight_map": places});
+    write_text(&folder.join(INDEX), &index.to_string())
 }
 
 /// The tensors of a part, by file.
@@ -288,7 +333,7 @@ fn lock(folder: &Path) -> Result<File, Error> {
     }
     // Only for messages.
     let _ = file.set_len(0);
-    let _ = writeln!(file, "{}", std::process::id());
+    let _ = file.write_all(format!("{}\n", std::process::id()).as_bytes());
     Ok(file)
 }
 

@@ -8,7 +8,7 @@ mod patterns;
 use crate::page::update_name;
 use crate::size::{parse_budget, parse_bytes, parse_count, parse_dim, parse_rate};
 use addresses::generate::Model;
-pub(crate) use checkpoints::{CheckpointArgs, Every};
+pub(crate) use checkpoints::{CheckpointArgs, CheckpointCommand, CheckpointCommandArgs, Every};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use codegen::kernels::Target;
@@ -95,6 +95,13 @@ pub(crate) enum Command {
         batches, one after the other. docs/training.md describes data, metrics and evaluation."
     )]
     Train(Box<TrainArgs>),
+    /// List, verify and convert checkpoints
+    #[command(after_help = "Examples:\n  lighterage checkpoint list runs/gpt2\n  \
+        lighterage checkpoint verify runs/gpt2\n  \
+        lighterage checkpoint convert runs/gpt2 -o model.safetensors\n\n\
+        `train --checkpoints` writes them, and `train --resume` goes on from them. \
+        docs/checkpoints.md describes the files.")]
+    Checkpoint(CheckpointCommandArgs),
     /// Write trained values back into the .onnx file that they came from
     #[command(after_help = "Example:\n  \
         lighterage train model.onnx --differentiate --optimizer adamw --steps 60 \\\n      \
@@ -410,11 +417,12 @@ pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) hyper: HyperArgs,
     /// Initial values of the parameters. normal:STD draws them at random (gains become 1, biases
-    /// 0). A file has a tensor for each path [default: the values in the model's file]
+    /// 0). A file has a tensor for each path, and so have a folder of Hugging Face's libraries and
+    /// a checkpoint [default: the values in the model's file]
     #[arg(
         long,
         visible_alias = "weights",
-        value_name = "normal:STD|FILE.safetensors",
+        value_name = "normal:STD|FILE.safetensors|DIR",
         help_heading = "Training"
     )]
     pub(crate) init: Option<String>,

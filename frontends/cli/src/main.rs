@@ -1,8 +1,8 @@
 //! The `lighterage` command: one file for each subcommand, and shared code.
 //!
 //! Exit codes: 0; 1 the system refused (a full disk); 2 bad usage or bad input; 3 no plan fits; 4
-//! training computed values that are not finite; 101 our bug; 130 Ctrl-C, 143
-//! and 129 SIGTERM and SIGHUP.
+//! training computed values that are not finite; 101 our bug; 130, 143 and 129 after Ctrl-C, SIGTERM
+//! and SIGHUP.
 
 mod alloc;
 mod args;
@@ -31,6 +31,7 @@ mod out;
 mod picture;
 mod plan;
 mod profile;
+mod stored;
 mod train;
 mod trust;
 
@@ -80,6 +81,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Plan(args) => plan::run(&args),
         Command::Compile(args) => compile::run(&args),
         Command::Train(args) => train::run(&args),
+        Command::Checkpoint(args) => stored::run(&args.command),
         Command::Export(args) => export::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Explain(args) => explain::run(&args),

@@ -1,6 +1,7 @@
 //! Tests of the command line.
 
 mod alloc;
+mod checkpoints;
 mod common;
 mod data;
 mod devices;
@@ -14,6 +15,7 @@ mod offload;
 mod onnx;
 mod page;
 mod plan;
+mod power;
 mod profile;
 mod report;
 mod robust;

@@ -1,6 +1,6 @@
-//! The options of `train` about checkpoints.
+//! The options of `train` about checkpoints, and `checkpoint`.
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -45,6 +45,58 @@ pub(crate) struct CheckpointArgs {
     /// Resume even if options differ from those of the checkpoint
     #[arg(long, requires = "resume")]
     pub(crate) allow_changes: bool,
+}
+
+/// `checkpoint`.
+#[derive(Args, Debug)]
+pub(crate) struct CheckpointCommandArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: CheckpointCommand,
+}
+
+/// What to do with checkpoints.
+#[derive(Subcommand, Debug)]
+pub(crate) enum CheckpointCommand {
+    /// List the checkpoints of a folder: steps, sizes, what is damaged
+    #[command(after_help = "Example:\n  lighterage checkpoint list runs/gpt2")]
+    List {
+        /// The folder
+        #[arg(value_name = "DIR")]
+        path: PathBuf,
+        /// Print one JSON object per checkpoint
+        #[arg(long)]
+        json: bool,
+    },
+    /// Compare every tensor with its checksum. The exit code is 2 if one differs
+    #[command(after_help = "Example:\n  lighterage checkpoint verify runs/gpt2")]
+    Verify {
+        /// A folder of checkpoints, or one checkpoint
+        #[arg(value_name = "DIR|DIR/step-N")]
+        path: PathBuf,
+        /// Print one JSON object per checkpoint
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write a checkpoint's parameters and buffers as a safetensors file, or as a folder that
+    /// Hugging Face's libraries read. `train --init` reads both
+    #[command(after_help = "Examples:\n  \
+        lighterage checkpoint convert runs/gpt2 -o model.safetensors\n  \
+        lighterage checkpoint convert runs/gpt2/step-00000120 -o gpt2-folder")]
+    Convert {
+        /// A checkpoint, or a folder, of which the newest is taken
+        #[arg(value_name = "DIR|DIR/step-N")]
+        path: PathBuf,
+        /// The file to write, or a new folder
+        #[arg(short, long, value_name = "OUT.safetensors|DIR")]
+        output: PathBuf,
+        /// Write all states, as `train --save` does: moments and random states too
+        #[arg(long)]
+        states: bool,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 impl CheckpointArgs {

@@ -1,55 +1,72 @@
 //! Tensors in safetensors files: initial values, batches.
 
-use super::files::Input;
+use super::files::{Input, read_whole};
 use crate::failure::Failure;
 use artifact::{DType, Operand};
 use checkpoint::tensors::{dtype, file_dtype, read_header};
-use safetensors::tensor::{Dtype, TensorInfo};
-use std::collections::BTreeMap;
+use safetensors::tensor::Dtype;
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// The type of a tensor, and the range of its bytes after the header.
+/// The type of a tensor, and the range of its bytes in a file.
 struct Entry {
     dtype: Dtype,
     shape: Vec<u64>,
+    file: usize,
     bytes: Range<u64>,
 }
 
-/// A safetensors file. Only its header is in memory, unless it comes from a pipe.
+/// A safetensors file, or a folder with several. Only headers are in memory, unless a file comes
+/// from a pipe.
 pub(crate) struct Tensors {
-    input: Input,
-    /// Bytes of the header, after which the tensors lie.
-    header: u64,
+    path: PathBuf,
+    files: Vec<Input>,
     entries: BTreeMap<String, Entry>,
 }
 
 impl Tensors {
-    /// Opens a file; a cut or damaged file is an error.
+    /// Opens a file, or the model of a folder of Hugging Face's libraries or of a checkpoint; a cut
+    /// or damaged file is an error.
     pub(crate) fn open(path: &Path) -> Result<Tensors, Failure> {
+        let mut tensors = Tensors {
+            path: path.to_path_buf(),
+            files: vec![],
+            entries: BTreeMap::new(),
+        };
+        if path.is_dir() {
+            for file in files_of(path)? {
+                tensors.add(&file)?;
+            }
+        } else {
+            tensors.add(path)?;
+        }
+        Ok(tensors)
+    }
+
+    fn add(&mut self, path: &Path) -> Result<(), Failure> {
         let input = Input::open(path)?;
         let read = |start: u64, length: usize| input.read(start, length);
         let (header, metadata) =
             read_header(path, input.length(), read).map_err(|e| Failure::Input(e.to_string()))?;
-        let entry = |(name, info): (String, &TensorInfo)| {
+        for (name, info) in metadata.tensors() {
             let (start, end) = info.data_offsets;
             let entry = Entry {
                 dtype: info.dtype,
                 shape: info.shape.iter().map(|&d| d as u64).collect(),
-                bytes: start as u64..end as u64,
+                file: self.files.len(),
+                bytes: (header.len() + start) as u64..(header.len() + end) as u64,
             };
-            (name, entry)
-        };
-        Ok(Tensors {
-            header: header.len() as u64,
-            input,
-            entries: metadata.tensors().into_iter().map(entry).collect(),
-        })
+            self.entries.insert(name, entry);
+        }
+        self.files.push(input);
+        Ok(())
     }
 
-    /// The file.
+    /// The file or folder.
     pub(crate) fn path(&self) -> &Path {
-        self.input.path()
+        &self.path
     }
     /// All names, sorted.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
@@ -62,10 +79,10 @@ impl Tensors {
     /// The bytes of a tensor that must have an operand's type.
     pub(crate) fn get(&self, name: &str, operand: &Operand) -> Result<Vec<u8>, Failure> {
         let entry = self.entry(name, operand)?;
-        let start = self.header + entry.bytes.start;
         let length = (entry.bytes.end - entry.bytes.start) as usize;
-        self.input.read(start, length).map_err(|e| {
-            let path = self.path().display();
+        let file = &self.files[entry.file];
+        file.read(entry.bytes.start, length).map_err(|e| {
+            let path = file.path().display();
             Failure::System(format!("{path}: {name} cannot be read: {e}"))
         })
     }
@@ -100,6 +117,38 @@ impl Tensors {
         }
         Ok(entry)
     }
+}
+
+/// The files with a model's tensors in a folder.
+fn files_of(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+    let refused = |path: &Path, why: String| Failure::Input(format!("{}: {why}", path.display()));
+    let index = folder.join(checkpoint::INDEX);
+    let single = folder.join("model.safetensors");
+    if !index.exists() {
+        if single.exists() {
+            return Ok(vec![single]);
+        }
+        let why = format!(
+            "a folder without {} and model.safetensors",
+            checkpoint::INDEX
+        );
+        return Err(refused(folder, why));
+    }
+    let read: Index = serde_json::from_slice(&read_whole(&index)?)
+        .map_err(|e| refused(&index, format!("not an index of tensors: {e}")))?;
+    let names: BTreeSet<String> = read.weight_map.into_values().collect();
+    let files = names.into_iter().map(|name| match name.contains('/') {
+        true => Err(refused(
+            &index,
+            format!("{name:?} is outside of the folder"),
+        )),
+        false => Ok(folder.join(name)),
+    });
+    files.collect()
 }
 
 /// The name in text: `f32`.

@@ -12,7 +12,7 @@ use crate::finite;
 use crate::out::{self, out};
 use crate::size::short;
 use artifact::{Artifact, CommandKind, MemorySpace, Range, State, StateKind};
-use checkpoint::{Checkpoint, Error, Kept, Manifest, Part, Store, Tensor};
+use checkpoint::{Checkpoint, Error, Kept, Manifest, Part, Saved, Store, Tensor};
 use runtime::Machine;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -119,7 +119,7 @@ struct Done {
     store: Store,
     staging: Vec<u8>,
     step: u64,
-    result: Result<PathBuf, Unwritten>,
+    result: Result<Saved, Unwritten>,
 }
 
 /// Why a checkpoint was not written.
@@ -385,9 +385,15 @@ impl Checkpoints {
         self.tell(done.step, done.result)
     }
 
-    fn tell(&mut self, step: u64, result: Result<PathBuf, Unwritten>) -> Result<(), Failure> {
+    fn tell(&mut self, step: u64, result: Result<Saved, Unwritten>) -> Result<(), Failure> {
         let why = match result {
-            Ok(path) => {
+            Ok(Saved { path, not_done }) => {
+                if let Some(error) = not_done {
+                    out::note(&format!(
+                        "warning: after the checkpoint of step {step}: {error}; older ones may be \
+                         left"
+                    ));
+                }
                 let path_text = path.display().to_string();
                 match self.json {
                     true => out!("{}", json!({"step": step, "checkpoint": path_text})),
@@ -480,7 +486,7 @@ fn write(
     states: &States,
     nonfinite: bool,
     mut read: impl FnMut(usize, u64, &mut [u8]) -> io::Result<()>,
-) -> Result<PathBuf, Unwritten> {
+) -> Result<Saved, Unwritten> {
     let mut broken = None;
     let mut source = |number: usize, start: u64, bytes: &mut [u8]| {
         read(number, start, bytes)?;
