@@ -179,6 +179,10 @@ fn other_options_are_named_and_missing_states_are_an_error() {
     run(&small.begin(&checkpoints, "--steps 4 --resume /nowhere"))
         .expect(2)
         .says(&["--resume /nowhere"]);
+    let both = format!("--steps 4 --init normal:0.1 --resume {older}");
+    run(&small.begin(&checkpoints, &both))
+        .expect(2)
+        .says(&["--init"]);
 }
 
 #[test]
@@ -296,7 +300,6 @@ fn kill_and_go_on(kills: u32) {
     let rest = format!("--init normal:0.1 --steps {STEPS} --save-every 2 --keep-last 2 --json");
     run(&small.begin(&whole, &rest)).expect(0);
     let expected = contents(&Path::new(&whole).join(LATEST));
-    let rest = rest.replace("--init normal:0.1", "");
     let mut seed = 1_u64;
     let mut random = |below: u64| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -320,7 +323,8 @@ fn kill_and_go_on(kills: u32) {
                 0 => begins.to_string(),
                 _ => format!("{begins} {checkpoints}"),
             };
-            let mut child = start(&small.begin(&checkpoints, &format!("{rest} {mode} {begins}")));
+            // One command begins and goes on.
+            let mut child = start(&small.train(&checkpoints, &format!("{rest} {mode}")));
             std::thread::sleep(Duration::from_micros(random(150_000)));
             let _ = child.kill();
             let lines = BufReader::new(child.stdout.take().unwrap()).lines();

@@ -39,8 +39,8 @@ pub(crate) struct CheckpointArgs {
     #[arg(long)]
     pub(crate) save_sync: bool,
     /// Go on from the newest whole checkpoint in a folder, or from DIR/step-N. If --checkpoints
-    /// names the same folder and it has none yet, the run begins
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["init", "start_step"])]
+    /// names the same folder and it has none yet, the run begins, with --init
+    #[arg(long, value_name = "DIR", conflicts_with = "start_step")]
     pub(crate) resume: Option<PathBuf>,
     /// Resume even if options differ from those of the checkpoint
     #[arg(long, requires = "resume")]
@@ -110,6 +110,11 @@ impl CheckpointArgs {
             true => resumed.canonicalize().ok()?.parent().map(PathBuf::from),
             false => Some(resumed.clone()),
         }
+    }
+
+    /// Whether the run begins if the folder to resume from has no checkpoint.
+    pub(crate) fn may_begin(&self) -> bool {
+        self.checkpoints == self.resume
     }
 
     /// The first given option that needs a folder.

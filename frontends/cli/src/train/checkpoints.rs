@@ -17,7 +17,7 @@ use runtime::Machine;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -174,6 +174,13 @@ pub(super) struct Position {
 /// Opens the folder of checkpoints; none if the user names none.
 pub(super) fn open_store(args: &TrainArgs) -> Result<Option<Store>, Failure> {
     let options = &args.checkpoints;
+    if args.init.is_some() && options.resume.is_some() && !options.may_begin() {
+        return Err(Failure::Input(
+            "--init: a checkpoint has all values, so --resume takes none; --checkpoints with the \
+             same folder lets a run begin if there is no checkpoint yet"
+                .into(),
+        ));
+    }
     let Some(folder) = options.folder() else {
         return match options.needs_folder() {
             Some(option) => Err(Failure::Input(format!(
@@ -222,6 +229,7 @@ impl Checkpoints {
         common: Manifest,
     ) -> Checkpoints {
         let options = &args.checkpoints;
+        note_space(store.folder(), &states);
         let staging = match options.save_sync || options.save_every.is_none() {
             true => None,
             false => staging(args, artifact, states.staging_bytes),
@@ -501,6 +509,23 @@ fn write(
         Some(name) => Unwritten::NotFinite(name),
         None => Unwritten::Failed(error),
     })
+}
+
+/// Warns about a disk that has no room for a checkpoint.
+fn note_space(folder: &Path, states: &States) {
+    let Ok(disk) = rustix::fs::statvfs(folder) else {
+        return;
+    };
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    let bytes = states.tensors.iter().map(Tensor::bytes).sum::<u64>();
+    if free < bytes {
+        out::note(&format!(
+            "warning: a checkpoint takes {}, and {} has {} left",
+            short(bytes),
+            folder.display(),
+            short(free)
+        ));
+    }
 }
 
 /// Memory for a copy of the states; `None`, with a note, if there is not enough.

@@ -30,7 +30,7 @@ pub(super) fn restore(
             found.into_iter().map(|(_, path)| path).collect()
         }
     };
-    if found.is_empty() && args.checkpoints.as_ref() == Some(path) {
+    if found.is_empty() && args.may_begin() {
         out::note(&format!(
             "note: {} has no checkpoint yet; the run begins",
             path.display()
