@@ -1,7 +1,7 @@
 //! Checks whether a state should be saved: training from a checkpoint with NaNs gives NaNs.
 //!
-//! Without its sign, a number's bits are a smaller integer than those of infinity, and a NaN's are a
-//! larger one. So a tensor's largest integer tells, and finding it costs little beside copying.
+//! Without its sign, a number's bits are a smaller integer than those of infinity, and a NaN's are
+//! a larger one. So a tensor's largest integer tells, and finding it costs little beside copying.
 
 use artifact::{DType, StateKind};
 use half::{bf16, f16};

@@ -87,8 +87,9 @@ fn a_run_goes_on_with_the_same_bits_at_any_budget_and_number_of_threads() {
     let folder = Folder::new("resume");
     let train = |checkpoints: &str, rest: &str| {
         run(&format!(
-            "train {} --optimizer adamw --batches {} --shuffle-data --micro-batches 2 --schedule \
-             cosine --warmup 2 --schedule-steps 9 --kernels plain --checkpoints {checkpoints} {rest}",
+            "train {} --optimizer adamw --batches {} --shuffle-data --micro-batches 2 --kernels \
+             plain --schedule cosine --warmup 2 --schedule-steps 9 --checkpoints {checkpoints} \
+             {rest}",
             model("dropout-tiny/joint_core.pt2"),
             model("dropout-tiny/batches.safetensors"),
         ))

@@ -203,8 +203,8 @@ pub(super) fn open_store(args: &TrainArgs) -> Result<Option<Store>, Failure> {
     if let (None, Some((_, path))) = (&options.resume, found.first()) {
         let folder = folder.display();
         return Err(Failure::Input(format!(
-            "--checkpoints {folder}: {} is of an earlier run; --resume {folder} goes on with it, or \
-             name another folder",
+            "--checkpoints {folder}: {} is of an earlier run; --resume {folder} goes on with it, \
+             or name another folder",
             path.display()
         )));
     }
