@@ -1,7 +1,7 @@
 //! The `lighterage` command: one file for each subcommand, and shared code.
 //!
 //! Exit codes: 0; 1 the system refused (a full disk); 2 bad usage or bad input; 3 no plan fits; 4
-//! training computed values that are not finite; 101 our bug; 130, 143, 129 Ctrl-C, SIGTERM, SIGHUP.
+//! training computed values that are not finite; 101 our bug; 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
 
 mod alloc;
 mod args;
