@@ -52,8 +52,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def fixture(family: str, folder: Path) -> None:
     """Write one family's folder."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, vocab_size=VOCABULARY, bos_token_id=None, eos_token_id=None, **FAMILIES[family])
-    model = AutoModelForCausalLM.from_config(config, torch_dtype=torch.float32)
+    config = AutoConfig.for_model(
+        family, vocab_size=VOCABULARY, bos_token_id=None, eos_token_id=None, **FAMILIES[family]
+    )
+    make: Any = AutoModelForCausalLM.from_config
+    model = make(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
