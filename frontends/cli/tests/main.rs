@@ -3,6 +3,7 @@
 mod alloc;
 mod checkpoints;
 mod common;
+mod config;
 mod data;
 mod devices;
 mod estimate;
