@@ -24,6 +24,9 @@ const LOCK: &str = ".lock";
 /// The largest file, unless a tensor is larger: most file systems and services take it.
 const SHARD_BYTES: u64 = 4 << 30;
 
+/// Files with tensors, by name.
+type Records = Vec<(String, FileRecord)>;
+
 /// Which checkpoints are kept when a newer one is whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Kept {
@@ -60,7 +63,7 @@ pub struct Store {
     /// Released when the file is closed, also by the end of the process.
     _lock: File,
     /// A checkpoint of this run, whose frozen tensors are those of the run.
-    frozen: Option<(PathBuf, Vec<(String, FileRecord)>)>,
+    frozen: Option<(PathBuf, Records)>,
 }
 
 impl Store {
@@ -87,10 +90,17 @@ impl Store {
         &self.folder
     }
 
-    /// The run has begun with a checkpoint of this folder: frozen tensors are as there, and their
-    /// files need not be written again.
-    pub fn resumed(&mut self, from: &Checkpoint) {
-        self.frozen = Some((from.path().to_path_buf(), frozen_files(from.manifest())));
+    /// The run goes on from a checkpoint of this folder: frozen tensors are as there, and their
+    /// files need not be written again. A process that was killed may not have linked the newest.
+    pub fn resumed(&mut self, from: &Checkpoint) -> Result<(), Error> {
+        let manifest = from.manifest();
+        let name = folder_name(manifest.step);
+        self.frozen = Some((self.folder.join(&name), frozen_files(manifest)));
+        let is_linked = fs::read_link(self.folder.join(LATEST)).is_ok_and(|to| to == *name);
+        match is_linked {
+            true => Ok(()),
+            false => self.link_latest(&name),
+        }
     }
 
     /// Whether frozen tensors are written already, so that [`Store::save`] does not read them.
@@ -128,7 +138,7 @@ impl Store {
     }
 
     fn write(
-        &self,
+        &mut self,
         hidden: &Path,
         manifest: &mut Manifest,
         tensors: &[Tensor],
@@ -136,7 +146,7 @@ impl Store {
     ) -> Result<(), Error> {
         self.clear()?;
         fs::create_dir(hidden).map_err(at(hidden))?;
-        let linked = self.link_frozen(hidden);
+        let linked = self.link_frozen(hidden)?;
         let is_written = |part: Part| linked.is_none() || !part.is_frozen();
         let parts = Part::ALL.into_iter().filter(|&part| is_written(part));
         manifest.files = write_files(hidden, tensors, parts, source)?;
@@ -146,14 +156,21 @@ impl Store {
         sync_folder(hidden)
     }
 
-    /// Links the frozen files of a checkpoint of this run. `None` if there is none, or if the
-    /// system has no links: then they are written again.
-    fn link_frozen(&self, hidden: &Path) -> Option<Vec<(String, FileRecord)>> {
-        let (from, files) = self.frozen.as_ref()?;
-        for (name, _) in files {
-            fs::hard_link(from.join(name), hidden.join(name)).ok()?;
+    /// Links the frozen files of a checkpoint of this run, or copies them if the system has no
+    /// links. `None` if there are none yet. After an error they are written again.
+    fn link_frozen(&mut self, hidden: &Path) -> Result<Option<Records>, Error> {
+        let Some((from, files)) = self.frozen.take() else {
+            return Ok(None);
+        };
+        for (name, _) in &files {
+            let (old, new) = (from.join(name), hidden.join(name));
+            if fs::hard_link(&old, &new).is_err() {
+                let copied = fs::copy(&old, &new).and_then(|_| File::open(&new)?.sync_all());
+                copied.map_err(at(&old))?;
+            }
         }
-        Some(files.clone())
+        self.frozen = Some((from, files.clone()));
+        Ok(Some(files))
     }
 
     /// Gives a checkpoint its name.
@@ -298,7 +315,7 @@ fn shards(tensors: &[Tensor], part: Part, most: u64) -> Vec<Vec<usize>> {
 }
 
 /// The records of the files whose tensors no step changes.
-fn frozen_files(manifest: &Manifest) -> Vec<(String, FileRecord)> {
+fn frozen_files(manifest: &Manifest) -> Records {
     let is_frozen = |name: &str| {
         let mut parts = Part::ALL.into_iter().filter(|part| part.is_frozen());
         parts.any(|part| name.starts_with(part.name()))

@@ -167,10 +167,20 @@ fn frozen_tensors_are_written_once_and_outlive_their_first_checkpoint() {
     // A later process goes on with the same file.
     let mut store = Store::open(&folder.0, kept).unwrap();
     let checkpoint = Checkpoint::open(&folder.0.join(LATEST)).unwrap();
-    store.resumed(&checkpoint);
+    // As if the process had been killed before the link was replaced.
+    fs::remove_file(folder.0.join(LATEST)).unwrap();
+    store.resumed(&checkpoint).unwrap();
+    check(&folder.0.join(LATEST), 4);
     let path = save(&mut store, 5).unwrap();
     assert_eq!(inode(&path), first);
     check(&path, 5);
+
+    // If somebody removes the files, one checkpoint fails, and the next one has them again.
+    fs::remove_dir_all(&path).unwrap();
+    assert!(save(&mut store, 6).is_err() && !store.has_frozen());
+    let path = save(&mut store, 7).unwrap();
+    assert_ne!(inode(&path), first);
+    check(&path, 7);
 }
 
 #[test]

@@ -126,7 +126,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
                 evaluator.go_on(&from.manifest().numbers);
             }
             if let Some(checkpoints) = &mut checkpoints {
-                checkpoints.resumed(from);
+                checkpoints.resumed(from)?;
             }
         }
     }

@@ -315,15 +315,6 @@ fn kill_and_go_on(kills: u32) {
             let before = newest_of_whole(&checkpoints);
             let is_sync = random(2) == 0;
             let mode = if is_sync { "--save-sync" } else { "" };
-            let begins = if before == 0 {
-                "--init normal:0.1"
-            } else {
-                "--resume"
-            };
-            let begins = match before {
-                0 => begins.to_string(),
-                _ => format!("{begins} {checkpoints}"),
-            };
             // One command begins and goes on.
             let mut child = start(&small.train(&checkpoints, &format!("{rest} {mode}")));
             std::thread::sleep(Duration::from_micros(random(150_000)));
@@ -350,7 +341,7 @@ fn kill_and_go_on(kills: u32) {
         }
         assert!(contents(&Path::new(&checkpoints).join(LATEST)) == expected);
     }
-    println!("{killed} kills in {rounds} runs; at most {furthest} steps were lost");
+    eprintln!("{killed} kills in {rounds} runs; at most {furthest} steps were lost");
 }
 
 #[test]

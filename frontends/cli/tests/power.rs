@@ -227,5 +227,4 @@ pub(crate) fn check_all_prefixes(log: &str, folder: &Path) {
         (0..DRAWN).for_each(|_| check(&mut drawn));
     }
     assert!(finished == 8 && n_folders > 500, "{finished} {n_folders}");
-    println!("{n_folders} folders");
 }

@@ -137,7 +137,7 @@ pub(super) struct Checkpoints {
     states: States,
     /// What is the same in all checkpoints of the run.
     common: Manifest,
-    /// Empty while a thread writes. Absent: steps wait.
+    /// Absent while a thread writes from it, and if steps wait.
     staging: Option<Vec<u8>>,
     every: Option<Every>,
     most_failures: Option<u64>,
@@ -147,7 +147,7 @@ pub(super) struct Checkpoints {
     begun: u64,
     since: Instant,
     newest: Option<PathBuf>,
-    /// In a row, and all.
+    /// In a row.
     failures: u64,
     report: Report,
 }
@@ -158,6 +158,7 @@ struct Report {
     written: u64,
     failed: u64,
     waited: Duration,
+    staging_bytes: u64,
 }
 
 /// What a checkpoint has beside the states: the position of a run.
@@ -220,7 +221,7 @@ pub(super) fn system(error: Error) -> Failure {
 }
 
 impl Checkpoints {
-    /// Checkpoints of a run that begins with `begun` steps done.
+    /// Checkpoints of a run that begins.
     pub(super) fn new(
         args: &TrainArgs,
         artifact: &Artifact,
@@ -233,6 +234,10 @@ impl Checkpoints {
         let staging = match options.save_sync || options.save_every.is_none() {
             true => None,
             false => staging(args, artifact, states.staging_bytes),
+        };
+        let report = Report {
+            staging_bytes: staging.as_ref().map_or(0, |staging| staging.len() as u64),
+            ..Report::default()
         };
         Checkpoints {
             store: Some(store),
@@ -248,21 +253,22 @@ impl Checkpoints {
             since: Instant::now(),
             newest: None,
             failures: 0,
-            report: Report::default(),
+            report,
         }
     }
 
     /// The run goes on from a checkpoint.
-    pub(super) fn resumed(&mut self, from: &Checkpoint) {
+    pub(super) fn resumed(&mut self, from: &Checkpoint) -> Result<(), Failure> {
         let step = from.manifest().step;
         (self.begun, self.newest) = (step, Some(from.path().to_path_buf()));
-        if let Some(store) = &mut self.store {
-            // Only links within one folder.
-            let folder = from.path().canonicalize().ok();
-            let folder = folder.as_ref().and_then(|path| path.parent());
-            if folder.is_some() && folder == store.folder().canonicalize().ok().as_deref() {
-                store.resumed(from);
-            }
+        let Some(store) = &mut self.store else {
+            return Ok(());
+        };
+        let folder = from.path().canonicalize().ok();
+        let folder = folder.as_ref().and_then(|path| path.parent());
+        match folder.is_some() && folder == store.folder().canonicalize().ok().as_deref() {
+            true => store.resumed(from).map_err(system),
+            false => Ok(()),
         }
     }
 
@@ -315,53 +321,75 @@ impl Checkpoints {
             numbers: position.numbers,
             ..self.common.clone()
         };
-        let mut store = self.store.take().expect("no thread has the folder now");
-        let needs_frozen = self.states.has_frozen() && !store.has_frozen();
-        let step = position.step;
-        match self.staging.take_if(|_| !needs_frozen) {
-            Some(mut staging) => {
-                self.copy(machine, &mut staging)?;
-                let (states, nonfinite) = (self.states.clone(), self.nonfinite);
-                let write = move || {
-                    // A lower priority is a wish.
-                    let _ = rustix::process::setpriority_process(None, NICENESS);
-                    let from = |number: usize, start: u64, bytes: &mut [u8]| {
-                        let offset = states.offsets[number].expect("it is no frozen tensor");
-                        let from = offset + start as usize;
-                        bytes.copy_from_slice(&staging[from..from + bytes.len()]);
-                        Ok(())
-                    };
-                    let result = write(&mut store, manifest, &states, nonfinite, from);
-                    Done {
-                        store,
-                        staging,
-                        step,
-                        result,
-                    }
-                };
-                let thread = thread::Builder::new()
-                    .name("checkpoint".into())
-                    .spawn(write);
-                let thread = thread.map_err(|e| {
-                    Failure::System(format!("the thread that writes checkpoints: {e}"))
-                })?;
-                self.busy = Some(thread);
-                self.report.waited += start.elapsed();
-                Ok(())
-            }
-            None => {
-                let states = self.states.clone();
-                let from = |number: usize, start: u64, bytes: &mut [u8]| {
-                    let name = &states.tensors[number].name;
-                    let read = machine.read_state_part(name, start, bytes);
-                    read.map_err(|e| io::Error::other(e.to_string()))
-                };
-                let result = write(&mut store, manifest, &states, self.nonfinite, from);
-                self.store = Some(store);
-                self.report.waited += start.elapsed();
-                self.tell(step, result)
-            }
+        let has_frozen = self.store.as_ref().is_some_and(Store::has_frozen);
+        let is_staged = has_frozen || !self.states.has_frozen();
+        let mut staging = self.staging.take_if(|_| is_staged);
+        if let Some(staging) = &mut staging {
+            self.copy(machine, staging)?;
         }
+        let Some(store) = self.store.take() else {
+            let why = "the thread that writes checkpoints could not be started, or failed";
+            return Err(Failure::System(why.into()));
+        };
+        match staging {
+            Some(staging) => self.write_aside(store, staging, manifest)?,
+            None => self.write_now(store, machine, manifest)?,
+        }
+        self.report.waited += start.elapsed();
+        Ok(())
+    }
+
+    /// Writes the copy of the states by a thread.
+    fn write_aside(
+        &mut self,
+        mut store: Store,
+        staging: Vec<u8>,
+        manifest: Manifest,
+    ) -> Result<(), Failure> {
+        let (states, nonfinite) = (self.states.clone(), self.nonfinite);
+        let step = manifest.step;
+        let write = move || {
+            // A lower priority is a wish.
+            let _ = rustix::process::setpriority_process(None, NICENESS);
+            let from = |number: usize, start: u64, bytes: &mut [u8]| {
+                let offset = states.offsets[number];
+                let offset = offset.ok_or_else(|| io::Error::other("it is not in the copy"))?;
+                let from = offset + start as usize;
+                bytes.copy_from_slice(&staging[from..from + bytes.len()]);
+                Ok(())
+            };
+            let result = write(&mut store, manifest, &states, nonfinite, from);
+            Done {
+                store,
+                staging,
+                step,
+                result,
+            }
+        };
+        let thread = thread::Builder::new().name("checkpoint".into());
+        let thread = thread
+            .spawn(write)
+            .map_err(|e| Failure::System(format!("the thread that writes checkpoints: {e}")))?;
+        self.busy = Some(thread);
+        Ok(())
+    }
+
+    /// Writes the states themselves.
+    fn write_now(
+        &mut self,
+        mut store: Store,
+        machine: &mut Machine,
+        manifest: Manifest,
+    ) -> Result<(), Failure> {
+        let (states, step) = (self.states.clone(), manifest.step);
+        let from = |number: usize, start: u64, bytes: &mut [u8]| {
+            let name = &states.tensors[number].name;
+            let read = machine.read_state_part(name, start, bytes);
+            read.map_err(|e| io::Error::other(e.to_string()))
+        };
+        let result = write(&mut store, manifest, &states, self.nonfinite, from);
+        self.store = Some(store);
+        self.tell(step, result)
     }
 
     /// Copies the states to the staging.
@@ -449,13 +477,14 @@ impl Checkpoints {
             written,
             failed,
             waited,
+            staging_bytes,
         } = self.report;
         let failed = match failed {
             0 => String::new(),
             n => format!(", {n} failed"),
         };
         let ms = waited.as_secs_f64() * 1e3;
-        let staging = match self.staging_bytes() {
+        let staging = match staging_bytes {
             0 => String::new(),
             bytes => format!("; {} of the host's memory beside the pools", short(bytes)),
         };
@@ -468,15 +497,9 @@ impl Checkpoints {
             "written": self.report.written,
             "failed": self.report.failed,
             "waited_ms": self.report.waited.as_secs_f64() * 1e3,
-            "staging_bytes": self.staging_bytes(),
+            "staging_bytes": self.report.staging_bytes,
             "newest": self.newest.as_ref().map(|path| path.display().to_string()),
         })
-    }
-
-    fn staging_bytes(&self) -> u64 {
-        self.staging
-            .as_ref()
-            .map_or(0, |staging| staging.len() as u64)
     }
 }
 
