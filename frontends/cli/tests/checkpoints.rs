@@ -492,14 +492,12 @@ fn a_power_cut_at_any_moment_leaves_the_newest_checkpoint_whole() {
     let log = small.folder.file("log");
     let mut variables = shim(&small, &checkpoints);
     variables.push(("DISK_LOG", log.clone()));
-    // The second run replaces a damaged checkpoint, which it did not resume from.
-    let rest = "--save-every 2 --keep-last 2 --keep-every 4";
-    let init = "--init normal:0.1 --steps 8";
-    run_shimmed(
-        &small.begin(&checkpoints, &format!("{init} {rest}")),
-        &variables,
-    )
-    .expect(0);
+    // The second run goes on from the first one's last checkpoint.
+    for steps in [8, 12] {
+        let rest = format!("--init normal:0.1 --steps {steps} --save-every 2 --keep-last 2");
+        let train = small.train(&checkpoints, &format!("{rest} --keep-every 4"));
+        run_shimmed(&train, &variables).expect(0);
+    }
     let log = fs::read_to_string(&log).unwrap();
     let cut = small.folder.file("cut");
     crate::power::check_all_prefixes(&log, Path::new(&cut));

@@ -226,5 +226,5 @@ pub(crate) fn check_all_prefixes(log: &str, folder: &Path) {
         check(&mut |part| part == Part::Bytes);
         (0..DRAWN).for_each(|_| check(&mut drawn));
     }
-    assert!(finished == 8 && n_folders > 500, "{finished} {n_folders}");
+    assert!(finished == 12 && n_folders > 1000, "{finished} {n_folders}");
 }

@@ -223,9 +223,14 @@ pub(super) fn check_memory(args: &TrainArgs, artifact: &Artifact) -> Result<(), 
 /// Before the first step, refuses names under which no reader would find a saved state.
 pub(super) fn check_names(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure> {
     let reserved = artifact.states.iter().any(|state| state.path == RESERVED);
-    if args.save.is_some() && reserved {
+    let given = [
+        ("--save", args.save.is_some()),
+        ("--checkpoints", args.checkpoints.folder().is_some()),
+    ];
+    let option = given.into_iter().find(|(_, given)| *given);
+    if let Some((option, _)) = option.filter(|_| reserved) {
         return Err(Failure::Input(format!(
-            "--save: a state is called {RESERVED}, which safetensors files keep for themselves; \
+            "{option}: a state is called {RESERVED}, which safetensors files keep for themselves; \
              rename it in the model"
         )));
     }
