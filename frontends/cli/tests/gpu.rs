@@ -154,7 +154,8 @@ fn a_run_on_a_gpu_goes_on_from_a_checkpoint_there_and_on_the_processor() {
             .expect(0)
             .says(&["after step 1"]);
         let of = |folder: &str| contents(&Path::new(folder).join("step-00000002"));
-        assert_eq!(of(&folder) == of(&whole), name == "gpu", "{name}");
+        // Sums of a processor may be rounded otherwise.
+        assert!(name == "cpu" || of(&folder) == of(&whole));
     }
 }
 
