@@ -181,8 +181,12 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
             machine.wait()
         } else {
             machine.wait_io()
-        }
-        .map_err(failure)?;
+        };
+        let report = report.map_err(|error| match failure(error) {
+            // An index of the data, say: the states may be half new, and are not saved.
+            Failure::Input(why) => Failure::Input(format!("step {}: {why}", run.step() + 1)),
+            other => other,
+        })?;
         let mut read = |number: &Option<Number>| match number {
             Some(number) => number.read(&mut machine),
             None => Ok(None),
