@@ -17,12 +17,13 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The tolerances of onnx's own runner.
+/// The tolerances of onnx's own runner. The absolute one counts for results of size 1: the package
+/// computes some in f32, which leaves the rounding of the largest element where 0 is exact.
 const RELATIVE: f64 = 1e-3;
 const ABSOLUTE: f64 = 1e-7;
 
 /// The number of cases that run at least. It may only rise.
-const LEAST: usize = 1310;
+const LEAST: usize = 1489;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("data/onnx")
@@ -48,6 +49,15 @@ fn numbers(dtype: Dtype, bytes: &[u8]) -> Vec<f64> {
         Dtype::I16 => all(bytes, |b| i16::from_le_bytes(b).into()),
         Dtype::I8 => all(bytes, |[b]| f64::from(b as i8)),
         Dtype::U8 | Dtype::BOOL => all(bytes, |[b]| b.into()),
+        // Their bits as a number, unless they are none.
+        Dtype::F8_E4M3 => all(bytes, |[b]| match b & 0x7f {
+            0x7f => f64::NAN,
+            _ => b.into(),
+        }),
+        Dtype::F8_E5M2 => all(bytes, |[b]| match b & 0x7f {
+            0x7d.. => f64::NAN,
+            _ => b.into(),
+        }),
         other => panic!("a tensor of {other:?} should not be packed"),
     }
 }
@@ -137,11 +147,13 @@ fn run(file: &SafeTensors<'_>, case: &str) -> Result<(), Failure> {
         let dtype = expected.dtype();
         let made = machine.read_output(&name).map_err(|e| wrong(&e))?;
         let (got, wanted) = (numbers(dtype, &made), numbers(dtype, expected.data()));
+        let finite = wanted.iter().filter(|x| x.is_finite());
+        let largest = finite.fold(1.0, |most: f64, x| most.max(x.abs()));
         let close = |(a, b): (&f64, &f64)| {
             let slack = if relative(dtype) == 0.0 {
                 0.0
             } else {
-                ABSOLUTE
+                ABSOLUTE * largest
             };
             a == b
                 || (a.is_nan() && b.is_nan())

@@ -28,38 +28,33 @@ const NODES: u64 = 100_000;
 const DEPTH: usize = 40;
 
 /// Operators that are neither lowered nor folded: they give names, values or structure.
-pub(crate) const STRUCTURAL: &[&str] = &["Constant", "If", "Loop", "Scan"];
+pub(crate) const STRUCTURAL: &[&str] = &[
+    "Constant",
+    "If",
+    "Loop",
+    "OptionalGetElement",
+    "OptionalHasElement",
+    "Scan",
+];
 
 /// Operators that are refused, with the reasons. An operator that is in no table is refused too.
 pub(crate) const REFUSED: &[(&str, &str)] = &[
-    ("AffineGrid", "there is no op for it"),
     ("Bernoulli", "its random numbers have no counterpart"),
     ("Compress", SHAPE_FROM_DATA),
     ("ConvInteger", QUANTISED),
-    ("DFT", "there are no complex numbers"),
     ("DeformConv", "there is no op for it"),
-    ("DequantizeLinear", QUANTISED),
-    ("DynamicQuantizeLinear", QUANTISED),
-    ("GRU", RECURRENT),
     ("ImageDecoder", "reads images, not tensors"),
-    ("LSTM", RECURRENT),
-    ("MatMulInteger", QUANTISED),
     ("Multinomial", "its random numbers have no counterpart"),
     ("NonMaxSuppression", SHAPE_FROM_DATA),
     ("NonZero", SHAPE_FROM_DATA),
     ("QLinearConv", QUANTISED),
-    ("QLinearMatMul", QUANTISED),
-    ("QuantizeLinear", QUANTISED),
-    ("RNN", RECURRENT),
     ("RoiAlign", "there is no op for it"),
-    ("STFT", "there are no complex numbers"),
     ("StringNormalizer", "there are no strings"),
     ("Unique", SHAPE_FROM_DATA),
 ];
 
 const SHAPE_FROM_DATA: &str = "the shape of its result depends on the data";
-const QUANTISED: &str = "quantised numbers are not trained";
-const RECURRENT: &str = "a recurrent cell is no op; export it step by step";
+const QUANTISED: &str = "products of quantised numbers are not trained";
 
 /// Where nodes are read: in the model's graph, a function, or the body of a branch or loop.
 pub(crate) struct Frame<'a> {
@@ -331,6 +326,19 @@ impl<'a> Import<'a> {
         }
         match node.op_type() {
             "Constant" => self.constant(node, &attributes, frame),
+            // A value that is given is one; nothing else is optional here.
+            "OptionalGetElement" => {
+                let given = items.into_iter().next().flatten();
+                let given = given.ok_or_else(|| Error::new("", "the value is missing"))?;
+                self.bind_all(node, vec![Some(given)], frame)
+            }
+            "OptionalHasElement" => {
+                let has = Numbers::boolean(items.into_iter().next().flatten().is_some());
+                let has = has.ok_or_else(|| Error::new("", "is no boolean"))?;
+                let name = node.output.first().map_or("", String::as_str);
+                let slot = self.builder.known(name, has);
+                self.bind_all(node, vec![Some(Item::Tensor(slot))], frame)
+            }
             "If" => control::branch(self, node, &attributes, items, frame),
             "Loop" => control::repeat(self, node, &attributes, items, frame),
             "Scan" => control::scan(self, node, &attributes, items, frame),
@@ -449,10 +457,13 @@ impl<'a> Import<'a> {
         }
         let place = Place { names, module };
         let version = (frame.opset, self.options.batch_norm);
-        match self
+        let before = self.builder.graph.order.len();
+        let made = self
             .builder
-            .lower(row, &mut attributes, &inputs, &place, version)
-        {
+            .lower(row, &mut attributes, &inputs, &place, version);
+        // A recurrent cell has nodes for each step.
+        self.charge((self.builder.graph.order.len() - before) as u64 / 64)?;
+        match made {
             Ok(slots) => {
                 for (state, slot) in statistics.iter().zip(slots.iter().skip(1)) {
                     self.leave_state(*state, *slot)?;
