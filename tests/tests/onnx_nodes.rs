@@ -25,12 +25,12 @@ const ABSOLUTE: f64 = 1e-7;
 /// The number of cases that run at least. It may only rise.
 const LEAST: usize = 1489;
 
-fn folder() -> PathBuf {
+pub(crate) fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("data/onnx")
 }
 
 /// Elements as f64.
-fn numbers(dtype: Dtype, bytes: &[u8]) -> Vec<f64> {
+pub(crate) fn numbers(dtype: Dtype, bytes: &[u8]) -> Vec<f64> {
     fn all<const N: usize>(bytes: &[u8], convert: fn([u8; N]) -> f64) -> Vec<f64> {
         bytes
             .as_chunks::<N>()
@@ -88,10 +88,7 @@ fn run(file: &SafeTensors<'_>, case: &str) -> Result<(), Failure> {
         .map_err(|e| wrong(&e))?
         .data()
         .to_vec();
-    let options = Options {
-        batch_norm: Some(BatchNorm::Frozen),
-        ..Options::default()
-    };
+    let options = options();
     let model = onnx::read_bytes(&bytes, case, &options).map_err(|error| {
         Failure::Refused(
             error
@@ -177,20 +174,51 @@ fn run(file: &SafeTensors<'_>, case: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-#[test]
-fn node_tests_of_onnx_are_right_or_listed() {
+/// The file of all cases.
+pub(crate) fn packed() -> Vec<u8> {
     let packed = std::fs::read(folder().join("nodes.safetensors.gz")).unwrap();
     let mut bytes = vec![];
-    flate2::read::GzDecoder::new(&packed[..])
-        .read_to_end(&mut bytes)
-        .unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let (_, metadata): (usize, Metadata) = SafeTensors::read_metadata(&bytes).unwrap();
-    let metadata = metadata.metadata().as_ref().unwrap();
-    let reasons: BTreeMap<String, String> = serde_json::from_str(&metadata["reasons"]).unwrap();
-    let cases: Vec<&str> = metadata["cases"].split_whitespace().collect();
+    let mut decoder = flate2::read::GzDecoder::new(&packed[..]);
+    decoder.read_to_end(&mut bytes).unwrap();
+    bytes
+}
 
-    let outcome = |case: &&str| match reasons.get(*case) {
+/// The names of all cases, and the reasons why some are not packed.
+pub(crate) fn cases(packed: &[u8]) -> (Vec<String>, BTreeMap<String, String>) {
+    let (_, metadata): (usize, Metadata) = SafeTensors::read_metadata(packed).unwrap();
+    let metadata = metadata.metadata().as_ref().unwrap();
+    let cases = metadata["cases"].split_whitespace().map(String::from);
+    let reasons = serde_json::from_str(&metadata["reasons"]).unwrap();
+    (cases.collect(), reasons)
+}
+
+/// Checks that a list of cases with reasons is the one in a file, or writes it.
+pub(crate) fn is_listed(file: &str, found: &str) {
+    let path = folder().join(file);
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(&path, found).unwrap();
+    }
+    let listed = std::fs::read_to_string(&path).unwrap_or_default();
+    let differs = listed.lines().zip(found.lines());
+    let differs = differs.into_iter().find(|(old, new)| old != new);
+    assert_eq!(differs, None, "a line of {file}, and what is found now");
+    assert_eq!(listed.lines().count(), found.lines().count(), "lines of {file}");
+}
+
+/// What a case is read with.
+pub(crate) fn options() -> Options {
+    Options {
+        batch_norm: Some(BatchNorm::Frozen),
+        ..Options::default()
+    }
+}
+
+#[test]
+fn node_tests_of_onnx_are_right_or_listed() {
+    let bytes = packed();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let (cases, reasons) = cases(&bytes);
+    let outcome = |case: &String| match reasons.get(case) {
         Some(reason) => Err(Failure::Refused(format!("not packed: {reason}"))),
         None => run(&file, case),
     };
@@ -210,23 +238,6 @@ fn node_tests_of_onnx_are_right_or_listed() {
         wrong.len(),
         wrong.join("\n")
     );
-    let list = folder().join("skipped.txt");
-    if std::env::var_os("BLESS").is_some() {
-        std::fs::write(&list, &skipped).unwrap();
-    }
-    let listed = std::fs::read_to_string(&list).unwrap();
-    let differs = listed
-        .lines()
-        .zip(skipped.lines())
-        .find(|(old, new)| old != new);
-    assert_eq!(
-        differs, None,
-        "a line of skipped.txt, and the case that is refused now"
-    );
-    assert_eq!(
-        listed.lines().count(),
-        skipped.lines().count(),
-        "lines of skipped.txt"
-    );
+    is_listed("skipped.txt", &skipped);
     assert!(n_run >= LEAST, "{n_run} of {} cases are right", cases.len());
 }
