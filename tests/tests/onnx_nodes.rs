@@ -202,7 +202,11 @@ pub(crate) fn is_listed(file: &str, found: &str) {
     let differs = listed.lines().zip(found.lines());
     let differs = differs.into_iter().find(|(old, new)| old != new);
     assert_eq!(differs, None, "a line of {file}, and what is found now");
-    assert_eq!(listed.lines().count(), found.lines().count(), "lines of {file}");
+    assert_eq!(
+        listed.lines().count(),
+        found.lines().count(),
+        "lines of {file}"
+    );
 }
 
 /// What a case is read with.

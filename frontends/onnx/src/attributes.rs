@@ -125,8 +125,7 @@ impl Arguments for Attributes<'_> {
             INTS => Argument::Ints(attribute.ints.clone()),
             STRINGS => {
                 let text = |bytes: &prost::bytes::Bytes| String::from_utf8(bytes.to_vec());
-                let texts: std::result::Result<_, _> =
-                    attribute.strings.iter().map(text).collect();
+                let texts: std::result::Result<_, _> = attribute.strings.iter().map(text).collect();
                 Argument::Texts(texts.map_err(|_| Error::from("is no text"))?)
             }
             _ => Argument::Other,

@@ -131,7 +131,10 @@ fn tensor_scatter(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let axis = c.dim("axis", Some(-2), c.rank(x))?;
     ensure(axis > 0, "replaces whole batches")?;
     let (size, shape) = (c.shape_of(x)[axis], c.shape_of(updates));
-    ensure(shape.len() == c.rank(x), "the update does not fit the cache")?;
+    ensure(
+        shape.len() == c.rank(x),
+        "the update does not fit the cache",
+    )?;
     let mut at = c.arange(DType::I64, shape[axis], Scalar::Int(0), Scalar::Int(1))?;
     let mut beside = vec![1; shape.len()];
     beside[axis] = shape[axis];

@@ -32,7 +32,10 @@ fn beside(c: &mut Call<'_>, x: Ref, factor: Ref, axis: i64, block: i64) -> Resul
     }
     let axis = wrap(axis, shape.len())?;
     let own = c.shape_of(factor);
-    ensure(block > 0 && own.len() == shape.len(), "the scales do not fit the tensor")?;
+    ensure(
+        block > 0 && own.len() == shape.len(),
+        "the scales do not fit the tensor",
+    )?;
     // Each block's number, as often as the block has elements.
     let mut wide = own.clone();
     wide.insert(axis + 1, 1);
@@ -103,7 +106,10 @@ fn quantise(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
         (None, Some(number)) => tensor::dtype(number)?,
         (None, None) => DType::U8,
     };
-    ensure(saturates || !to.is_float(), "numbers of eight bits without saturation")?;
+    ensure(
+        saturates || !to.is_float(),
+        "numbers of eight bits without saturation",
+    )?;
     let scale = beside(c, x, scale, axis, block)?;
     let scale = c.cast(scale, c.dtype(x))?;
     let zero = match zero {

@@ -10,7 +10,13 @@ pub(super) const OPS: &[Row] = &[
     op("RNN", |c, x| recurrent(c, x, Cell::Plain)),
     op("GRU", |c, x| {
         let linear_before_reset = flag(c, "linear_before_reset", false)?;
-        recurrent(c, x, Cell::Gated { linear_before_reset })
+        recurrent(
+            c,
+            x,
+            Cell::Gated {
+                linear_before_reset,
+            },
+        )
     }),
     op("LSTM", |c, x| {
         let coupled = flag(c, "input_forget", false)?;
@@ -107,7 +113,10 @@ fn recurrent(c: &mut Call<'_>, inputs: &Inputs<'_>, cell: Cell) -> Result<Result
         functions = [&functions[..]].repeat(n_directions as usize).concat();
     }
     let n_functions = cell.functions().len() * n_directions as usize;
-    ensure(functions.len() == n_functions, "has another number of activations")?;
+    ensure(
+        functions.len() == n_functions,
+        "has another number of activations",
+    )?;
     let lengths = match inputs.opt(c, 4)? {
         Some(lengths) => {
             let lengths = c.cast(lengths, DType::I64)?;
@@ -157,7 +166,11 @@ fn recurrent(c: &mut Call<'_>, inputs: &Inputs<'_>, cell: Cell) -> Result<Result
     }
     let side = usize::from(by_batch);
     let y = c.stack(rows, 1, dtype)?;
-    let y = if by_batch { c.permute(y, &[2, 0, 1, 3])? } else { y };
+    let y = if by_batch {
+        c.permute(y, &[2, 0, 1, 3])?
+    } else {
+        y
+    };
     let mut results = vec![y];
     for last in last.into_iter().take(1 + usize::from(is_memory)) {
         results.push(c.stack(last, side, dtype)?);
@@ -404,7 +417,10 @@ fn linear_attention(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     };
     let fits = n_heads > 0 && n_queries > 0 && n_queries % n_heads == 0;
     ensure(fits, "the numbers of heads do not fit together")?;
-    ensure((1..=STEPS).contains(&steps), "has no step, or more than 4096")?;
+    ensure(
+        (1..=STEPS).contains(&steps),
+        "has no step, or more than 4096",
+    )?;
     let (n_queries, n_heads) = (n_queries as u64, n_heads as u64);
     let (key, value) = (key / n_heads, value / n_heads);
     let heads = Heads {
@@ -451,7 +467,11 @@ fn linear_attention(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
         }
         None => None,
     };
-    let scale = if scale == 0.0 { (key as f64).sqrt().recip() } else { scale };
+    let scale = if scale == 0.0 {
+        (key as f64).sqrt().recip()
+    } else {
+        scale
+    };
     let queries = c.scalar_step(OpKind::MulScalar, queries, Scalar::Float(scale))?;
     let mut rows = vec![];
     for i in 0..heads.steps {

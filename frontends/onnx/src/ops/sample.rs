@@ -47,14 +47,22 @@ fn grid_sample(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let n = shape.len().saturating_sub(2);
     let fits = (1..=3).contains(&n) && places.len() == n + 2 && places[n + 1] == n as u64;
     ensure(fits, "the grid does not fit the images")?;
-    let wide = if c.dtype(grid) == DType::F64 { DType::F64 } else { DType::F32 };
+    let wide = if c.dtype(grid) == DType::F64 {
+        DType::F64
+    } else {
+        DType::F32
+    };
     let grid = c.cast(grid, wide)?;
     let mut dims: Vec<Taps> = vec![];
     for i in 0..n {
         // The grid names the last dimension first.
         let at = c.select(grid, n + 1, (n - 1 - i) as i64)?;
         let size = shape[2 + i] as f64;
-        let (low, high) = if corners { (0.0, size - 1.0) } else { (-0.5, size - 0.5) };
+        let (low, high) = if corners {
+            (0.0, size - 1.0)
+        } else {
+            (-0.5, size - 0.5)
+        };
         let side = Side { size, low, high };
         let at = c.scalar_step(OpKind::AddScalar, at, number(1.0))?;
         let at = c.scalar_step(OpKind::MulScalar, at, number((high - low) / 2.0))?;
@@ -221,7 +229,11 @@ fn affine_grid(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let mut parts = vec![];
     // The last dimension comes first.
     for (i, &size) in sizes.iter().enumerate().rev() {
-        let n_steps = if corners { size as f64 - 1.0 } else { size as f64 };
+        let n_steps = if corners {
+            size as f64 - 1.0
+        } else {
+            size as f64
+        };
         let step = if n_steps > 0.0 { 2.0 / n_steps } else { 0.0 };
         let start = if corners { -1.0 } else { step / 2.0 - 1.0 };
         let at = c.arange(dtype, size, number(start), number(step))?;

@@ -13,7 +13,9 @@ pub(super) const OPS: &[Row] = &[
     op_with("HammingWindow", &[0], |c, x| {
         cosines(c, x, [25.0 / 46.0, 25.0 / 46.0 - 1.0, 0.0])
     }),
-    op_with("BlackmanWindow", &[0], |c, x| cosines(c, x, [0.42, -0.5, 0.08])),
+    op_with("BlackmanWindow", &[0], |c, x| {
+        cosines(c, x, [0.42, -0.5, 0.08])
+    }),
     op_with("DFT", &[1, 2], transform),
     op_with("STFT", &[1, 3], frames),
 ];
@@ -26,7 +28,10 @@ fn cosines(c: &mut Call<'_>, inputs: &Inputs<'_>, factors: [f64; 3]) -> Result<R
     let periodic = flag(c, "periodic", true)?;
     let dtype = tensor::dtype(c.int_or("output_datatype", 1)?)?;
     let size = inputs.opt_int(0)?.ok_or("the size is missing")?;
-    ensure((0..1 << 40).contains(&size), "the size is negative or too large")?;
+    ensure(
+        (0..1 << 40).contains(&size),
+        "the size is negative or too large",
+    )?;
     let n = if periodic { size } else { size - 1 };
     let mut sum = c.full(Scalar::Float(factors[0]), DType::F64, &[size as u64])?;
     for (i, factor) in factors.into_iter().enumerate().skip(1) {
@@ -76,8 +81,14 @@ impl Transform {
         let rank = c.rank(x);
         let parts = c.shape_of(x)[rank - 1];
         ensure(axis + 1 < rank, "transforms the parts of complex numbers")?;
-        ensure((1..=2).contains(&parts), "the last dimension is no complex number")?;
-        ensure((1..=LONGEST).contains(&self.n), "a transform of this length")?;
+        ensure(
+            (1..=2).contains(&parts),
+            "the last dimension is no complex number",
+        )?;
+        ensure(
+            (1..=LONGEST).contains(&self.n),
+            "a transform of this length",
+        )?;
         let half = self.n / 2 + 1;
         let is_half = |given: bool| self.onesided && given;
         let wanted = if is_half(self.inverse) { half } else { self.n };
@@ -108,7 +119,13 @@ impl Transform {
     }
 
     /// The cosines and, with its sign, the sines of `2 pi i j / n`, as matrices.
-    fn matrices(&self, c: &mut Call<'_>, rows: u64, columns: u64, dtype: DType) -> Result<[Ref; 2]> {
+    fn matrices(
+        &self,
+        c: &mut Call<'_>,
+        rows: u64,
+        columns: u64,
+        dtype: DType,
+    ) -> Result<[Ref; 2]> {
         let i = c.arange(DType::I64, rows, Scalar::Int(0), Scalar::Int(1))?;
         let i = c.reshape(i, &[rows, 1])?;
         let j = c.arange(DType::I64, columns, Scalar::Int(0), Scalar::Int(1))?;

@@ -564,7 +564,10 @@ fn max_unpool(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let y = c.step(OpKind::Scatter, &dim, &[zeros, index, x])?;
     let y = c.reshape(y, &made)?;
     let Some(wanted) = wanted else { return one(y) };
-    ensure(wanted.len() == made.len(), "the shape of the output does not fit the input")?;
+    ensure(
+        wanted.len() == made.len(),
+        "the shape of the output does not fit the input",
+    )?;
     let both = wanted.iter().zip(&made).rev();
     let pad: Vec<i64> = both
         .flat_map(|(&wanted, &made)| [0, wanted.saturating_sub(made as i64)])
@@ -585,7 +588,10 @@ fn columns_to_images(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
         return Err("the columns do not have three dimensions".into());
     };
     let counts: Vec<i64> = (0..n).map(|i| windows.count(i, sizes[i])).collect();
-    ensure(counts.iter().all(|&n| n > 0), "a window does not fit the image")?;
+    ensure(
+        counts.iter().all(|&n| n > 0),
+        "a window does not fit the image",
+    )?;
     let whole = |list: &[i64]| -> Result<u64> {
         let list: Vec<u64> = list.iter().map(|&d| d as u64).collect();
         lower::count(&list)
