@@ -12,6 +12,7 @@ use crate::ops;
 use crate::proto::{FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto};
 use crate::sequence::{self, Item};
 use crate::tensor::{Elements, Numbers};
+use crate::tight::Tight;
 use crate::{BatchNorm, Error, Model, Options, Unsupported, control, dims, trained};
 use ir::graph::Output;
 use ir::{DType, State, StateKind, TensorType};
@@ -272,7 +273,7 @@ impl<'a> Import<'a> {
     /// Reads the nodes that these outputs need.
     pub(crate) fn nodes(
         &mut self,
-        nodes: &'a [NodeProto],
+        nodes: &'a [Tight],
         outputs: &[&'a str],
         frame: &Frame<'a>,
     ) -> Result<(), Error> {
@@ -643,8 +644,8 @@ fn advice(domain: &str) -> &'static str {
 
 /// The work of reading nodes, at least 1: their number, more for those with long lists, and those
 /// of bodies within them.
-fn weight(nodes: &[NodeProto]) -> u64 {
-    let of = |node: &NodeProto| {
+fn weight(nodes: &[Tight]) -> u64 {
+    let of = |node: &Tight| {
         let attributes = node.attribute.iter();
         let lists = attributes
             .clone()
@@ -659,7 +660,7 @@ fn weight(nodes: &[NodeProto]) -> u64 {
 }
 
 /// Which nodes the outputs need.
-fn live(nodes: &[NodeProto], outputs: &[&str]) -> Vec<bool> {
+fn live(nodes: &[Tight], outputs: &[&str]) -> Vec<bool> {
     let mut needed: BTreeSet<&str> = outputs.iter().copied().collect();
     let mut live = vec![false; nodes.len()];
     for (node, live) in nodes.iter().zip(&mut live).rev() {
