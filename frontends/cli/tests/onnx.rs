@@ -242,7 +242,6 @@ fn onnx_runtime_gives_written_files_their_losses() {
             .unwrap();
         let said = String::from_utf8_lossy(&[checked.stdout, checked.stderr].concat()).into_owned();
         assert!(checked.status.success(), "{name}: {said}");
-        println!("{said}");
     }
 }
 

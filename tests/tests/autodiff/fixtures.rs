@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// A file, and how its gradients compare with PyTorch's.
+#[derive(Clone, Copy)]
 struct Fixture {
     model: &'static str,
     level: &'static str,
@@ -30,7 +31,7 @@ const fn fixture(model: &'static str, level: &'static str, equal: [f64; 2]) -> F
 const FIXTURES: [Fixture; 11] = [
     fixture("gpt2-tiny", "coarse", [100.0, 100.0]),
     fixture("gpt2-tiny", "core", [6.7, 100.0]),
-    fixture("bert-tiny", "coarse", [100.0, 67.0]),
+    fixture("bert-tiny", "coarse", [67.0, 67.0]),
     fixture("bert-tiny", "core", [9.8, 67.0]),
     fixture("llama-tiny", "coarse", [100.0, 100.0]),
     fixture("llama-tiny", "core", [14.6, 100.0]),
