@@ -574,6 +574,9 @@ fn staging(args: &TrainArgs, artifact: &Artifact, bytes: usize) -> Option<Vec<u8
         ));
         None
     };
+    if args.compiling.disk.is_some() {
+        return refused("--disk saves memory".into());
+    }
     for (option, limit, used) in limits {
         if let Some(limit) = limit.filter(|&limit| used + bytes as u64 > limit) {
             let left = short(limit.saturating_sub(used));
