@@ -13,6 +13,7 @@ mod errors;
 mod foreign;
 mod interrupt;
 mod machine;
+mod micro_batches;
 mod noted;
 mod parts;
 mod plan;
@@ -29,6 +30,10 @@ fn _lighterage(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<parts::Arenas>()?;
     module.add_class::<parts::Ticket>()?;
     module.add_function(wrap_pyfunction!(plan::compile, module)?)?;
+    module.add_function(wrap_pyfunction!(
+        micro_batches::fastest_micro_batches,
+        module
+    )?)?;
     module.add_function(wrap_pyfunction!(plan::devices, module)?)?;
     module.add_function(wrap_pyfunction!(plan::generator_at, module)?)?;
     module.add_function(wrap_pyfunction!(noted::have, module)?)?;

@@ -25,6 +25,9 @@ pub(crate) trait Source: Send {
     /// The number of units of a batch, at least 1.
     fn units_per_batch(&self) -> u64;
 
+    /// Which of the model's inputs have rows, a sample in each.
+    fn with_rows(&self) -> Vec<bool>;
+
     /// The bytes of each of the model's inputs, in their order, for a batch of these units.
     fn batch(&self, units: &[u64]) -> Result<Vec<Vec<u8>>, Failure>;
 }

@@ -220,6 +220,10 @@ impl Source for Tokens {
         self.rows
     }
 
+    fn with_rows(&self) -> Vec<bool> {
+        vec![true; self.slots.len()]
+    }
+
     fn batch(&self, units: &[u64]) -> Result<Vec<Vec<u8>>, Failure> {
         let shift = self.slots.iter().map(|slot| slot.shift).max().unwrap_or(0);
         let mut inputs = vec![vec![]; self.slots.len()];

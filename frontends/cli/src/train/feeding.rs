@@ -11,11 +11,11 @@ use std::path::PathBuf;
 pub(super) type Inputs = [(String, Operand)];
 
 /// Opens what `--batches` or `--tokens` name.
-pub(super) fn training(args: &DataArgs, inputs: &Inputs) -> Result<Data, Failure> {
+/// A step takes `n` batches.
+pub(super) fn training(args: &DataArgs, inputs: &Inputs, n: u64) -> Result<Data, Failure> {
     let seed = args.shuffle_data.then(|| args.data_seed.unwrap_or(0));
     if args.tokens.is_empty() {
-        let batches = Batches::open(&args.batches, inputs)?;
-        return Ok(Data::new(Box::new(batches), seed));
+        return batches(&args.batches, inputs, n, seed);
     }
     let tokens = tokens(args, &args.tokens, inputs)?;
     out::note(&tokens.note());
@@ -27,13 +27,38 @@ pub(super) fn held_out(
     args: &DataArgs,
     paths: &[PathBuf],
     inputs: &Inputs,
+    n: u64,
 ) -> Result<Data, Failure> {
     if args.tokens.is_empty() {
-        let batches = Batches::open(paths, inputs)?;
-        return Ok(Data::new(Box::new(batches), None));
+        return batches(paths, inputs, n, None);
     }
     let tokens = tokens(args, paths, inputs)?;
     Ok(Data::new(Box::new(tokens), None))
+}
+
+/// Batches in files: those of the model, or those of a step, with the rows of `n` of them.
+fn batches(
+    paths: &[PathBuf],
+    inputs: &Inputs,
+    n: u64,
+    seed: Option<u64>,
+) -> Result<Data, Failure> {
+    let error = match Batches::open(paths, inputs) {
+        Ok(batches) => return Ok(Data::new(Box::new(batches), seed)),
+        Err(error) => error,
+    };
+    let rows_of_all = |(name, operand): &(String, Operand)| {
+        let mut operand = operand.clone();
+        if let Some(rows) = operand.shape.first_mut() {
+            *rows = rows.saturating_mul(n);
+        }
+        (name.clone(), operand)
+    };
+    let of_step: Vec<_> = inputs.iter().map(rows_of_all).collect();
+    match Batches::open(paths, &of_step) {
+        Ok(batches) if n > 1 => Ok(Data::new(Box::new(batches), seed).in_parts(n)),
+        _ => Err(error),
+    }
 }
 
 fn tokens(args: &DataArgs, paths: &[PathBuf], inputs: &Inputs) -> Result<Tokens, Failure> {
