@@ -90,9 +90,11 @@ pub fn compile(
     };
     manager.run_graph(&SHARED, &mut graph, &context)?;
     let loss_kind = match options.micro_batches {
-        Some(2..) => microbatch::whole(&graph, options.reduction)
-            .map_err(|e| failed("microbatch", MicrobatchError::from(e)))?
-            .kind,
+        Some(2..) => {
+            microbatch::whole(&graph, options.reduction)
+                .map_err(|e| failed("microbatch", MicrobatchError::from(e)))?
+                .kind
+        }
         _ => Kind::default(),
     };
 

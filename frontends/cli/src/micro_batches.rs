@@ -37,8 +37,13 @@ pub(crate) fn decide(
     };
     let budget = search.budget()?;
     let mut closest: Option<Failure> = None;
+    let mut numbers = micro_batches::divisors(batch, MOST_MICRO_BATCHES);
+    // A file states a range of sizes; those of torch.export begin with 2.
+    while numbers.len() > 1 && numbers.last().is_some_and(|&n| search.graph(n).is_err()) {
+        numbers.pop();
+    }
     let considered = micro_batches::consider(
-        &micro_batches::divisors(batch, MOST_MICRO_BATCHES),
+        &numbers,
         |n| {
             let one = search.kept(n)?;
             Ok(n as f64 * micro_batches::kernel_micros(&one, &*machine.cost))

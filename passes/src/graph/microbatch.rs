@@ -252,7 +252,13 @@ impl<'a> Many<'a> {
         });
         let (phase, module) = (data.phase, data.module.as_str());
         let counts = Op::NeScalar(Scalar { value });
-        let counts = self.node(counts, &[targets], format!("{name}.counts.{k}"), phase, module)?;
+        let counts = self.node(
+            counts,
+            &[targets],
+            format!("{name}.counts.{k}"),
+            phase,
+            module,
+        )?;
         let ones = format!("{name}.ones.{k}");
         let ones = self.node(cast(DType::F64), &[counts], ones, phase, module)?;
         self.node(sum, &[ones], format!("{name}.sum.{k}"), phase, module)
@@ -340,11 +346,7 @@ impl<'a> Many<'a> {
 
     /// Adds the losses of micro-batch `k` to the earlier ones, and its other outputs under new
     /// names.
-    fn add_outputs(
-        &mut self,
-        k: usize,
-        here: &Here,
-    ) -> Result<(), MicrobatchError> {
+    fn add_outputs(&mut self, k: usize, here: &Here) -> Result<(), MicrobatchError> {
         let one = self.one;
         for (i, output) in one.outputs.iter().enumerate() {
             let value = now(here, output.value);

@@ -11,8 +11,8 @@
 
 use super::autodiff;
 use ir::graph::Def;
-use ir::op::attrs::{NllLoss, Reduction, Scalar};
 use ir::op::Access;
+use ir::op::attrs::{NllLoss, Reduction, Scalar};
 use ir::{Graph, Node, Op, Phase, StateKind, Table, Value};
 use thiserror::Error;
 

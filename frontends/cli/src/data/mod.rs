@@ -5,6 +5,7 @@ mod feed;
 mod files;
 mod npy;
 mod order;
+mod packed;
 mod tensors;
 mod tokens;
 
@@ -13,6 +14,7 @@ pub(crate) use batches::Batches;
 pub(crate) use feed::{Data, Feed};
 pub(crate) use files::{check_writable, file_size, read_whole, save_atomically};
 pub(crate) use order::Order;
+pub(crate) use packed::Packed;
 pub(crate) use tensors::{Saved, Tensors, save, type_name};
 pub(crate) use tokens::{Labels, TokenType, Tokens, TokensOptions};
 
