@@ -261,6 +261,55 @@ fn a_batch_is_cut_into_micro_batches() {
 }
 
 #[test]
+fn documents_are_packed_into_rows() {
+    let folder = Folder::new("pack");
+    let graph = |inputs: &str| {
+        let text = format!(
+            "graph g {{\n  input  %input_ids : i64[2,8]\n  input  %labels : i64[2,8]\n{inputs}\n  \
+             fwd - %a = mul_scalar %{last} value=1000 : i64[2,8]\n  fwd - %b = add %input_ids, \
+             %labels : i64[2,8]\n  fwd - %c = add %a, %b : i64[2,8]\n  fwd - %f = cast %c \
+             dtype=f32 : f32[2,8]\n  fwd - %loss = sum %f dims=[0,1] keepdim=false : f32[]\n  \
+             output loss = %loss\n}}\n",
+            last = if inputs.is_empty() {
+                "labels"
+            } else {
+                "position_ids"
+            }
+        );
+        folder.write("g.ir", text)
+    };
+    // Rows: the document of 7 tokens; those of 5 and 3; that of 2. A batch has two rows.
+    let file = folder.write(
+        "t.bin",
+        raw(&[1, 2, 0, 3, 4, 5, 6, 0, 7, 0, 8, 8, 8, 8, 8, 8, 0]),
+    );
+    let train = |graph: &str, rest: &str| {
+        run(&format!(
+            "train {graph} --kernels plain --tokens {file} {rest} --steps 1 --json"
+        ))
+    };
+    let packed = graph("  input  %position_ids : i64[2,8]");
+    let run = train(&packed, "--pack 0").expect(0);
+    run.says_all(&[
+        "17 tokens in 1 file: 4 documents in 3 rows of 8, 29.2 % padding",
+        "39.3 %",
+    ]);
+    let (ids, positions, labels) = (48 + 21, 21 + 13, -160 - 183);
+    assert_eq!(losses(&run), [f64::from(ids + 1000 * positions + labels)]);
+
+    train(&packed, "")
+        .expect(2)
+        .says(&["position_ids", "--pack"]);
+    train(&graph(""), "--pack 0")
+        .expect(2)
+        .says(&["would see each other", "position_ids or segment_ids"]);
+    // One document, cut into three pieces.
+    train(&packed, "--pack 9")
+        .expect(0)
+        .says_all(&["1 documents (2 cuts", "3 rows of 8"]);
+}
+
+#[test]
 fn files_that_hold_no_tokens_are_told_by_name() {
     let folder = Folder::new("bad-tokens");
     let all = tokens(4 * BATCH);

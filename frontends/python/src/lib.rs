@@ -15,6 +15,7 @@ mod interrupt;
 mod machine;
 mod micro_batches;
 mod noted;
+mod packing;
 mod parts;
 mod plan;
 mod process;
@@ -34,6 +35,7 @@ fn _lighterage(module: &Bound<'_, PyModule>) -> PyResult<()> {
         micro_batches::fastest_micro_batches,
         module
     )?)?;
+    module.add_function(wrap_pyfunction!(packing::first_fit_decreasing, module)?)?;
     module.add_function(wrap_pyfunction!(plan::devices, module)?)?;
     module.add_function(wrap_pyfunction!(plan::generator_at, module)?)?;
     module.add_function(wrap_pyfunction!(noted::have, module)?)?;

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from os import PathLike
 from typing import Any, final
 
-__all__ = ["Arenas", "Machine", "Plan", "Ticket", "View", "compile", "devices", "fastest_micro_batches", "generator_at", "have", "have_at"]
+__all__ = ["Arenas", "Machine", "Plan", "Ticket", "View", "compile", "devices", "fastest_micro_batches", "first_fit_decreasing", "generator_at", "have", "have_at"]
 
 @final
 class Plan:
@@ -250,6 +250,9 @@ def fastest_micro_batches(
 
     Raises what the functions raise.
     """
+
+def first_fit_decreasing(lengths: list[int], limit: int) -> list[list[int]] | None:
+    """The numbers of the sequences in each bin of at most `limit` tokens; None if one is longer."""
 
 def devices() -> list[str]:
     """Names of the devices that come with Lighterage."""
