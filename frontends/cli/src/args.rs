@@ -277,13 +277,12 @@ pub(crate) struct Compiling {
     /// Do not train the parameters whose paths match, such as 'embed.*'; may be given several times
     #[arg(long, value_name = "PATTERN", value_parser = Paths::parse)]
     pub(crate) freeze: Vec<Paths>,
-    /// Accumulate gradients over N batches for one update, which is that of all their samples. auto:
-    /// cut the batch, a symbolic size that --dim gives, into the number with the fastest step
-    /// [default: 1]
+    /// Accumulate gradients over N batches for one update, that of all their samples. auto: cut the
+    /// batch, a symbolic size that --dim gives, into the number with the fastest step [default: 1]
     #[arg(long, value_name = "auto|N", value_parser = parse_micro_batches)]
     pub(crate) micro_batches: Option<MicroBatches>,
-    /// The loss of all micro-batches. auto: that of one batch with all their samples, as the model's
-    /// loss says. mean, sum: of their losses [default: auto]
+    /// The loss of all micro-batches. auto: that of one batch with all their samples, as the model
+    /// defines it. mean, sum: of their losses [default: auto]
     #[arg(long, value_parser = named(&Combination::ALL, Combination::name))]
     pub(crate) reduction: Option<Combination>,
     /// Compute the loss in at most N chunks of rows, so that the full logits are never stored. 1:

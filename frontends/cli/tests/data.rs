@@ -276,7 +276,7 @@ fn documents_are_packed_into_rows() {
                 "position_ids"
             }
         );
-        folder.write("g.ir", text)
+        folder.write(&format!("g{}.ir", inputs.len()), text)
     };
     // Rows: the document of 7 tokens; those of 5 and 3; that of 2. A batch has two rows.
     let file = folder.write(

@@ -72,7 +72,7 @@ def test_micro_batches_are_one_batch(name: str, form: str) -> None:
     step = lt.compile(ours, optimizer, loss_fn, kernels="plain", **options)
     assert step.plan.loss_kind == kind
     expected = loss_fn(theirs, x, y)
-    expected.backward()
+    expected.backward()  # type: ignore[no-untyped-call]
     eager.step()
     assert float(step(*given)) == pytest.approx(float(expected), rel=1e-6)
     assert difference(ours, theirs) < 1e-6
@@ -109,11 +109,9 @@ def test_the_user_says_what_is_not_known() -> None:
     x, y = batch()[0], torch.arange(12) % 10
     ours, theirs = net(), net()
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
-    step = lt.compile(
-        ours, optimizer, loss_fn, example=(x, y), micro_batches=4, reduction="mean", kernels="plain"
-    )
+    step = lt.compile(ours, optimizer, loss_fn, example=(x, y), micro_batches=4, reduction="mean", kernels="plain")
     expected = loss_fn(theirs, x, y)
-    expected.backward()
+    expected.backward()  # type: ignore[no-untyped-call]
     torch.optim.SGD(theirs.parameters(), lr=0.1).step()
     assert float(step(x, y)) == pytest.approx(float(expected), rel=1e-6)
     assert difference(ours, theirs) < 1e-6

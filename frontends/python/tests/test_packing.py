@@ -58,7 +58,7 @@ def test_packed_sequences_are_alone() -> None:
     for ids in sequences:
         row = collate([ids], len(ids))
         loss = loss + packed_loss(alone, **row) * (len(ids) - 1) / total
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     eager.step()
     assert float(step(**batch)) == pytest.approx(float(loss), rel=1e-6)
     for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):

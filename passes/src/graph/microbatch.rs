@@ -6,7 +6,7 @@
 //! types. All read the same parameters. Other states (of the random generator, running statistics)
 //! go from one micro-batch to the next. A gradient is the mean or the sum over the micro-batches,
 //! added up in their order in the gradient's own type, and so is the output `loss`: as
-//! [`reduction`](super::reduction) reads the loss, so that both equal those of the whole batch.
+//! [`reduction`] reads the loss, so that both equal those of the whole batch.
 //! What counts samples there is computed for all micro-batches first, and each micro-batch reads
 //! the count of all. Other outputs become `NAME.0`, ….
 //!
@@ -38,8 +38,8 @@ pub enum MicrobatchError {
     /// The loss of all micro-batches does not follow from theirs.
     #[error(
         "the loss of micro-batches together does not follow from their losses: {0}; --reduction \
-         mean (in Python reduction=\"mean\") takes the mean of their losses and gradients, whatever \
-         they are, and sum takes their sum"
+         mean (in Python reduction=\"mean\") takes the mean of their losses and gradients, \
+         whatever they are, and sum takes their sum"
     )]
     Loss(#[from] NotAdditive),
     /// A node of a micro-batch does not fit the graph.

@@ -2,10 +2,10 @@
 //! sum, and which values count samples.
 //!
 //! The loss is read backwards from its end. A mean over the batch is the mean of the parts' means,
-//! if parts are equally large; a sum is the sum of their sums. A quotient of a sum and a count, such
-//! as a mean over the targets that are not ignored, is neither. But it becomes a sum if every part
-//! is divided by the count of all parts. The gradients that were traced read the same count, so
-//! they become parts of the whole gradient too.
+//! if parts are equally large; a sum is the sum of their sums. A quotient of a sum and a count is
+//! neither, such as a mean over the targets that are not ignored. But it becomes a sum if every
+//! part is divided by the count of all parts. The gradients that were traced read the same count,
+//! so they become parts of the whole gradient too.
 //!
 //! The first dimension of inputs is the batch. Where this reading could be wrong, it is an error.
 

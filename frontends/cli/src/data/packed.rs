@@ -72,8 +72,8 @@ impl Packed {
             n => format!(" ({n} cuts of those that are longer)"),
         };
         format!(
-            "note: {}: {} documents{cut} in {rows} rows of {length}, {:.1} % padding (one in a row, \
-             padded to the longest: {:.1} %); {} batches of {}; {}",
+            "note: {}: {} documents{cut} in {rows} rows of {length}, {:.1} % padding (one in a \
+             row, padded to the longest: {:.1} %); {} batches of {}; {}",
             self.tokens.amount(),
             self.documents,
             share(rows * length),

@@ -4,7 +4,20 @@ from collections.abc import Callable
 from os import PathLike
 from typing import Any, final
 
-__all__ = ["Arenas", "Machine", "Plan", "Ticket", "View", "compile", "devices", "fastest_micro_batches", "first_fit_decreasing", "generator_at", "have", "have_at"]
+__all__ = [
+    "Arenas",
+    "Machine",
+    "Plan",
+    "Ticket",
+    "View",
+    "compile",
+    "devices",
+    "fastest_micro_batches",
+    "first_fit_decreasing",
+    "generator_at",
+    "have",
+    "have_at",
+]
 
 @final
 class Plan:
@@ -240,9 +253,7 @@ def compile(
     Raises Infeasible, Error, and what `calls` raises.
     """
 
-def fastest_micro_batches(
-    batch: int, least: Callable[[int], float], plan: Callable[[int], float | None]
-) -> int | None:
+def fastest_micro_batches(batch: int, least: Callable[[int], float], plan: Callable[[int], float | None]) -> int | None:
     """The number of micro-batches, a divisor of `batch`, with the fastest plan; None if no plan fits.
 
     least: what kernels of that number of micro-batches take at least, in microseconds.

@@ -40,7 +40,8 @@ fn cross_entropy(c: &mut Call<'_>) -> Result<Results> {
     Ok(losses(c, x)?.into_iter().take(1).collect())
 }
 
-/// The loss of log-probabilities, and the number of targets that count, or the sum of their weights.
+/// The loss of log-probabilities, and the number of targets that count, or the sum of their
+/// weights.
 fn losses(c: &mut Call<'_>, x: Ref) -> Result<Results> {
     let target = c.tensor("target")?;
     let reduction = c.int_or("reduction", MEAN)?;
