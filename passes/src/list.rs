@@ -178,8 +178,8 @@ pub static PER_VARIANT: [GraphPass; 7] = [
     GraphPass {
         name: "microbatch",
         run: |graph, c| {
-            microbatch::run(graph, c.options.micro_batches.unwrap_or(1))
-                .map_err(|e| failed("microbatch", e))
+            let n = c.options.micro_batches.unwrap_or(1);
+            microbatch::run(graph, n, c.options.reduction).map_err(|e| failed("microbatch", e))
         },
     },
     // After canonical, which removes unused nodes: without an optimizer the last step of a gradient
@@ -290,7 +290,7 @@ pub fn names() -> Vec<&'static str> {
         .collect()
 }
 
-fn failed(pass: &'static str, error: impl ToString) -> Error {
+pub(crate) fn failed(pass: &'static str, error: impl ToString) -> Error {
     Error::Graph {
         pass,
         message: error.to_string(),

@@ -23,6 +23,7 @@ use passes::graph::criterion::Loss;
 use passes::graph::loss::Chunks;
 use passes::graph::optimizer::{Master, Optimizer};
 use passes::graph::precision::Precision;
+use passes::graph::reduction::Combination;
 use passes::pipeline::{self, Budget, Kernels};
 use passes::schedule::order::Update;
 pub(crate) use patterns::{Group, Paths};
@@ -171,7 +172,16 @@ pub(crate) enum Command {
 }
 
 /// The most micro-batches of a step: each adds its own lines to the program.
-const MOST_MICRO_BATCHES: u64 = 4096;
+pub(crate) const MOST_MICRO_BATCHES: u64 = 4096;
+
+/// The number of micro-batches of a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum MicroBatches {
+    /// The divisor of the batch with the fastest step.
+    Auto,
+    /// A number of batches.
+    Of(u64),
+}
 
 impl Command {
     /// The model that a command reads, and how a forward becomes a step.
@@ -276,10 +286,14 @@ pub(crate) struct Compiling {
     /// Do not train the parameters whose paths match, such as 'embed.*'; may be given several times
     #[arg(long, value_name = "PATTERN", value_parser = Paths::parse)]
     pub(crate) freeze: Vec<Paths>,
-    /// Accumulate gradients over N batches for one update, and use their mean [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64)
-        .range(1..=MOST_MICRO_BATCHES))]
-    pub(crate) micro_batches: Option<u64>,
+    /// Accumulate gradients over N batches for one update, that of all their samples. auto: cut the
+    /// batch, a symbolic size that --dim gives, into the number with the fastest step [default: 1]
+    #[arg(long, value_name = "auto|N", value_parser = parse_micro_batches)]
+    pub(crate) micro_batches: Option<MicroBatches>,
+    /// The loss of all micro-batches. auto: that of one batch with all their samples, as the model
+    /// defines it. mean, sum: of their losses [default: auto]
+    #[arg(long, value_parser = named(&Combination::ALL, Combination::name))]
+    pub(crate) reduction: Option<Combination>,
     /// Compute the loss in at most N chunks of rows, so that the full logits are never stored. 1:
     /// do not cut the loss. auto: cut it if that gives a better plan for the budget [default: auto]
     #[arg(long, value_name = "auto|N", value_parser = parse_chunks)]
@@ -1208,6 +1222,16 @@ fn parse_chunks(text: &str) -> Result<Chunks, String> {
         (_, Ok(n @ 1..=MOST_CHUNKS)) => Ok(Chunks::Of(n)),
         _ => Err(format!(
             "{text:?} is neither auto nor a number from 1 to {MOST_CHUNKS}"
+        )),
+    }
+}
+
+fn parse_micro_batches(text: &str) -> Result<MicroBatches, String> {
+    match (text.trim(), text.trim().parse()) {
+        ("auto", _) => Ok(MicroBatches::Auto),
+        (_, Ok(n @ 1..=MOST_MICRO_BATCHES)) => Ok(MicroBatches::Of(n)),
+        _ => Err(format!(
+            "{text:?} is neither auto nor a number from 1 to {MOST_MICRO_BATCHES}"
         )),
     }
 }

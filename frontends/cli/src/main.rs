@@ -24,6 +24,7 @@ mod inspect;
 mod interrupt;
 mod logger;
 mod memory;
+mod micro_batches;
 mod model;
 mod observe;
 mod offload;

@@ -1,6 +1,6 @@
 //! From a path to a graph, and from a graph to a compiled step.
 
-use crate::args::{Compiling, ForwardArgs, Reading};
+use crate::args::{Compiling, ForwardArgs, MicroBatches, Reading};
 use crate::data::read_whole;
 use crate::disk;
 use crate::failure::Failure;
@@ -22,7 +22,7 @@ use passes::pipeline::{self, Compiled, Options};
 use passes::plan::Cancel;
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 /// A model from its file.
@@ -37,6 +37,10 @@ pub(crate) struct Model {
     detached: Vec<Value>,
     /// Paths that name one parameter.
     pub(crate) tied: Vec<Vec<String>>,
+    /// The file, and how it was read.
+    pub(crate) from: (PathBuf, Reading),
+    /// How the forward became a step.
+    pub(crate) forward: ForwardArgs,
 }
 
 /// A file's format, by its name, else by its first bytes.
@@ -110,6 +114,7 @@ pub(crate) fn read(
     forward: &ForwardArgs,
 ) -> Result<Model, Failure> {
     let mut model = read_as_it_is(path, reading)?;
+    model.forward = forward.clone();
     if forward.differentiate {
         let criterion = Criterion {
             loss: forward.loss.unwrap_or_default(),
@@ -141,6 +146,7 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
         refuse_onnx_options(path, reading)?;
     }
     let dims = &reading.dim;
+    let from = (path.to_path_buf(), reading.clone());
     match format {
         Format::Pt2 => {
             let spinner = out::spinner(format!("reading {}", path.display()));
@@ -153,6 +159,8 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
                 unsupported: model.unsupported,
                 detached: model.detached,
                 tied: model.tied,
+                from,
+                forward: ForwardArgs::default(),
             })
         }
         Format::Onnx => {
@@ -176,6 +184,8 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
                 unsupported: model.unsupported,
                 detached: vec![],
                 tied: vec![],
+                from,
+                forward: ForwardArgs::default(),
             })
         }
         Format::Config => {
@@ -190,6 +200,8 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
                 unsupported: vec![],
                 detached: vec![],
                 tied: vec![],
+                from,
+                forward: ForwardArgs::default(),
             })
         }
         Format::Ir => {
@@ -222,6 +234,8 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
                 unsupported,
                 detached: vec![],
                 tied: vec![],
+                from,
+                forward: ForwardArgs::default(),
             })
         }
         Format::Lit => {
@@ -416,7 +430,12 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         grad_norm: compiling.grad_norm,
         groups: BTreeMap::new(),
         group_options: vec![],
-        micro_batches: compiling.micro_batches.map(|n| n as usize),
+        micro_batches: match compiling.micro_batches {
+            Some(MicroBatches::Of(n)) => Some(n as usize),
+            // It is decided before a step is compiled.
+            Some(MicroBatches::Auto) | None => None,
+        },
+        reduction: compiling.reduction.unwrap_or_default(),
         loss_chunks: compiling.loss_chunks.unwrap_or_default(),
         update: compiling.update.unwrap_or_default(),
         budget: compiling.budget.unwrap_or_default(),
@@ -499,7 +518,9 @@ fn run(
             planner.name()
         )));
     }
-    if let Some(n) = compiling.micro_batches.filter(|&n| n > MANY_MICRO_BATCHES) {
+    if let Some(MicroBatches::Of(n)) = compiling.micro_batches
+        && n > MANY_MICRO_BATCHES
+    {
         out::note(&format!(
             "note: each of the {n} micro-batches has lines of its own, and compiling takes time in \
              proportion to them; -v prints its progress"

@@ -70,7 +70,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     let fed = fed(&artifact);
     let micro_batches = artifact.summary.micro_batches.max(1);
     let inputs = of_one_batch(&fed, micro_batches);
-    let data = feeding::training(&args.data, &inputs)?;
+    let data = feeding::training(&args.data, &inputs, micro_batches)?;
     if let Init::Normal(_) = init {
         // Parameters with values in the file are drawn like the others.
         for state in artifact

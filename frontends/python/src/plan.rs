@@ -15,6 +15,8 @@ use passes::decide::{Extent, Problem};
 use passes::explain::{self, Named};
 use passes::graph::optimizer::Optimizer;
 use passes::graph::precision::Precision;
+use passes::graph::reduction::Combination;
+use passes::micro_batches;
 use passes::pipeline::{self, Budget, Compiled, Kernels, Options, Planner};
 use passes::plan::{Cancel, Parts};
 use pyo3::prelude::*;
@@ -112,7 +114,7 @@ fn kind_of_kernels(given: &str) -> PyResult<Kernels> {
 #[pyfunction]
 #[pyo3(signature = (pt2, *, optimizer, budget=None, device="cpu", host=None, kernels="auto",
     planner="auto", clip_norm=None, groups=None, parts=None, calls=None, precision="f32",
-    micro_batches=None, command=""))]
+    micro_batches=None, reduction="auto", command=""))]
 #[expect(
     clippy::too_many_arguments,
     reason = "Python's keyword arguments; its callers name each"
@@ -132,6 +134,7 @@ pub(crate) fn compile(
     calls: Option<Bound<'_, PyAny>>,
     precision: &str,
     micro_batches: Option<usize>,
+    reduction: &str,
     command: &str,
 ) -> PyResult<Plan> {
     let host = host.map(|text| parse_bytes(text).map_err(|e| error(format!("host: {e}"))));
@@ -151,6 +154,7 @@ pub(crate) fn compile(
         precision,
         tf32: precision == Precision::Tf32,
         micro_batches,
+        reduction: chosen("reduction", reduction, &Combination::ALL, Combination::name)?,
         ..Options::default()
     };
     let mut device = self::device(device)?;
@@ -273,6 +277,24 @@ impl Plan {
     #[getter]
     fn micros(&self) -> f64 {
         self.compiled.timeline.micros
+    }
+
+    /// The time of the kernels of the forward and the backward, µs, if each runs once.
+    #[getter]
+    fn kernel_micros(&self) -> f64 {
+        micro_batches::kernel_micros(&self.compiled, &self.cost())
+    }
+
+    /// How many micro-batches a step has.
+    #[getter]
+    fn micro_batches(&self) -> usize {
+        self.compiled.options.micro_batches.unwrap_or(1)
+    }
+
+    /// What the loss is a function of, if a step has several batches: `mean`, `sum` or `mixed`.
+    #[getter]
+    fn loss_kind(&self) -> &'static str {
+        self.compiled.loss_kind.name()
     }
 
     /// The part of it in which something is computed again, µs.

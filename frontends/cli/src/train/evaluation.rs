@@ -79,10 +79,10 @@ impl Evaluator {
         let fed = fed(artifact);
         let micro_batches = artifact.summary.micro_batches.max(1);
         let inputs = of_one_batch(&fed, micro_batches);
-        let data = feeding::held_out(&args.data, &args.eval.eval, &inputs)?;
+        let data = feeding::held_out(&args.data, &args.eval.eval, &inputs, micro_batches)?;
         let most = args.eval.eval_batches.unwrap_or(u64::MAX);
         let batches = data.batches().min(most);
-        // A step's loss is the mean over its micro-batches, so they are evaluated together.
+        // A step's loss is that of all its micro-batches, so they are evaluated together.
         let n_turns = batches / micro_batches;
         if n_turns == 0 {
             return Err(refused(format!(
