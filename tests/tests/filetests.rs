@@ -25,6 +25,7 @@ use passes::decide::{Decisions, Extent, Gap, Means, Planner, Problem, Reason, de
 use passes::graph::loss::Chunks;
 use passes::graph::optimizer::{Master, Optimizer};
 use passes::graph::precision::Precision;
+use passes::graph::scale::LossScale;
 use passes::list::{GraphContext, ScheduleContext, graph_passes, schedule_passes};
 use passes::pipeline::{Budget, Kernels, Options};
 use passes::plan::Cancel;
@@ -110,6 +111,7 @@ impl Header<'_> {
                     .find(|p| p.name() == name)
                     .expect("a precision's name")
             }),
+            loss_scale: LossScale::default(),
             group_options: vec![],
             cancel: Cancel::default(),
             protrain: Fixed::default(),

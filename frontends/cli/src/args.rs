@@ -21,6 +21,7 @@ use passes::graph::criterion::Loss;
 use passes::graph::loss::Chunks;
 use passes::graph::optimizer::{Master, Optimizer};
 use passes::graph::precision::Precision;
+use passes::graph::scale::LossScale;
 use passes::pipeline::{self, Budget, Kernels};
 use passes::schedule::order::Update;
 pub(crate) use patterns::{Group, Paths};
@@ -226,8 +227,9 @@ pub(crate) struct Compiling {
     /// The optimizer to attach [default: none]
     #[arg(long, value_parser = optimizer())]
     pub(crate) optimizer: Option<Optimizer>,
-    /// Store f32 masters of bf16 parameters, with adamw. `split` stores each master as the bf16
-    /// parameter and 16 more bits: 12 bytes per parameter including moments [default: none]
+    /// Keep f32 masters of parameters in half precision, which are updated instead. full: an f32
+    /// beside each parameter, with every optimizer. split: 16 more bits beside each bf16 parameter,
+    /// with adamw: 12 bytes per parameter including moments [default: none]
     #[arg(long, value_parser = master())]
     pub(crate) master: Option<Master>,
     /// Scale gradients down so that the norm over all of them is at most this, as
@@ -284,10 +286,17 @@ pub(crate) struct Compiling {
     #[arg(long, value_parser = named(&Kernels::ALL, Kernels::name))]
     pub(crate) kernels: Option<Kernels>,
     /// The types in which a step traced in f32 is computed. tf32: a GPU may round the factors of
-    /// f32 products to 11 bits of precision, as torch.backends.cuda.matmul.allow_tf32 does. bf16:
-    /// as torch.autocast does it, with parameters, gradients and moments in f32 [default: f32]
+    /// f32 products to 11 bits of precision, as torch.backends.cuda.matmul.allow_tf32 does. bf16 and
+    /// fp16: as torch.autocast does it, with parameters, gradients and moments in f32; fp16 scales
+    /// the loss [default: f32]
     #[arg(long, value_parser = named(&Precision::ALL, Precision::name))]
     pub(crate) precision: Option<Precision>,
+    /// How the scale of the loss in fp16 begins, grows after a number of updates, and falls after
+    /// an overflow, as in torch.amp.GradScaler [default:
+    /// init=65536,growth=2,backoff=0.5,interval=2000]
+    #[arg(long, value_name = "init=N,growth=N,backoff=N,interval=N", requires = "precision",
+        value_parser = LossScale::parse)]
+    pub(crate) loss_scale: Option<LossScale>,
     /// Bandwidth of the link between device and host in each direction, such as 2GB/s, instead of
     /// the one in the device's file. `train` also slows copies down to it
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]

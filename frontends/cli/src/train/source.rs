@@ -140,6 +140,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         protrain,
         kernels,
         precision,
+        loss_scale,
         // The running machine simulates the link.
         link: _,
         profile,
@@ -180,6 +181,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         ("--protrain", protrain.is_some()),
         ("--kernels", other_kernels),
         ("--precision", precision.is_some()),
+        ("--loss-scale", loss_scale.is_some()),
         ("--without", without.is_some()),
         ("--profile", profile.is_some()),
         ("--dim", !args.reading.dim.is_empty()),

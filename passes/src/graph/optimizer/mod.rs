@@ -12,19 +12,25 @@
 //!
 //! Bytes of a parameter with its states under AdamW, without the gradient: 12 in f32. 6 in bf16,
 //! with moments in bf16. 12 in bf16 with [`Master::Split`]: 2 of the parameter, 2 that extend it to
-//! an f32 master, and two moments in f32.
+//! an f32 master, and two moments in f32. 14 with [`Master::Full`].
+//!
+//! Scaled gradients are divided by their scale, and if one of them is not finite, no state is
+//! updated: see [`super::scale`].
 
 mod formula;
 mod norm;
 mod rules;
+mod scaling;
 
-use ir::graph::{self, Output, StateData};
-use ir::op::attrs::Scalar;
+use super::scale::{LossScale, SCALE};
+use ir::graph::{self, Def, Output, StateData};
+use ir::op::attrs::{Cast, Scalar};
 use ir::op::{Number, Op};
 use ir::types::TypeError;
 use ir::{DType, Graph, Phase, State, StateKind, TensorType, Value};
-use rules::{Moment, Update};
+use rules::{Moment, Rule, Update};
 pub use rules::{Optimizer, parameters_of};
+pub use scaling::{FOUND_INF, GROWTH_TRACKER, LOSS_SCALE};
 use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
 
@@ -38,13 +44,24 @@ ir::named! {
         /// An f32 is updated. The bf16 parameter is its upper half, and a state `low.PATH` has its
         /// lower 16 bits. No bit of the f32 is lost or stored twice. See the op `adamw_split`.
         Split = "split",
+        /// An f32 is updated, a state `master.PATH`, and the parameter is what it rounds to. In the
+        /// first step it is the parameter.
+        Full = "full",
     }
 }
+
+/// The start of the path of a full master, before the parameter's.
+pub const MASTER: &str = "master";
 
 impl Master {
     /// True if a parameter of this type is stored in two halves.
     fn splits(self, ty: &TensorType) -> bool {
         self == Master::Split && ty.dtype() == DType::BF16
+    }
+
+    /// True if a parameter of this type is updated in an f32 beside it.
+    fn widens(self, ty: &TensorType) -> bool {
+        self == Master::Full && matches!(ty.dtype(), DType::BF16 | DType::F16)
     }
 }
 
@@ -62,6 +79,8 @@ pub struct Attach {
     /// Groups of parameters with options of their own: the group of a parameter, by its path. A
     /// parameter that is not listed is in group 0.
     pub groups: BTreeMap<String, usize>,
+    /// How the scale of the loss changes, if gradients are scaled.
+    pub loss_scale: Option<LossScale>,
 }
 
 impl From<Optimizer> for Attach {
@@ -84,11 +103,17 @@ pub enum AttachError {
         "the norm over all gradients is computed for an optimizer's updates, and there is none"
     )]
     NoUpdates,
-    /// The optimizer keeps no masters.
-    #[error("masters are kept by adamw alone, not by {}", .0.name())]
+    /// The optimizer keeps no masters in halves.
+    #[error(
+        "--master split is for adamw alone, not for {}; --master full is for all optimizers",
+        .0.name()
+    )]
     NoMasters(Optimizer),
-    /// No parameter is bf16.
-    #[error("masters are kept for bf16 parameters, and the model has none")]
+    /// No parameter has a master.
+    #[error(
+        "masters are kept for parameters in bf16 (--master split) or in bf16 and f16 (--master \
+         full), and the model has none"
+    )]
     NoRoundings,
     /// The graph has no gradients.
     #[error(
@@ -146,54 +171,192 @@ pub fn hyper_of(group: usize) -> String {
 /// Attaches an optimizer. An error says why this is not possible.
 pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), AttachError> {
     let attach = attach.into();
-    let Attach {
-        optimizer,
-        master,
-        clip_norm,
-        grad_norm,
-        ref groups,
-    } = attach;
+    let optimizer = attach.optimizer;
     attach.check_options()?;
     let gradients = std::mem::take(&mut graph.gradients);
     if optimizer == Optimizer::None {
-        for (state, gradient) in gradients {
-            let name = format!("grad.{}", graph.states[state].path);
-            graph.outputs.push(Output {
-                name,
-                value: gradient,
-            });
-        }
-        return Ok(());
+        return as_outputs(graph, &attach, gradients);
     }
     attach.check_graph(graph, &gradients)?;
     let rule = optimizer.rule();
-    let hypers = hyper_inputs(graph, &gradients, rule.options.len(), groups)?;
-    let step = if rule.counts_steps {
-        Some(step_count(graph)?)
-    } else {
-        None
+    let mut updates = Updates {
+        hypers: hyper_inputs(graph, &gradients, rule.options.len(), &attach.groups)?,
+        shared: BTreeMap::new(),
+        factors: Factors::default(),
+        step: None,
+        first: None,
+        attach: &attach,
+        rule,
     };
-    let mut shared = BTreeMap::new();
-    let mut scale = None;
-    if clip_norm.is_some() || grad_norm {
-        let squares = norm::squares(graph, &gradients)?;
-        if let Some(norm) = clip_norm {
-            scale = Some(norm::clip_scale(graph, &squares, norm)?);
-        }
-        if grad_norm {
-            let (name, value) = (GRAD_NORM.to_string(), norm::norm(graph, &squares)?);
-            graph.outputs.push(Output { name, value });
-        }
+    let counts_steps = updates.rule.counts_steps || attach.master == Master::Full;
+    let count = match counts_steps {
+        true => Some(step_count(graph)?),
+        false => None,
+    };
+    updates.factors = factors(graph, &attach, &gradients)?;
+    if let Some(count) = count {
+        updates.count(graph, count)?;
     }
     for (state, gradient) in gradients {
         let path = graph.states[state].path.clone();
-        let parameter = graph.states[state].before;
-        let name = graph.values[parameter].name.clone();
-        let ty = graph.values[parameter].ty.clone();
+        let added = updates.add(graph, state, gradient);
+        added.map_err(|error| match error {
+            AttachError::Graph(source) => AttachError::Update {
+                optimizer,
+                path,
+                source,
+            },
+            other => other,
+        })?;
+    }
+    Ok(())
+}
 
-        let mut changed = vec![state];
+/// Makes the gradients outputs; scaled ones are divided by the scale.
+fn as_outputs(
+    graph: &mut Graph,
+    attach: &Attach,
+    gradients: Vec<(State, Value)>,
+) -> Result<(), AttachError> {
+    let factor = factors(graph, attach, &gradients)?.scale;
+    for (state, mut value) in gradients {
+        let name = format!("grad.{}", graph.states[state].path);
+        if let Some(factor) = factor {
+            let dtype = graph.values[value].ty.dtype();
+            let factor = cast(graph, factor, dtype, &format!("{name}.factor"))?;
+            value = add(graph, Op::Mul, &[value, factor], &name)?;
+        }
+        graph.outputs.push(Output { name, value });
+    }
+    Ok(())
+}
+
+/// What all updates read.
+#[derive(Clone, Copy, Default)]
+struct Factors {
+    /// The factor of gradients, f32, if they have one.
+    scale: Option<Value>,
+    /// True if no state is updated.
+    skipped: Option<Value>,
+}
+
+/// Adds what all updates read.
+fn factors(
+    graph: &mut Graph,
+    attach: &Attach,
+    gradients: &[(State, Value)],
+) -> Result<Factors, AttachError> {
+    let Attach {
+        clip_norm,
+        grad_norm,
+        ref loss_scale,
+        ..
+    } = *attach;
+    let state = graph.states.iter().find(|(_, state)| state.path == SCALE);
+    let scaled = state.map(|(state, _)| state).zip(loss_scale.as_ref());
+    if clip_norm.is_none() && !grad_norm && scaled.is_none() {
+        return Ok(Factors::default());
+    }
+    let mut squares = norm::squares(graph, gradients)?;
+    let mut factors = Factors::default();
+    if let Some((state, numbers)) = scaled {
+        let scaling = scaling::add(graph, state, numbers, &squares)?;
+        squares = vec![scaling.squares];
+        (factors.scale, factors.skipped) = (Some(scaling.inverse), Some(scaling.skipped));
+    }
+    if let Some(norm) = clip_norm {
+        let clip = norm::clip_scale(graph, &squares, norm)?;
+        factors.scale = Some(match factors.scale {
+            Some(inverse) => add(graph, Op::Mul, &[clip, inverse], "clip_scale.unscaled")?,
+            None => clip,
+        });
+    }
+    if grad_norm {
+        let total = match scaled {
+            Some(_) => squares[0],
+            None => norm::total(graph, &squares)?,
+        };
+        let (name, value) = (GRAD_NORM.to_string(), norm::root(graph, total)?);
+        graph.outputs.push(Output { name, value });
+    }
+    Ok(factors)
+}
+
+/// The updates of a graph's parameters.
+struct Updates<'a> {
+    attach: &'a Attach,
+    rule: Rule,
+    /// The options of each group.
+    hypers: BTreeMap<usize, Value>,
+    factors: Factors,
+    /// The number of the step, from 1, if it is counted.
+    step: Option<Value>,
+    /// True in the first step, if there are full masters.
+    first: Option<Value>,
+    /// See [`Update::shared`].
+    shared: BTreeMap<(Value, String), Value>,
+}
+
+impl Updates<'_> {
+    /// Takes the count of steps.
+    fn count(&mut self, graph: &mut Graph, state: State) -> Result<(), AttachError> {
+        let StateData { before, after, .. } = graph.states[state];
+        self.step = Some(after);
+        graph.states[state].after = self.unless_skipped(graph, before, after)?;
+        if self.attach.master == Master::Full {
+            let value = Number::Int(0);
+            let is_first = Op::EqScalar(Scalar { value });
+            self.first = Some(add(graph, is_first, &[before], "optimizer.first")?);
+        }
+        Ok(())
+    }
+
+    /// The new value of a state, or the old one if updates are left out.
+    fn unless_skipped(
+        &self,
+        graph: &mut Graph,
+        before: Value,
+        after: Value,
+    ) -> Result<Value, graph::Error> {
+        let Some(skipped) = self.factors.skipped else {
+            return Ok(after);
+        };
+        let name = format!("{}.kept", graph.values[after].name);
+        let (op, module) = (Op::Where, module_of_value(graph, after));
+        let inputs = [skipped, before, after];
+        Ok(graph.add_node(op, &inputs, &[name], Phase::Optimizer, module)?[0])
+    }
+
+    /// Adds the update of a parameter.
+    fn add(
+        &mut self,
+        graph: &mut Graph,
+        state: State,
+        mut gradient: Value,
+    ) -> Result<(), AttachError> {
+        let master = self.attach.master;
+        let StateData { path, before, .. } = graph.states[state].clone();
+        let name = graph.values[before].name.clone();
+        let mut ty = graph.values[before].ty.clone();
+        let own = ty.dtype();
+
+        // What is updated: the parameter, or an f32 instead.
+        let (mut parameter, mut updated) = (before, state);
+        if master.widens(&ty) {
+            ty = TensorType::new(DType::F32, ty.shape())?;
+            updated = graph.states.next_id();
+            let (as_name, as_path) = (format!("{MASTER}.{name}"), format!("{MASTER}.{path}"));
+            let held = graph.add_state(as_name, as_path, StateKind::Moment, ty.clone());
+            let start = cast(graph, before, DType::F32, &format!("{name}.f32"))?;
+            let first = self.first.expect("steps should be counted for masters");
+            let inputs = [first, start, held];
+            parameter = add(graph, Op::Where, &inputs, &format!("{MASTER}.{name}.now"))?;
+            gradient = cast(graph, gradient, DType::F32, &format!("{name}.grad.f32"))?;
+        }
+
+        let mut changed = vec![updated];
         let mut moments = vec![];
-        for Moment { name: moment, ty } in (rule.moments)(&ty, master)? {
+        for Moment { name: moment, ty } in (self.rule.moments)(&ty, master)? {
             changed.push(graph.states.next_id());
             moments.push(graph.add_state(
                 format!("{moment}.{name}"),
@@ -208,29 +371,54 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), AttachErr
             parameter,
             gradient,
             moments,
-            step,
-            hyper: hypers[&group_of(groups, &path)],
-            scale,
+            step: self.step.filter(|_| self.rule.counts_steps),
+            hyper: self.hypers[&group_of(&self.attach.groups, &path)],
+            scale: self.factors.scale,
             is_split: master.splits(&ty),
-            options: rule.options,
-            shared: &mut shared,
+            options: self.rule.options,
+            shared: &mut self.shared,
             is_shared: false,
         };
-        let after = (rule.update)(&mut update).map_err(|source| AttachError::Update {
-            optimizer,
-            path,
-            source,
-        })?;
+        let mut after = (self.rule.update)(&mut update)?;
         assert_eq!(
             after.len(),
             changed.len(),
             "an update should give the parameter and each moment"
         );
-        for (state, after) in changed.into_iter().zip(after) {
-            graph.states[state].after = after;
+        if updated != state {
+            changed.push(state);
+            after.push(cast(graph, after[0], own, &format!("{name}.rounded"))?);
         }
+        for (state, after) in changed.into_iter().zip(after) {
+            let before = graph.states[state].before;
+            graph.states[state].after = self.unless_skipped(graph, before, after)?;
+        }
+        Ok(())
     }
-    Ok(())
+}
+
+/// Adds a node of the optimizer.
+fn add(graph: &mut Graph, op: Op, inputs: &[Value], name: &str) -> Result<Value, graph::Error> {
+    let module = inputs.first().map(|&v| module_of_value(graph, v));
+    let module = module.unwrap_or_default();
+    Ok(graph.add_node(op, inputs, &[name.to_string()], Phase::Optimizer, module)?[0])
+}
+
+/// A value in another type.
+fn cast(graph: &mut Graph, value: Value, dtype: DType, name: &str) -> Result<Value, graph::Error> {
+    if graph.values[value].ty.dtype() == dtype {
+        return Ok(value);
+    }
+    add(graph, Op::Cast(Cast { dtype }), &[value], name)
+}
+
+/// The module of the node that computes a value, or of the state that it is.
+fn module_of_value(graph: &Graph, value: Value) -> String {
+    match graph.values[value].def {
+        Def::Node(node, _) => graph.nodes[node].module.clone(),
+        Def::State(state) => module_of(&graph.states[state].path),
+        Def::Input(_) => String::new(),
+    }
 }
 
 impl Attach {
@@ -265,8 +453,11 @@ impl Attach {
                 state: state.path.clone(),
             });
         }
-        let splits = |state: &StateData| master.splits(&graph.values[state.before].ty);
-        if master == Master::Split && !states.any(splits) {
+        let has_master = |state: &StateData| {
+            let ty = &graph.values[state.before].ty;
+            master.splits(ty) || master.widens(ty)
+        };
+        if master != Master::None && !states.any(has_master) {
             return Err(AttachError::NoRoundings);
         }
         Ok(())
@@ -301,8 +492,8 @@ fn module_of(path: &str) -> String {
 /// The path of the count of steps.
 pub const STEP: &str = "optimizer.step";
 
-/// Adds the count of steps, a state; returns its new value.
-fn step_count(graph: &mut Graph) -> Result<Value, AttachError> {
+/// Adds the count of steps, a state.
+fn step_count(graph: &mut Graph) -> Result<State, AttachError> {
     let state = graph.states.next_id();
     let ty = TensorType::new(DType::I64, [])?;
     let before = graph.add_state(STEP, STEP, StateKind::Moment, ty);
@@ -317,7 +508,7 @@ fn step_count(graph: &mut Graph) -> Result<Value, AttachError> {
         "",
     )?;
     graph.states[state].after = after[0];
-    Ok(after[0])
+    Ok(state)
 }
 
 #[cfg(test)]
