@@ -124,7 +124,8 @@ pub static SHARED: [GraphPass; 5] = [
         name: "scale",
         run: |graph, c| match c.options.precision {
             Precision::Fp16 => {
-                scale::run(graph, &c.options.loss_scale).map_err(|e| failed("scale", e))
+                let n = c.options.micro_batches.unwrap_or(1);
+                scale::run(graph, &c.options.loss_scale, n).map_err(|e| failed("scale", e))
             }
             Precision::F32 | Precision::Tf32 | Precision::Bf16 => Ok(()),
         },

@@ -19,7 +19,7 @@ use papers::protrain::Fixed;
 use passes::decide::Planner;
 use passes::graph::criterion::Loss;
 use passes::graph::loss::Chunks;
-use passes::graph::optimizer::{Master, Optimizer};
+use passes::graph::optimizer::{Master, Optimizer, Rounding};
 use passes::graph::precision::Precision;
 use passes::graph::scale::LossScale;
 use passes::pipeline::{self, Budget, Kernels};
@@ -232,6 +232,11 @@ pub(crate) struct Compiling {
     /// with adamw: 12 bytes per parameter including moments [default: none]
     #[arg(long, value_parser = master())]
     pub(crate) master: Option<Master>,
+    /// How bf16 parameters without masters are rounded after an update in f32. stochastic: to one
+    /// of the two neighbours at random, so that small updates count on average; moments are then
+    /// f32, those of adamw-bf16 excepted [default: nearest]
+    #[arg(long, value_parser = named(&Rounding::ALL, Rounding::name))]
+    pub(crate) rounding: Option<Rounding>,
     /// Scale gradients down so that the norm over all of them is at most this, as
     /// torch.nn.utils.clip_grad_norm_ does
     #[arg(long, value_name = "NORM", allow_negative_numbers = true)]

@@ -377,6 +377,7 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
     Options {
         optimizer: compiling.optimizer.unwrap_or_default(),
         master: compiling.master.unwrap_or_default(),
+        rounding: compiling.rounding.unwrap_or_default(),
         clip_norm: compiling.clip_norm,
         grad_norm: compiling.grad_norm,
         groups: BTreeMap::new(),

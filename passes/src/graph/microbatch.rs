@@ -4,18 +4,20 @@
 //! Before: forward and backward of one batch, and the gradients. After: the same nodes once for
 //! each of `n` micro-batches, one after the other, on inputs `NAME.0` to `NAME.n-1` of the same
 //! types. All read the same parameters. Other states (of the random generator, running statistics)
-//! go from one micro-batch to the next. A gradient is the mean over the micro-batches, added up in
+//! go from one micro-batch to the next. A parameter that is cast is cast once. A gradient is the mean over the micro-batches, added up in
 //! their order in the gradient's own type. If losses are means over equal numbers of samples, it
-//! equals the gradient of the whole batch. The output `loss` is the mean of the losses; other
+//! equals the gradient of the whole batch. Of a scaled loss, each micro-batch has its part of the
+//! scale already ([`super::scale`]), so gradients are added up alone. The output `loss` is the mean of the losses; other
 //! outputs become `NAME.0`, ….
 //!
 //! The optimizer comes after this pass: gradients are complete in the backward of the last
 //! micro-batch.
 
-use ir::graph::{self, Output};
+use super::scale::SCALE;
+use ir::graph::{self, Def, Output};
 use ir::op::attrs::Scalar;
 use ir::op::{Number, Op};
-use ir::{Graph, Node, Phase, Table, Value};
+use ir::{Graph, Node, Phase, StateKind, Table, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
 
@@ -62,6 +64,10 @@ struct Many<'a> {
     names: BTreeSet<String>,
     /// The value of each state before the next micro-batch.
     found: Vec<Value>,
+    /// The gradients are of the nth part of the loss.
+    is_scaled: bool,
+    /// The results of nodes that all micro-batches share.
+    shared: BTreeMap<Node, Vec<Value>>,
     /// The gradients that each node computes, by their position in `one.gradients`.
     computed: BTreeMap<Node, Vec<usize>>,
     /// The sum of each gradient so far, in the order of `one.gradients`; at the end the mean.
@@ -100,6 +106,8 @@ impl<'a> Many<'a> {
             graph,
             names,
             found,
+            is_scaled: one.states.values().any(|state| state.path == SCALE),
+            shared: BTreeMap::new(),
             computed,
             sums,
             losses,
@@ -168,6 +176,11 @@ impl<'a> Many<'a> {
         here: &mut Table<Value, Option<Value>>,
     ) -> Result<(), MicrobatchError> {
         let data = &self.one.nodes[node];
+        if let Some(values) = self.shared.get(&node) {
+            let values = data.outputs.iter().zip(values);
+            values.for_each(|(&output, &value)| here[output] = Some(value));
+            return Ok(());
+        }
         let inputs: Vec<Value> = data.inputs.iter().map(|&v| now(here, v)).collect();
         let names: Vec<String> = data
             .outputs
@@ -181,8 +194,11 @@ impl<'a> Many<'a> {
             data.phase,
             data.module.clone(),
         )?;
-        for (&output, value) in data.outputs.iter().zip(outputs) {
+        for (&output, &value) in data.outputs.iter().zip(&outputs) {
             here[output] = Some(value);
+        }
+        if is_cast_parameter(self.one, node) {
+            self.shared.insert(node, outputs);
         }
         Ok(())
     }
@@ -233,7 +249,7 @@ impl<'a> Many<'a> {
             }
             None => gradient,
         };
-        if is_last {
+        if is_last && !self.is_scaled {
             let name = format!("grad.{name}");
             sum = self.node(divided_by(k + 1), &[sum], name, Phase::Backward, module)?;
         }
@@ -267,6 +283,16 @@ impl<'a> Many<'a> {
 
 fn now(here: &Table<Value, Option<Value>>, value: Value) -> Value {
     here[value].expect("a graph's order should be topological")
+}
+
+/// True for a cast of a parameter, which no micro-batch changes.
+fn is_cast_parameter(graph: &Graph, node: Node) -> bool {
+    let data = &graph.nodes[node];
+    let root = |&value: &Value| graph.values[graph.root(value)].def;
+    matches!(data.op, Op::Cast(_))
+        && matches!(data.inputs.first().map(root), Some(Def::State(state))
+            if graph.states[state].kind == StateKind::Param
+                && graph.states[state].before == graph.states[state].after)
 }
 
 /// The output that is averaged: the loss, a number.

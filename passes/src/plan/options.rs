@@ -3,7 +3,7 @@
 use super::cancel::Cancel;
 use super::parts::Parts;
 use crate::graph::loss::Chunks;
-use crate::graph::optimizer::{Attach, Master, Optimizer};
+use crate::graph::optimizer::{Attach, Master, Optimizer, Rounding};
 use crate::graph::precision::Precision;
 use crate::graph::scale::LossScale;
 use crate::schedule::order::Update;
@@ -44,6 +44,8 @@ pub struct Options {
     pub optimizer: Optimizer,
     /// The f32 masters of half-precision parameters.
     pub master: Master,
+    /// How bf16 parameters without masters are rounded.
+    pub rounding: Rounding,
     /// The largest norm over all gradients.
     pub clip_norm: Option<f64>,
     /// Makes the norm over all gradients an output.
@@ -95,6 +97,7 @@ impl Options {
         Attach {
             optimizer: self.optimizer,
             master: self.master,
+            rounding: self.rounding,
             clip_norm: self.clip_norm,
             grad_norm: self.grad_norm,
             groups: self.groups.clone(),

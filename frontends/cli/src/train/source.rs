@@ -125,6 +125,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
     let Compiling {
         optimizer,
         master,
+        rounding,
         clip_norm,
         grad_norm,
         group,
@@ -166,6 +167,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
     let given = [
         ("--optimizer", other_optimizer),
         ("--master", master.is_some()),
+        ("--rounding", rounding.is_some()),
         ("--clip-norm", clip_norm.is_some()),
         ("--grad-norm", *grad_norm),
         ("--group", !group.is_empty()),

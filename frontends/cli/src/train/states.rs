@@ -6,6 +6,7 @@ use crate::data::{self, Saved, Tensors};
 use crate::failure::Failure;
 use crate::finite;
 use artifact::StateKind;
+use passes::graph::optimizer::{MASTER, STEP};
 use runtime::{Machine, StateInit};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -63,6 +64,7 @@ pub(super) fn give(
     if let Init::Tensors(tensors) = init {
         let states: Vec<artifact::State> = machine.states().cloned().collect();
         let mut missing = vec![];
+        let master = format!("{MASTER}.");
         for state in &states {
             match name_in(tensors, &state.path, tied) {
                 Some(name) => {
@@ -71,6 +73,10 @@ pub(super) fn give(
                         .map_err(failure)?;
                 }
                 None if state.kind == StateKind::Param => missing.push(state.path.clone()),
+                // A master begins as its parameter, in the first step alone.
+                None if state.path.starts_with(&master) && tensors.has(STEP) => {
+                    missing.push(state.path.clone())
+                }
                 None => {}
             }
         }

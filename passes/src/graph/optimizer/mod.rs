@@ -19,6 +19,7 @@
 
 mod formula;
 mod norm;
+mod rounding;
 mod rules;
 mod scaling;
 
@@ -28,6 +29,7 @@ use ir::op::attrs::{Cast, Scalar};
 use ir::op::{Number, Op};
 use ir::types::TypeError;
 use ir::{DType, Graph, Phase, State, StateKind, TensorType, Value};
+use rounding::Random;
 use rules::{Moment, Rule, Update};
 pub use rules::{Optimizer, parameters_of};
 pub use scaling::{FOUND_INF, GROWTH_TRACKER, LOSS_SCALE};
@@ -47,6 +49,25 @@ ir::named! {
         /// An f32 is updated, a state `master.PATH`, and the parameter is what it rounds to. In the
         /// first step it is the parameter.
         Full = "full",
+    }
+}
+
+ir::named! {
+    /// How new values of bf16 parameters without masters are rounded.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub enum Rounding {
+        /// To the nearest.
+        #[default]
+        Nearest = "nearest",
+        /// To one of the two neighbours at random, so that the mean is the value. Moments are f32.
+        Stochastic = "stochastic",
+    }
+}
+
+impl Rounding {
+    /// True if new values of a parameter of this type are rounded at random.
+    fn is_random(self, ty: &TensorType) -> bool {
+        self == Rounding::Stochastic && ty.dtype() == DType::BF16
     }
 }
 
@@ -72,6 +93,8 @@ pub struct Attach {
     pub optimizer: Optimizer,
     /// The masters of half-precision parameters.
     pub master: Master,
+    /// How parameters without masters are rounded.
+    pub rounding: Rounding,
     /// The largest norm over all gradients. Larger ones are scaled down to it.
     pub clip_norm: Option<f64>,
     /// The norm over all gradients, before they are clipped, becomes the output [`GRAD_NORM`].
@@ -109,6 +132,12 @@ pub enum AttachError {
         .0.name()
     )]
     NoMasters(Optimizer),
+    /// Parameters with masters are rounded to the nearest.
+    #[error("--rounding stochastic is for parameters without masters; leave --master out")]
+    RoundedMasters,
+    /// No parameter is rounded.
+    #[error("--rounding stochastic is for bf16 parameters, and the model has none")]
+    NoBf16,
     /// No parameter has a master.
     #[error(
         "masters are kept for parameters in bf16 (--master split) or in bf16 and f16 (--master \
@@ -185,6 +214,7 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), AttachErr
         factors: Factors::default(),
         step: None,
         first: None,
+        random: None,
         attach: &attach,
         rule,
     };
@@ -196,6 +226,9 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), AttachErr
     updates.factors = factors(graph, &attach, &gradients)?;
     if let Some(count) = count {
         updates.count(graph, count)?;
+    }
+    if attach.rounding == Rounding::Stochastic {
+        updates.random = Some(Random::of(graph)?);
     }
     for (state, gradient) in gradients {
         let path = graph.states[state].path.clone();
@@ -293,6 +326,8 @@ struct Updates<'a> {
     step: Option<Value>,
     /// True in the first step, if there are full masters.
     first: Option<Value>,
+    /// The source of random numbers, if parameters are rounded with them.
+    random: Option<Random>,
     /// See [`Update::shared`].
     shared: BTreeMap<(Value, String), Value>,
 }
@@ -342,6 +377,12 @@ impl Updates<'_> {
 
         // What is updated: the parameter, or an f32 instead.
         let (mut parameter, mut updated) = (before, state);
+        let is_random = self.attach.rounding.is_random(&ty);
+        if is_random {
+            ty = TensorType::new(DType::F32, ty.shape())?;
+            parameter = cast(graph, before, DType::F32, &format!("{name}.f32"))?;
+            gradient = cast(graph, gradient, DType::F32, &format!("{name}.grad.f32"))?;
+        }
         if master.widens(&ty) {
             ty = TensorType::new(DType::F32, ty.shape())?;
             updated = graph.states.next_id();
@@ -385,6 +426,9 @@ impl Updates<'_> {
             changed.len(),
             "an update should give the parameter and each moment"
         );
+        if let (true, Some(random)) = (is_random, &mut self.random) {
+            after[0] = random.rounded(graph, after[0], &format!("{name}.rounded"))?;
+        }
         if updated != state {
             changed.push(state);
             after.push(cast(graph, after[0], own, &format!("{name}.rounded"))?);
@@ -434,6 +478,9 @@ impl Attach {
         if self.master == Master::Split && self.optimizer != Optimizer::AdamW {
             return Err(AttachError::NoMasters(self.optimizer));
         }
+        if self.rounding == Rounding::Stochastic && self.master != Master::None {
+            return Err(AttachError::RoundedMasters);
+        }
         Ok(())
     }
 
@@ -452,6 +499,10 @@ impl Attach {
                 optimizer,
                 state: state.path.clone(),
             });
+        }
+        let is_random = |state: &StateData| self.rounding.is_random(&graph.values[state.before].ty);
+        if self.rounding == Rounding::Stochastic && !states.clone().any(is_random) {
+            return Err(AttachError::NoBf16);
         }
         let has_master = |state: &StateData| {
             let ty = &graph.values[state.before].ty;
