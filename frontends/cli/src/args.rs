@@ -575,6 +575,9 @@ pub(crate) struct ProfileArgs {
     /// When updates run, as for `plan` [default: backward]
     #[arg(long, value_parser = update())]
     pub(crate) update: Option<Update>,
+    /// The types in which the step is computed, as for `plan`; not tf32 [default: f32]
+    #[arg(long, value_parser = named(&Precision::ALL, Precision::name))]
+    pub(crate) precision: Option<Precision>,
     /// The device that the profile describes: its name, or a .toml file. cuda:0 is a GPU of this
     /// machine, which is then measured instead of the processor [default: cpu]
     #[arg(long, value_name = "NAME|FILE.toml|cuda:N")]

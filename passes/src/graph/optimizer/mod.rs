@@ -22,19 +22,20 @@ mod norm;
 mod rounding;
 mod rules;
 mod scaling;
+mod updates;
 
-use super::scale::{LossScale, SCALE};
-use ir::graph::{self, Def, Output, StateData};
-use ir::op::attrs::{Cast, Scalar};
+use super::scale::LossScale;
+use ir::graph::{self, Output, StateData};
+use ir::op::attrs::Scalar;
 use ir::op::{Number, Op};
 use ir::types::TypeError;
 use ir::{DType, Graph, Phase, State, StateKind, TensorType, Value};
 use rounding::Random;
-use rules::{Moment, Rule, Update};
 pub use rules::{Optimizer, parameters_of};
 pub use scaling::{FOUND_INF, GROWTH_TRACKER, LOSS_SCALE};
 use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
+use updates::{Factors, Nodes, Updates, factors};
 
 ir::named! {
     /// The f32 master of a half-precision parameter.
@@ -256,213 +257,14 @@ fn as_outputs(
         let name = format!("grad.{}", graph.states[state].path);
         if let Some(factor) = factor {
             let dtype = graph.values[value].ty.dtype();
-            let factor = cast(graph, factor, dtype, &format!("{name}.factor"))?;
-            value = add(graph, Op::Mul, &[value, factor], &name)?;
+            let module = &module_of(&graph.states[state].path);
+            let mut nodes = Nodes { graph, module };
+            let factor = nodes.cast(factor, dtype, &format!("{name}.factor"))?;
+            value = nodes.add(Op::Mul, &[value, factor], &name)?;
         }
         graph.outputs.push(Output { name, value });
     }
     Ok(())
-}
-
-/// What all updates read.
-#[derive(Clone, Copy, Default)]
-struct Factors {
-    /// The factor of gradients, f32, if they have one.
-    scale: Option<Value>,
-    /// True if no state is updated.
-    skipped: Option<Value>,
-}
-
-/// Adds what all updates read.
-fn factors(
-    graph: &mut Graph,
-    attach: &Attach,
-    gradients: &[(State, Value)],
-) -> Result<Factors, AttachError> {
-    let Attach {
-        clip_norm,
-        grad_norm,
-        ref loss_scale,
-        ..
-    } = *attach;
-    let state = graph.states.iter().find(|(_, state)| state.path == SCALE);
-    let scaled = state.map(|(state, _)| state).zip(loss_scale.as_ref());
-    if clip_norm.is_none() && !grad_norm && scaled.is_none() {
-        return Ok(Factors::default());
-    }
-    let mut squares = norm::squares(graph, gradients)?;
-    let mut factors = Factors::default();
-    if let Some((state, numbers)) = scaled {
-        let scaling = scaling::add(graph, state, numbers, &squares)?;
-        squares = vec![scaling.squares];
-        (factors.scale, factors.skipped) = (Some(scaling.inverse), Some(scaling.skipped));
-    }
-    if let Some(norm) = clip_norm {
-        let clip = norm::clip_scale(graph, &squares, norm)?;
-        factors.scale = Some(match factors.scale {
-            Some(inverse) => add(graph, Op::Mul, &[clip, inverse], "clip_scale.unscaled")?,
-            None => clip,
-        });
-    }
-    if grad_norm {
-        let total = match scaled {
-            Some(_) => squares[0],
-            None => norm::total(graph, &squares)?,
-        };
-        let (name, value) = (GRAD_NORM.to_string(), norm::root(graph, total)?);
-        graph.outputs.push(Output { name, value });
-    }
-    Ok(factors)
-}
-
-/// The updates of a graph's parameters.
-struct Updates<'a> {
-    attach: &'a Attach,
-    rule: Rule,
-    /// The options of each group.
-    hypers: BTreeMap<usize, Value>,
-    factors: Factors,
-    /// The number of the step, from 1, if it is counted.
-    step: Option<Value>,
-    /// True in the first step, if there are full masters.
-    first: Option<Value>,
-    /// The source of random numbers, if parameters are rounded with them.
-    random: Option<Random>,
-    /// See [`Update::shared`].
-    shared: BTreeMap<(Value, String), Value>,
-}
-
-impl Updates<'_> {
-    /// Takes the count of steps.
-    fn count(&mut self, graph: &mut Graph, state: State) -> Result<(), AttachError> {
-        let StateData { before, after, .. } = graph.states[state];
-        self.step = Some(after);
-        graph.states[state].after = self.unless_skipped(graph, before, after)?;
-        if self.attach.master == Master::Full {
-            let value = Number::Int(0);
-            let is_first = Op::EqScalar(Scalar { value });
-            self.first = Some(add(graph, is_first, &[before], "optimizer.first")?);
-        }
-        Ok(())
-    }
-
-    /// The new value of a state, or the old one if updates are left out.
-    fn unless_skipped(
-        &self,
-        graph: &mut Graph,
-        before: Value,
-        after: Value,
-    ) -> Result<Value, graph::Error> {
-        let Some(skipped) = self.factors.skipped else {
-            return Ok(after);
-        };
-        let name = format!("{}.kept", graph.values[after].name);
-        let (op, module) = (Op::Where, module_of_value(graph, after));
-        let inputs = [skipped, before, after];
-        Ok(graph.add_node(op, &inputs, &[name], Phase::Optimizer, module)?[0])
-    }
-
-    /// Adds the update of a parameter.
-    fn add(
-        &mut self,
-        graph: &mut Graph,
-        state: State,
-        mut gradient: Value,
-    ) -> Result<(), AttachError> {
-        let master = self.attach.master;
-        let StateData { path, before, .. } = graph.states[state].clone();
-        let name = graph.values[before].name.clone();
-        let mut ty = graph.values[before].ty.clone();
-        let own = ty.dtype();
-
-        // What is updated: the parameter, or an f32 instead.
-        let (mut parameter, mut updated) = (before, state);
-        let is_random = self.attach.rounding.is_random(&ty);
-        if is_random {
-            ty = TensorType::new(DType::F32, ty.shape())?;
-            parameter = cast(graph, before, DType::F32, &format!("{name}.f32"))?;
-            gradient = cast(graph, gradient, DType::F32, &format!("{name}.grad.f32"))?;
-        }
-        if master.widens(&ty) {
-            ty = TensorType::new(DType::F32, ty.shape())?;
-            updated = graph.states.next_id();
-            let (as_name, as_path) = (format!("{MASTER}.{name}"), format!("{MASTER}.{path}"));
-            let held = graph.add_state(as_name, as_path, StateKind::Moment, ty.clone());
-            let start = cast(graph, before, DType::F32, &format!("{name}.f32"))?;
-            let first = self.first.expect("steps should be counted for masters");
-            let inputs = [first, start, held];
-            parameter = add(graph, Op::Where, &inputs, &format!("{MASTER}.{name}.now"))?;
-            gradient = cast(graph, gradient, DType::F32, &format!("{name}.grad.f32"))?;
-        }
-
-        let mut changed = vec![updated];
-        let mut moments = vec![];
-        for Moment { name: moment, ty } in (self.rule.moments)(&ty, master)? {
-            changed.push(graph.states.next_id());
-            moments.push(graph.add_state(
-                format!("{moment}.{name}"),
-                format!("{moment}.{path}"),
-                StateKind::Moment,
-                ty,
-            ));
-        }
-        let mut update = Update {
-            graph: &mut *graph,
-            module: module_of(&path),
-            parameter,
-            gradient,
-            moments,
-            step: self.step.filter(|_| self.rule.counts_steps),
-            hyper: self.hypers[&group_of(&self.attach.groups, &path)],
-            scale: self.factors.scale,
-            is_split: master.splits(&ty),
-            options: self.rule.options,
-            shared: &mut self.shared,
-            is_shared: false,
-        };
-        let mut after = (self.rule.update)(&mut update)?;
-        assert_eq!(
-            after.len(),
-            changed.len(),
-            "an update should give the parameter and each moment"
-        );
-        if let (true, Some(random)) = (is_random, &mut self.random) {
-            after[0] = random.rounded(graph, after[0], &format!("{name}.rounded"))?;
-        }
-        if updated != state {
-            changed.push(state);
-            after.push(cast(graph, after[0], own, &format!("{name}.rounded"))?);
-        }
-        for (state, after) in changed.into_iter().zip(after) {
-            let before = graph.states[state].before;
-            graph.states[state].after = self.unless_skipped(graph, before, after)?;
-        }
-        Ok(())
-    }
-}
-
-/// Adds a node of the optimizer.
-fn add(graph: &mut Graph, op: Op, inputs: &[Value], name: &str) -> Result<Value, graph::Error> {
-    let module = inputs.first().map(|&v| module_of_value(graph, v));
-    let module = module.unwrap_or_default();
-    Ok(graph.add_node(op, inputs, &[name.to_string()], Phase::Optimizer, module)?[0])
-}
-
-/// A value in another type.
-fn cast(graph: &mut Graph, value: Value, dtype: DType, name: &str) -> Result<Value, graph::Error> {
-    if graph.values[value].ty.dtype() == dtype {
-        return Ok(value);
-    }
-    add(graph, Op::Cast(Cast { dtype }), &[value], name)
-}
-
-/// The module of the node that computes a value, or of the state that it is.
-fn module_of_value(graph: &Graph, value: Value) -> String {
-    match graph.values[value].def {
-        Def::Node(node, _) => graph.nodes[node].module.clone(),
-        Def::State(state) => module_of(&graph.states[state].path),
-        Def::Input(_) => String::new(),
-    }
 }
 
 impl Attach {

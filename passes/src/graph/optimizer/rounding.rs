@@ -4,11 +4,12 @@
 //! op of the graph has. So a step draws the same bits at every budget. A step without a generator
 //! gets one.
 
-use super::{AttachError, add, module_of_value};
+use super::AttachError;
+use super::updates::Nodes;
 use ir::graph;
 use ir::op::Op;
 use ir::op::attrs::{Attr, Stream};
-use ir::{DType, Graph, Phase, StateKind, TensorType, Value};
+use ir::{DType, Graph, StateKind, TensorType, Value};
 
 /// The path of the generator's state if the step has none.
 const RNG: &str = "optimizer.rng";
@@ -34,7 +35,8 @@ impl Random {
                 let state = graph.states.next_id();
                 let ty = TensorType::new(DType::I64, [2])?;
                 let rng = graph.add_state(RNG, RNG, StateKind::Rng, ty);
-                let next = add(graph, Op::RngNext, &[rng], "optimizer.rng.next")?;
+                let mut nodes = Nodes { graph, module: "" };
+                let next = nodes.add(Op::RngNext, &[rng], "optimizer.rng.next")?;
                 graph.states[state].after = next;
                 rng
             }
@@ -52,17 +54,12 @@ impl Random {
     /// A value in f32 that is rounded to bf16.
     pub(super) fn rounded(
         &mut self,
-        graph: &mut Graph,
+        nodes: &mut Nodes<'_>,
         value: Value,
         name: &str,
     ) -> Result<Value, graph::Error> {
         let stream = self.stream;
         self.stream += 1;
-        let (op, module) = (
-            Op::RoundRandom(Stream { stream }),
-            module_of_value(graph, value),
-        );
-        let inputs = [value, self.rng];
-        Ok(graph.add_node(op, &inputs, &[name.to_string()], Phase::Optimizer, module)?[0])
+        nodes.add(Op::RoundRandom(Stream { stream }), &[value, self.rng], name)
     }
 }
