@@ -400,8 +400,8 @@ fixtures! {
     moe_core: "moe-tiny" "core";
 }
 
-/// In every precision: measured = planned, and the same bits at the smallest budget and between. The
-/// models have attention, convolutions, batch norm and a tied head.
+/// In every precision: measured = planned, and the same bits at the smallest budget and between.
+/// The models have attention, convolutions, batch norm and a tied head.
 #[test]
 fn every_precision_has_the_same_bits_at_every_budget() {
     const STEPS: usize = 4;

@@ -4,11 +4,11 @@
 //! Before: forward and backward of one batch, and the gradients. After: the same nodes once for
 //! each of `n` micro-batches, one after the other, on inputs `NAME.0` to `NAME.n-1` of the same
 //! types. All read the same parameters. Other states (of the random generator, running statistics)
-//! go from one micro-batch to the next. A parameter that is cast is cast once. A gradient is the mean over the micro-batches, added up in
-//! their order in the gradient's own type. If losses are means over equal numbers of samples, it
-//! equals the gradient of the whole batch. Of a scaled loss, each micro-batch has its part of the
-//! scale already ([`super::scale`]), so gradients are added up alone. The output `loss` is the mean of the losses; other
-//! outputs become `NAME.0`, ….
+//! go from one micro-batch to the next. A parameter is cast once for all. A gradient is the mean
+//! over the micro-batches, added up in their order in the gradient's own type. If losses are means
+//! over equal numbers of samples, it equals the gradient of the whole batch. Of a scaled loss, each
+//! micro-batch has its part of the scale already ([`super::scale`]), so gradients are only added
+//! up. The output `loss` is the mean of the losses; other outputs become `NAME.0`, ….
 //!
 //! The optimizer comes after this pass: gradients are complete in the backward of the last
 //! micro-batch.

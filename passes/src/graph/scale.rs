@@ -7,8 +7,8 @@
 //!
 //! A step that PyTorch traced has its backward, and does not say where it starts. The start is a
 //! constant of the backward on which every gradient depends linearly. This is proved for the
-//! constant that is taken: all nodes between it and the gradients are linear in it, and nothing else
-//! that leaves the step depends on it. So it does not matter which constant is found.
+//! constant that is taken: all nodes between it and the gradients are linear in it, and nothing
+//! else that leaves the step depends on it. So it does not matter which constant is found.
 
 use ir::graph;
 use ir::op::attrs::{Cast, Full, Scalar, Sizes};
