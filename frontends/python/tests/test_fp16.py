@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 import lighterage as lt
 
@@ -67,7 +68,7 @@ def test_scales_skips_and_weights_have_the_bits_of_grad_scaler(kernels: str) -> 
     theirs, data = Products(), batches(STEPS, 2, 2)
     start = [p.detach().clone() for p in theirs.parameters()]
     ours = [copy.deepcopy(theirs) for _ in range(2)]
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=13)
+    scaler = GradScaler("cpu", init_scale=2.0**14, growth_interval=13)
     # The rate is a power of two, so that its product with a gradient is exact.
     _, scales, weights = eager(theirs, torch.optim.SGD(theirs.parameters(), lr=2.0**-7), scaler, data)
     skipped = skips(weights, start)
@@ -75,7 +76,7 @@ def test_scales_skips_and_weights_have_the_bits_of_grad_scaler(kernels: str) -> 
     assert 30 < sum(skipped) < 250
     assert max(scales) > 2.0**14
     for own, budget in zip(ours, ["100%", "80%"], strict=True):
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=13)
+        scaler = GradScaler("cpu", init_scale=2.0**14, growth_interval=13)
         optimizer = torch.optim.SGD(own.parameters(), lr=2.0**-7)
         step = lt.compile(
             own, optimizer, example=data[0], budget=budget, precision="fp16", scaler=scaler, kernels=kernels
@@ -90,7 +91,7 @@ def test_moments_and_counts_are_those_of_grad_scaler() -> None:
     torch.manual_seed(4)
     theirs, data = Products(), batches(STEPS, 2, 2)
     own = copy.deepcopy(theirs)
-    scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=29) for _ in range(2)]
+    scalers = [GradScaler("cpu", init_scale=2.0**10, growth_interval=29) for _ in range(2)]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in (theirs, own)]
     losses, scales, _ = eager(theirs, optimizers[0], scalers[0], data, clip=0.5)
     step = lt.compile(
@@ -116,7 +117,12 @@ class Images(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 5)
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(128, 5),
         )
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -166,10 +172,10 @@ def test_losses_are_those_of_autocast_within_each_budget(make: Any) -> None:
     theirs, data = make()
     models = [copy.deepcopy(theirs) for _ in range(2)]
     optimizer = torch.optim.AdamW(theirs.parameters(), lr=1e-3)
-    expected, scales, _ = eager(theirs, optimizer, torch.amp.GradScaler("cpu", growth_interval=3), data)
+    expected, scales, _ = eager(theirs, optimizer, GradScaler("cpu", growth_interval=3), data)
     found = []
     for own, budget in zip(models, ["100%", "80%"], strict=True):
-        scaler = torch.amp.GradScaler("cpu", growth_interval=3)
+        scaler = GradScaler("cpu", growth_interval=3)
         optimizer = torch.optim.AdamW(own.parameters(), lr=1e-3)
         step = lt.compile(own, optimizer, example=data[0], budget=budget, precision="fp16", scaler=scaler)
         losses = []
@@ -187,7 +193,7 @@ def test_a_step_of_several_batches_has_one_scale() -> None:
     torch.manual_seed(6)
     theirs, data = Products(), batches(60, 2, 2)
     own = copy.deepcopy(theirs)
-    scalers = [torch.amp.GradScaler("cpu", growth_interval=5) for _ in range(2)]
+    scalers = [GradScaler("cpu", growth_interval=5) for _ in range(2)]
     optimizers = [torch.optim.SGD(model.parameters(), lr=2.0**-7) for model in (theirs, own)]
     step = lt.compile(own, optimizers[1], example=data[0], accumulate=2, precision="fp16", scaler=scalers[1])
     for pair in zip(data[::2], data[1::2], strict=True):
@@ -220,8 +226,6 @@ def test_a_scaler_is_kept_with_a_checkpoint_and_checked() -> None:
     with pytest.raises(lt.StaleError, match="other factors"):
         step(*data[0])
     with pytest.raises(lt.Error, match="precision='fp16' does"):
-        lt.compile(model, optimizer, example=data[0], scaler=torch.amp.GradScaler("cpu"))
+        lt.compile(model, optimizer, example=data[0], scaler=GradScaler("cpu"))
     with pytest.raises(lt.Error, match="not enabled"):
-        lt.compile(
-            model, optimizer, example=data[0], precision="fp16", scaler=torch.amp.GradScaler("cpu", enabled=False)
-        )
+        lt.compile(model, optimizer, example=data[0], precision="fp16", scaler=GradScaler("cpu", enabled=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from torch.amp.grad_scaler import GradScaler
 
 from ._lighterage import Machine
 from ._optimizer import lent
@@ -14,7 +14,7 @@ Numbers = tuple[float, float, float, int]
 SCALE, TRACKER = "optimizer.scale", "optimizer.growth_tracker"
 
 
-def scaler_of(precision: str, given: torch.amp.GradScaler | None) -> torch.amp.GradScaler | None:
+def scaler_of(precision: str, given: GradScaler | None) -> GradScaler | None:
     """The scaler of a step: the given one, or one with PyTorch's defaults if the precision needs one.
 
     Raises Error: one is given that the precision does not use, or that is not enabled.
@@ -23,13 +23,13 @@ def scaler_of(precision: str, given: torch.amp.GradScaler | None) -> torch.amp.G
         if given is not None:
             raise Error(f"scaler: precision={precision!r} does not scale the loss; precision='fp16' does")
         return None
-    scaler = torch.amp.GradScaler("cpu") if given is None else given
+    scaler = GradScaler("cpu") if given is None else given
     if not scaler.is_enabled():
         raise Error("scaler: it is not enabled, and fp16 needs a scaled loss; GradScaler('cpu') is enabled")
     return scaler
 
 
-def numbers_of(scaler: torch.amp.GradScaler | None) -> Numbers | None:
+def numbers_of(scaler: GradScaler | None) -> Numbers | None:
     """The first scale, its growth, its backoff, and the updates until it grows."""
     if scaler is None:
         return None
@@ -40,7 +40,7 @@ def numbers_of(scaler: torch.amp.GradScaler | None) -> Numbers | None:
 class Scaler:
     """A scaler whose scale and count of updates are tensors in the memory of a step."""
 
-    def __init__(self, scaler: torch.amp.GradScaler, machine: Machine) -> None:
+    def __init__(self, scaler: GradScaler, machine: Machine) -> None:
         self._scaler: Any = scaler
         self._fixed = (numbers_of(scaler) or ())[1:]
         self._scale, self._tracker = lent(machine, "state", SCALE), lent(machine, "state", TRACKER)

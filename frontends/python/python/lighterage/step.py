@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.utils import _pytree as pytree
 
 from . import _check, _foreign, _kernels, _lighterage, _optimizer, _scaler
@@ -101,7 +102,7 @@ def compile(
     clip_grad_norm: float | None = None,
     accumulate: int = 1,
     precision: str = "f32",
-    scaler: torch.amp.GradScaler | None = None,
+    scaler: GradScaler | None = None,
     fallback: str = "torch",
     threads: int | None = None,
     seed: int | None = None,
@@ -231,7 +232,7 @@ class Step:
     """What the step needs and takes."""
     check: _check.Check | None
     """How far the first step was from eager PyTorch; None if it was not compared."""
-    scaler: torch.amp.GradScaler | None
+    scaler: GradScaler | None
     """The scaler of the loss, in fp16."""
 
     def __init__(
@@ -245,7 +246,7 @@ class Step:
         kind: _optimizer.Kind,
         accumulate: int,
         seed: int,
-        scaler: torch.amp.GradScaler | None,
+        scaler: GradScaler | None,
     ) -> None:
         self.scaler = scaler
         self.plan, self.check, self._turn, self._accumulate = plan, None, threading.Lock(), accumulate
