@@ -129,7 +129,7 @@ pub fn run(graph: &mut Graph, numbers: &LossScale, n: usize) -> Result<(), Scale
     );
     let name = graph.node_name(start).to_string();
     let mut edit = graph.edit();
-    let mut add = |op, inputs: &[Value], part: &str| -> Result<Value, graph::Error> {
+    let mut add = |op, inputs: &[Value], part: &str| -> Made {
         let node = edit.insert_before(start, op, inputs, &[format!("{name}.{part}")])?;
         Ok(edit.graph().nodes[node].outputs[0])
     };
@@ -147,13 +147,16 @@ pub fn run(graph: &mut Graph, numbers: &LossScale, n: usize) -> Result<(), Scale
     Ok(())
 }
 
+/// The value that a new node computes.
+type Made = Result<Value, graph::Error>;
+
 /// The scale of this step: the state, or the first scale if the state is 0. `add` adds a node with
 /// one result, whose name ends in the given word.
 pub fn current(
     state: Value,
     numbers: &LossScale,
-    add: &mut dyn FnMut(Op, &[Value], &str) -> Result<Value, graph::Error>,
-) -> Result<Value, graph::Error> {
+    add: &mut dyn FnMut(Op, &[Value], &str) -> Made,
+) -> Made {
     let value = Number::Float(0.0);
     let is_new = add(Op::EqScalar(Scalar { value }), &[state], "is_new")?;
     let init = Full {
