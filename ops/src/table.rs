@@ -211,7 +211,7 @@ macro_rules! ops {
                 .access(Element)
                 .real()
                 => dropout_bwd;
-            // round_random(x: f32, rng) -> bf16: one of the two neighbours of x, so that the mean is
+            // round_random(x: f32, rng) -> bf16: a neighbour of x, at random, so that the mean is
             // x. 16 random bits are added below the last bit that stays.
             RoundRandom(Stream) "round_random": takes(2, 2)
                 .real()
