@@ -211,6 +211,14 @@ macro_rules! ops {
                 .access(Element)
                 .real()
                 => dropout_bwd;
+            // round_random(x: f32, rng) -> bf16: a neighbour of x, at random, so that the mean is
+            // x. 16 random bits are added below the last bit that stays.
+            RoundRandom(Stream) "round_random": takes(2, 2)
+                .real()
+                .random()
+                .options_from(1)
+                .generated()
+                => round_random;
             // step + 1
             RngNext "rng_next": takes(1, 1).inplace(&[(0, 0)]) => rng_next;
             // The norm over all gradients, for clipping: sum_squares(g) -> f64[]; clip_scale(sum,

@@ -7,9 +7,10 @@
 
 use crate::alloc::{self, Lifetime};
 use crate::cost::Cost;
+use crate::graph::precision::Precision;
 use crate::graph::{
     accumulate, attention, autodiff, canonical, fuse, loss, microbatch, optimizer, precision,
-    simplify,
+    scale, simplify,
 };
 use crate::plan::machine::DEVICE;
 use crate::plan::{Decisions, Error, Illegal, Kernels, Options, Problem};
@@ -104,7 +105,7 @@ impl<'a> ScheduleContext<'a> {
 
 /// Graph passes before the loss has variants. The order matters; each entry gives the reason for
 /// its place.
-pub static SHARED: [GraphPass; 4] = [
+pub static SHARED: [GraphPass; 5] = [
     // First: the backward is brought into one form and simplified like the forward. It does so to
     // the forward itself, before it differentiates it: fewer ops, which save less.
     GraphPass {
@@ -115,6 +116,25 @@ pub static SHARED: [GraphPass; 4] = [
             }
             let simplified = !c.options.without_simplify;
             autodiff::run(graph, simplified).map_err(|e| failed("autodiff", e))
+        },
+    },
+    // After autodiff, whose backward it scales too. Before canonical and simplify, after which the
+    // start of the backward may be part of another constant.
+    GraphPass {
+        name: "scale",
+        run: |graph, c| match c.options.precision {
+            Precision::Fp16 => {
+                let n = match c.options.micro_batches.unwrap_or(1) {
+                    1 => 1,
+                    n => {
+                        let whole = microbatch::whole(graph, c.options.reduction);
+                        let whole = whole.map_err(|e| failed("scale", e))?;
+                        if whole.sums { 1 } else { n }
+                    }
+                };
+                scale::run(graph, &c.options.loss_scale, n).map_err(|e| failed("scale", e))
+            }
+            Precision::F32 | Precision::Tf32 | Precision::Bf16 => Ok(()),
         },
     },
     // Before all others: later passes see one form, whatever traced the graph.

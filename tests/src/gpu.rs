@@ -265,6 +265,10 @@ fn ops() -> Vec<Wanted> {
             &[("p", Attr::Float(0.1)), ("stream", Attr::Int(3))],
         );
         wishes.push(dropout, &[x.clone(), ty(DType::I64, &[2])], Wild, exact);
+        if dtype == DType::F32 {
+            let round = op("round_random", &[("stream", Attr::Int(3))]);
+            wishes.push(round, &[x.clone(), ty(DType::I64, &[2])], Wild, exact);
+        }
         wishes.push(
             op("dropout_bwd", &[("scale", Attr::Float(1.25))]),
             &[x, ty(DType::Bool, &[7, 11, 13])],

@@ -23,9 +23,10 @@ use papers::protrain::Fixed;
 use passes::cost::Roofline;
 use passes::decide::{Decisions, Extent, Gap, Means, Planner, Problem, Reason, decide};
 use passes::graph::loss::Chunks;
-use passes::graph::optimizer::{Master, Optimizer};
+use passes::graph::optimizer::{Master, Optimizer, Rounding};
 use passes::graph::precision::Precision;
 use passes::graph::reduction::Combination;
+use passes::graph::scale::LossScale;
 use passes::list::{GraphContext, ScheduleContext, graph_passes, schedule_passes};
 use passes::pipeline::{Budget, Kernels, Options};
 use passes::plan::Cancel;
@@ -111,6 +112,13 @@ impl Header<'_> {
                     .find(|p| p.name() == name)
                     .expect("a precision's name")
             }),
+            rounding: given.remove("rounding").map_or(Rounding::Nearest, |name| {
+                Rounding::ALL
+                    .into_iter()
+                    .find(|r| r.name() == name)
+                    .expect("a rounding's name")
+            }),
+            loss_scale: LossScale::default(),
             group_options: vec![],
             cancel: Cancel::default(),
             protrain: Fixed::default(),

@@ -9,6 +9,7 @@ use ir::Device;
 use passes::cost::Roofline;
 use passes::decide::Extent;
 use passes::graph::optimizer::{HYPER, Optimizer};
+use passes::graph::precision::Precision;
 use passes::pipeline::{self, Budget, Compiled, Error, Kernels, Options};
 use placement::gap;
 use runtime::{Machine, StateInit};
@@ -23,6 +24,7 @@ const SMALLEST: f64 = 0.65;
 /// A fixture at one level, with one kind of kernels.
 struct Fixture {
     kernels: Kernels,
+    precision: Precision,
     /// The model is a forward alone.
     differentiate: bool,
     model: torch::Model,
@@ -66,6 +68,7 @@ impl Fixture {
         let meta = std::fs::read(folder(name).join("meta.json")).unwrap();
         Fixture {
             kernels,
+            precision: Precision::F32,
             differentiate: false,
             model,
             data,
@@ -97,6 +100,8 @@ impl Fixture {
             optimizer,
             budget,
             kernels: self.kernels,
+            precision: self.precision,
+            tf32: self.precision == Precision::Tf32,
             differentiate: self.differentiate,
             extent,
             ..Options::default()
@@ -393,6 +398,33 @@ fixtures! {
     resnet_core: "resnet-tiny" "core";
     resnet_coarse: "resnet-tiny" "coarse";
     moe_core: "moe-tiny" "core";
+}
+
+/// In every precision: measured = planned, and the same bits at the smallest budget and between.
+/// The models have attention, convolutions, batch norm and a tied head.
+#[test]
+fn every_precision_has_the_same_bits_at_every_budget() {
+    const STEPS: usize = 4;
+    for precision in Precision::ALL {
+        for name in ["gpt2-tiny", "resnet-tiny"] {
+            let mut fixture = Fixture::read(name, "coarse", Kernels::Generated);
+            fixture.precision = precision;
+            let (roomy, artifact) = fixture
+                .compile_to(Optimizer::AdamW, Budget::Share(1.0), Extent::Curve)
+                .unwrap();
+            let expected = fixture.train(&artifact, STEPS, None);
+            let (keep, smallest) = (roomy.decided.keep_peak, roomy.decided.smallest.unwrap());
+            for budget in [smallest, (smallest + keep) / 2] {
+                let what = format!("{name} in {}, {budget} bytes", precision.name());
+                let budget = Budget::Bytes(budget);
+                let (compiled, artifact) = fixture.compile(Optimizer::AdamW, budget).unwrap();
+                let trained = fixture.train(&artifact, STEPS, Some(3));
+                assert_eq!(trained.measured_peak, compiled.planned_peak, "{what}");
+                assert_eq!(trained.losses, expected.losses, "{what}");
+                assert_eq!(trained.states, expected.states, "{what}");
+            }
+        }
+    }
 }
 
 /// Dropout draws the same bits when its block runs again: losses do not depend on recomputation.

@@ -480,6 +480,10 @@ fn kernels_compile_for_other_processors() {
                 &[("p", Attr::Float(0.1)), ("stream", Attr::Int(1))],
             );
             cases.push((dropout, vec![x.clone(), ty(DType::I64, &[2])]));
+            if dtype == DType::F32 {
+                let round = op("round_random", &[("stream", Attr::Int(1))]);
+                cases.push((round, vec![x.clone(), ty(DType::I64, &[2])]));
+            }
             let moments = [
                 x.clone(),
                 x.clone(),
@@ -812,8 +816,12 @@ proptest! {
         let x = tensor(&types[0], Numbers::Wild, &mut random);
         let dropout = op("dropout", &[("p", Attr::Float([0.0, 0.1, 0.5, 1.0][p])),
             ("stream", Attr::Int(3))]);
-        check_with(&dropout, &types, &[x, rng], Close::Ulps(0.0), &[30000]);
-        let types = [types[0].clone(), ty(DType::Bool, &shape)];
+        check_with(&dropout, &types, &[x, rng.clone()], Close::Ulps(0.0), &[30000]);
+        let types = [ty(DType::F32, &shape), ty(DType::I64, &[2])];
+        let x = tensor(&types[0], Numbers::Wild, &mut random);
+        let round = op("round_random", &[("stream", Attr::Int(3))]);
+        check_with(&round, &types, &[x, rng], Close::Ulps(0.0), &[30000]);
+        let types = [ty(FLOATS[dtype], &shape), ty(DType::Bool, &shape)];
         check(&op("dropout_bwd", &[("scale", Attr::Float(1.25))]), &types, Numbers::Wild,
             Close::Ulps(0.0), seed);
     }

@@ -27,6 +27,7 @@ mod ops;
 mod optimizers;
 mod papers;
 mod planners;
+mod precision;
 mod protrain;
 mod ptx;
 mod remat;

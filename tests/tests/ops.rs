@@ -44,6 +44,7 @@ const ONLY_PASSES: &[OpKind] = &[
     OpKind::NllSum,
     OpKind::SdpaRows,
     OpKind::SdpaRowsBwd,
+    OpKind::RoundRandom,
     OpKind::SumSquares,
     OpKind::ClipScale,
     OpKind::Adamw,

@@ -11,7 +11,7 @@ use lighterage_tests::linears::linears;
 use lighterage_tests::{forced, run};
 use passes::cost::Roofline;
 use passes::decide::{Decisions, Gap, Means, Planner, Problem, Reason};
-use passes::graph::optimizer::{Attach, HYPER, Master, Optimizer};
+use passes::graph::optimizer::{Attach, HYPER, Master, Optimizer, Rounding};
 use passes::graph::reduction::Combination;
 use passes::pipeline::{self, Budget, Compiled, Error, Kernels, Options};
 use passes::schedule::lives::Variant;
@@ -838,9 +838,10 @@ fn masters_do_not_lose_small_steps() {
         (outcome, state_bytes - 8)
     };
     let ((plain, plain_bytes), (split, split_bytes)) = (train(Master::None), train(Master::Split));
+    let (full, full_bytes) = train(Master::Full);
     assert_eq!(
-        (plain_bytes, split_bytes),
-        (6 * 32, 12 * 32),
+        (plain_bytes, split_bytes, full_bytes),
+        (6 * 32, 12 * 32, 14 * 32),
         "bytes of 32 parameters and their states"
     );
     let value = |outcome: &run::Outcome| {
@@ -855,6 +856,68 @@ fn masters_do_not_lose_small_steps() {
         value(&split)
     );
     assert!(split.states["low.fc.weight"].iter().any(|&byte| byte != 0));
+    // Both are one f32.
+    let (high, low) = (&split.states["fc.weight"], &split.states["low.fc.weight"]);
+    let halves = high.as_chunks().0.iter().zip(low.as_chunks().0);
+    let joined = halves.flat_map(|(high, low)| {
+        let high = u32::from(u16::from_le_bytes(*high)) << 16;
+        let low = i16::from_le_bytes(*low);
+        high.wrapping_add_signed(low.into()).to_le_bytes()
+    });
+    assert_eq!(full.states["master.fc.weight"], joined.collect::<Vec<_>>());
+    assert_eq!(full.states["fc.weight"], *high);
+}
+
+/// Rounded at random, updates that are too small for bf16 add up on average; the draws follow from
+/// the seed alone.
+#[test]
+fn random_rounding_does_not_lose_small_steps() {
+    let graph = half_precision();
+    let half = |x: f32| half::bf16::from_f32(x).to_le_bytes();
+    let start: Data = [("fc.weight".to_string(), half(1.0).repeat(32))].into();
+    let feed: Tensors = [
+        ("x".to_string(), half(2.0).repeat(32)),
+        (HYPER.to_string(), doubles(&[1e-4, 0.9, 0.999, 1e-8, 0.0])),
+    ]
+    .into();
+    let feeds = vec![feed.clone(); 200];
+    for (optimizer, bytes) in [(Optimizer::AdamWBf16, 6), (Optimizer::AdamW, 10)] {
+        let train = |rounding, kernels, seed| {
+            let options = Options {
+                optimizer,
+                rounding,
+                kernels,
+                ..Options::default()
+            };
+            let compiled = compile(&graph, &options);
+            let (values, states) = (&compiled.program.graph, &compiled.program.graph.states);
+            let own = states.values().filter(|s| s.path.ends_with("fc.weight"));
+            let own: u64 = own
+                .map(|state| values.values[state.before].ty.bytes())
+                .sum();
+            let artifact = codegen::emit(&compiled, &start, codegen::Target::host()).unwrap();
+            let options = run::shuffled(seed);
+            let outcome = run::compiled(&artifact, options, &feeds).unwrap().0;
+            (outcome.states["fc.weight"].clone(), own)
+        };
+        let mean = |bytes: &[u8]| {
+            let numbers = bytes.as_chunks().0.iter();
+            let sum: f32 = numbers
+                .map(|b| half::bf16::from_le_bytes(*b).to_f32())
+                .sum();
+            sum / 32.0
+        };
+        for kernels in [Kernels::Plain, Kernels::Generated] {
+            let (nearest, _) = train(Rounding::Nearest, kernels, 1);
+            assert_eq!(mean(&nearest), 1.0);
+            let (random, own) = train(Rounding::Stochastic, kernels, 1);
+            assert_eq!(own, bytes * 32);
+            // 200 steps of 1e-4; the mean of 32 has a deviation of 1.3e-3.
+            let found = mean(&random);
+            assert!((found - 0.98).abs() < 6e-3, "{}: {found}", optimizer.name());
+            assert_eq!(train(Rounding::Stochastic, kernels, 2).0, random);
+        }
+    }
 }
 
 #[test]
@@ -873,13 +936,33 @@ fn what_does_not_go_together_is_told() {
     };
     assert_eq!(
         run(split),
-        "masters are kept for bf16 parameters, and the model has none"
+        "masters are kept for parameters in bf16 (--master split) or in bf16 and f16 (--master \
+         full), and the model has none"
     );
     let split = Attach {
         master: Master::Split,
         ..attach(Optimizer::Sgd)
     };
-    assert_eq!(run(split), "masters are kept by adamw alone, not by sgd");
+    assert_eq!(
+        run(split),
+        "--master split is for adamw alone, not for sgd; --master full is for all optimizers"
+    );
+    let random = Attach {
+        rounding: Rounding::Stochastic,
+        ..attach(Optimizer::AdamW)
+    };
+    assert_eq!(
+        run(random.clone()),
+        "--rounding stochastic is for bf16 parameters, and the model has none"
+    );
+    let random = Attach {
+        master: Master::Full,
+        ..random
+    };
+    assert_eq!(
+        run(random),
+        "--rounding stochastic is for parameters without masters; leave --master out"
+    );
     let clip = |norm| Attach {
         clip_norm: Some(norm),
         ..attach(Optimizer::AdamW)

@@ -199,6 +199,7 @@ impl<'a> Lowering<'a> {
             Op::Sgd => self.sgd(step)?,
             Op::SgdMomentum => self.sgd_momentum(step)?,
             Op::Dropout(dropout) => self.dropout(step, dropout)?,
+            Op::RoundRandom(a) => self.round_random(step, a.stream as u32)?,
             Op::NllLossBwd(loss) => vec![self.nll_loss_bwd(step, loss)?],
             Op::Where => {
                 // Elements are only chosen, so their bits stay the same.
@@ -409,6 +410,7 @@ impl<'a> Lowering<'a> {
             | Op::Sgd
             | Op::SgdMomentum
             | Op::Dropout(_)
+            | Op::RoundRandom(_)
             | Op::NllLossBwd(_)
             | Op::Where => unreachable!("{} should be lowered by itself", op.name()),
 
@@ -823,6 +825,31 @@ impl<'a> Lowering<'a> {
     }
 
     // --- random numbers ---
+
+    /// A word for each element, from the state at operand 1.
+    fn random(&mut self, step: &Step, stream: u32) -> Lowered<Id> {
+        if self.types[step.inputs[0]].numel() != self.space.rows() * self.space.columns() {
+            return Err("its elements are not numbered as the kernel's".into());
+        }
+        let at = |dag: &mut Dag, i| dag.load_at(step.inputs[1], i, Kind::I64);
+        let (seed, count) = (at(&mut self.dag, 0), at(&mut self.dag, 1));
+        Ok(self.dag.random(seed, count, stream))
+    }
+
+    fn round_random(&mut self, step: &Step, stream: u32) -> Lowered<Vec<Known>> {
+        let (x, word) = (self.wide(step.inputs[0])?, self.random(step, stream)?);
+        let d = &mut self.dag;
+        let bits = d.convert(Convert::Bitcast, x, Kind::I32);
+        let (places, exponent) = (d.int(16, Kind::I32), d.int(0x7F80_0000, Kind::I32));
+        let word = d.same(Arith::Shrui, &[word, places]);
+        let sum = d.add(bits, word);
+        let sum = d.same(Arith::Shrui, &[sum, places]);
+        let sum = d.convert(Convert::Trunci, sum, Kind::I16);
+        let same = d.rounded_bf16(x);
+        let found = d.same(Arith::Andi, &[bits, exponent]);
+        let is_finite = d.differs(found, exponent);
+        Ok(vec![Known::Node(d.select(is_finite, sum, same))])
+    }
 
     fn dropout(&mut self, step: &Step, dropout: &Dropout) -> Lowered<Vec<Known>> {
         let (v, rng) = (step.inputs[0], step.inputs[1]);

@@ -21,9 +21,10 @@ use papers::protrain::Fixed;
 use passes::decide::Planner;
 use passes::graph::criterion::Loss;
 use passes::graph::loss::Chunks;
-use passes::graph::optimizer::{Master, Optimizer};
+use passes::graph::optimizer::{Master, Optimizer, Rounding};
 use passes::graph::precision::Precision;
 use passes::graph::reduction::Combination;
+use passes::graph::scale::LossScale;
 use passes::pipeline::{self, Budget, Kernels};
 use passes::schedule::order::Update;
 pub(crate) use patterns::{Group, Paths};
@@ -265,10 +266,16 @@ pub(crate) struct Compiling {
     /// The optimizer to attach [default: none]
     #[arg(long, value_parser = optimizer())]
     pub(crate) optimizer: Option<Optimizer>,
-    /// Store f32 masters of bf16 parameters, with adamw. `split` stores each master as the bf16
-    /// parameter and 16 more bits: 12 bytes per parameter including moments [default: none]
+    /// Keep f32 masters of parameters in half precision, which are updated instead. full: an f32
+    /// beside each parameter, with every optimizer. split: 16 more bits beside each bf16 parameter,
+    /// with adamw: 12 bytes per parameter including moments [default: none]
     #[arg(long, value_parser = master())]
     pub(crate) master: Option<Master>,
+    /// How bf16 parameters without masters are rounded after an update in f32. stochastic: to one
+    /// of the two neighbours at random, so that small updates count on average; moments are then
+    /// f32, those of adamw-bf16 excepted [default: nearest]
+    #[arg(long, value_parser = named(&Rounding::ALL, Rounding::name))]
+    pub(crate) rounding: Option<Rounding>,
     /// Scale gradients down so that the norm over all of them is at most this, as
     /// torch.nn.utils.clip_grad_norm_ does
     #[arg(long, value_name = "NORM", allow_negative_numbers = true)]
@@ -327,10 +334,17 @@ pub(crate) struct Compiling {
     #[arg(long, value_parser = named(&Kernels::ALL, Kernels::name))]
     pub(crate) kernels: Option<Kernels>,
     /// The types in which a step traced in f32 is computed. tf32: a GPU may round the factors of
-    /// f32 products to 11 bits of precision, as torch.backends.cuda.matmul.allow_tf32 does. bf16:
-    /// as torch.autocast does it, with parameters, gradients and moments in f32 [default: f32]
+    /// f32 products to 11 bits of precision, as torch.backends.cuda.matmul.allow_tf32 does. bf16,
+    /// fp16: as torch.autocast does it, with parameters, gradients and moments in f32; fp16 scales
+    /// the loss [default: f32]
     #[arg(long, value_parser = named(&Precision::ALL, Precision::name))]
     pub(crate) precision: Option<Precision>,
+    /// How the scale of the loss in fp16 begins, grows after a number of updates, and falls after
+    /// an overflow, as in torch.amp.GradScaler [default:
+    /// init=65536,growth=2,backoff=0.5,interval=2000]
+    #[arg(long, value_name = "init=N,growth=N,backoff=N,interval=N", requires = "precision",
+        value_parser = LossScale::parse)]
+    pub(crate) loss_scale: Option<LossScale>,
     /// Bandwidth of the link between device and host in each direction, such as 2GB/s, instead of
     /// the one in the device's file. `train` also slows copies down to it
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
@@ -612,6 +626,9 @@ pub(crate) struct ProfileArgs {
     /// When updates run, as for `plan` [default: backward]
     #[arg(long, value_parser = update())]
     pub(crate) update: Option<Update>,
+    /// The types in which the step is computed, as for `plan`; not tf32 [default: f32]
+    #[arg(long, value_parser = named(&Precision::ALL, Precision::name))]
+    pub(crate) precision: Option<Precision>,
     /// The device that the profile describes: its name, or a .toml file. cuda:0 is a GPU of this
     /// machine, which is then measured instead of the processor [default: cpu]
     #[arg(long, value_name = "NAME|FILE.toml|cuda:N")]

@@ -18,6 +18,7 @@ use passes::decide::{Extent, Planner};
 use passes::devices;
 use passes::graph::autodiff::{self, AutodiffError};
 use passes::graph::criterion::{self, Criterion, Loss};
+use passes::graph::precision::Precision;
 use passes::pipeline::{self, Compiled, Options};
 use passes::plan::Cancel;
 use std::collections::BTreeMap;
@@ -426,6 +427,7 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
     Options {
         optimizer: compiling.optimizer.unwrap_or_default(),
         master: compiling.master.unwrap_or_default(),
+        rounding: compiling.rounding.unwrap_or_default(),
         clip_norm: compiling.clip_norm,
         grad_norm: compiling.grad_norm,
         groups: BTreeMap::new(),
@@ -448,6 +450,7 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         kernels: compiling.kernels.unwrap_or_default(),
         parts: None,
         precision: compiling.precision.unwrap_or_default(),
+        loss_scale: compiling.loss_scale.unwrap_or_default(),
         tf32: compiling.is_tf32(),
         differentiate: compiling.forward.differentiate,
         without_simplify: compiling.without.is_some(),
@@ -517,6 +520,11 @@ fn run(
             "--protrain gives numbers of the planner protrain, not of {}: leave --planner out",
             planner.name()
         )));
+    }
+    if compiling.loss_scale.is_some() && compiling.precision != Some(Precision::Fp16) {
+        let why = "--loss-scale: the loss is scaled in fp16 alone: give --precision fp16, or leave \
+            it out";
+        return Err(Failure::Input(why.into()));
     }
     if let Some(MicroBatches::Of(n)) = compiling.micro_batches
         && n > MANY_MICRO_BATCHES

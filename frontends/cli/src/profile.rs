@@ -21,6 +21,7 @@ use passes::cost::profile::{LinkFigures, OpFigures, Profile, VERSION, key};
 use passes::cost::{Cost, Lane, Roofline};
 use passes::decide::Planner;
 use passes::graph::optimizer::{HYPER, Optimizer};
+use passes::graph::precision::Precision;
 use passes::pipeline::{Budget, Compiled, Kernels};
 use runtime::profile::{Content, Figures, Micros, Op, Replay, Times};
 use serde_json::json;
@@ -55,8 +56,13 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
     }
     let kernels = args.kernels.unwrap_or_default();
     let target = codegen::target(kernels)?;
+    if args.precision == Some(Precision::Tf32) {
+        let why = "--precision tf32: a profile has the times of f32 products; leave it out";
+        return Err(Failure::Input(why.into()));
+    }
     let compiling = Compiling {
         optimizer: Some(optimizer),
+        precision: args.precision,
         update: args.update,
         kernels: Some(kernels),
         device: args.device.clone(),

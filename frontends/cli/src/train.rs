@@ -29,6 +29,7 @@ use evaluation::Evaluator;
 use hyper::Hyper;
 use metrics::Metrics;
 use number::Number;
+use passes::graph::optimizer::{FOUND_INF, GRAD_NORM, LOSS_SCALE};
 use progress::Progress;
 use rates::{Items, Numbers, Run};
 use record::Record;
@@ -82,7 +83,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         }
     }
     let loss = Number::loss(&artifact);
-    let grad_norm = Number::grad_norm(&artifact);
+    let named = [GRAD_NORM, LOSS_SCALE, FOUND_INF].map(|name| Number::named(&artifact, name));
     let items = Items::of(&inputs, micro_batches);
     let options = Options {
         link_bandwidth: args.compiling.link,
@@ -194,10 +195,14 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
             None => Ok(None),
         };
         run.add(report.ms, read(&loss)?);
+        let [grad_norm, loss_scale, found_inf] = &named;
         let numbers = Numbers {
             lr: hyper.as_ref().map(|hyper| hyper.rate(run.before + step)),
-            grad_norm: read(&grad_norm)?,
+            grad_norm: read(grad_norm)?,
+            loss_scale: read(loss_scale)?,
+            found_inf: read(found_inf)?,
         };
+        run.skipped += u64::from(numbers.found_inf == Some(1.0));
         progress.step(&run, numbers);
         let is_last = step + 1 == steps;
         let recorded = record.step(&run, numbers);

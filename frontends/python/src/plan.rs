@@ -16,6 +16,7 @@ use passes::explain::{self, Named};
 use passes::graph::optimizer::Optimizer;
 use passes::graph::precision::Precision;
 use passes::graph::reduction::Combination;
+use passes::graph::scale::LossScale;
 use passes::micro_batches;
 use passes::pipeline::{self, Budget, Compiled, Kernels, Options, Planner};
 use passes::plan::{Cancel, Parts};
@@ -110,11 +111,12 @@ fn kind_of_kernels(given: &str) -> PyResult<Kernels> {
 /// come at the pause of a step in two parts, and of the outputs that leave there. `calls`: for a
 /// step that is to run, on this machine's processor. It gets the calls without a kernel (operator,
 /// node, module, reason), and raises an exception or returns the function that computes them,
-/// `compute(node, operands, results)`. Without it the step is planned for the device.
+/// `compute(node, operands, results)`. Without it the step is planned for the device. `loss_scale`:
+/// of fp16, the first scale, its growth, its backoff, and the updates until it grows.
 #[pyfunction]
 #[pyo3(signature = (pt2, *, optimizer, budget=None, device="cpu", host=None, kernels="auto",
     planner="auto", clip_norm=None, groups=None, parts=None, calls=None, precision="f32",
-    micro_batches=None, reduction="auto", command=""))]
+    loss_scale=None, micro_batches=None, reduction="auto", command=""))]
 #[expect(
     clippy::too_many_arguments,
     reason = "Python's keyword arguments; its callers name each"
@@ -133,12 +135,19 @@ pub(crate) fn compile(
     parts: Option<(BTreeSet<String>, BTreeSet<String>)>,
     calls: Option<Bound<'_, PyAny>>,
     precision: &str,
+    loss_scale: Option<(f64, f64, f64, u32)>,
     micro_batches: Option<usize>,
     reduction: &str,
     command: &str,
 ) -> PyResult<Plan> {
     let host = host.map(|text| parse_bytes(text).map_err(|e| error(format!("host: {e}"))));
     let precision = chosen("precision", precision, &Precision::ALL, Precision::name)?;
+    let loss_scale = loss_scale.map(|(init, growth, backoff, interval)| LossScale {
+        init,
+        growth,
+        backoff,
+        interval,
+    });
     let options = Options {
         optimizer: chosen("optimizer", optimizer, &Optimizer::ALL, Optimizer::name)?,
         budget: self::budget(budget)?,
@@ -152,6 +161,7 @@ pub(crate) fn compile(
         parts: parts.map(|(late, early)| Parts { late, early }),
         extent: Extent::Plan,
         precision,
+        loss_scale: loss_scale.unwrap_or_default(),
         tf32: precision == Precision::Tf32,
         micro_batches,
         reduction: chosen("reduction", reduction, &Combination::ALL, Combination::name)?,

@@ -143,8 +143,8 @@ def test_losses_are_those_of_autocast(make: Any) -> None:
     assert found[0] == pytest.approx(expected, rel=2e-3)
 
 
-def test_precision_is_one_of_three() -> None:
+def test_precision_is_one_of_four() -> None:
     model, batches = regression()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(lt.Error, match="none of f32, tf32, bf16"):
+    with pytest.raises(lt.Error, match="none of f32, tf32, bf16, fp16"):
         lt.compile(model, optimizer, example=batches[0], precision="fp8")

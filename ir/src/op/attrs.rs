@@ -481,6 +481,11 @@ attributes! {
         /// Distinguishes the random ops of a graph.
         stream: i64,
     }
+    /// Of `round_random`.
+    Stream {
+        /// Distinguishes the random ops of a graph.
+        stream: i64,
+    }
     /// Of `dropout_bwd`.
     DropoutBwd {
         /// The factor of the elements that were kept.

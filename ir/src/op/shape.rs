@@ -901,6 +901,11 @@ pub(super) fn dropout(a: &Dropout, c: &Call<'_>) -> Shapes {
         TensorType::new(DType::Bool, c.shape(0))?,
     ])
 }
+pub(super) fn round_random(_: &Stream, c: &Call<'_>) -> Shapes {
+    c.expect(0, DType::F32)?;
+    rng(c, 1)?;
+    ty(DType::BF16, c.shape(0))
+}
 pub(super) fn dropout_bwd(a: &DropoutBwd, c: &Call<'_>) -> Shapes {
     c.expect(1, DType::Bool)?;
     c.expect_shape(1, c.shape(0))?;

@@ -4,20 +4,22 @@
 //! Before: forward and backward of one batch, and the gradients. After: the same nodes once for
 //! each of `n` micro-batches, one after the other, on inputs `NAME.0` to `NAME.n-1` of the same
 //! types. All read the same parameters. Other states (of the random generator, running statistics)
-//! go from one micro-batch to the next. A gradient is the mean or the sum over the micro-batches,
-//! added up in their order in the gradient's own type, and so is the output `loss`: as
-//! [`reduction`] reads the loss, so that both equal those of the whole batch.
+//! go from one micro-batch to the next. A parameter is cast once for all. A gradient is the mean or
+//! the sum over the micro-batches, added up in their order in the gradient's own type, and so is
+//! the output `loss`: as [`reduction`] reads the loss, so that both equal those of the whole batch.
 //! What counts samples there is computed for all micro-batches first, and each micro-batch reads
-//! the count of all. Other outputs become `NAME.0`, ….
+//! the count of all. Of a scaled mean, each micro-batch has its part of the scale already
+//! ([`super::scale`]), so gradients are only added up. Other outputs become `NAME.0`, ….
 //!
 //! The optimizer comes after this pass: gradients are complete in the backward of the last
 //! micro-batch.
 
 use super::reduction::{self, Combination, Count, CountOf, NotAdditive, Whole};
-use ir::graph::{self, NodeData, Output, StateData};
+use super::scale::SCALE;
+use ir::graph::{self, Def, NodeData, Output, StateData};
 use ir::op::attrs::{Cast, NllLoss, NllSum, Reduction, Scalar};
 use ir::op::{Number, Op};
-use ir::{DType, Graph, Node, Phase, Table, Value};
+use ir::{DType, Graph, Node, Phase, StateKind, Table, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
 
@@ -98,6 +100,10 @@ struct Many<'a> {
     names: BTreeSet<String>,
     /// The value of each state before the next micro-batch.
     found: Vec<Value>,
+    /// The gradients are of the nth part of the loss.
+    is_scaled: bool,
+    /// The results of nodes that all micro-batches share.
+    shared: BTreeMap<Node, Vec<Value>>,
     /// The gradients that each node computes, by their position in `one.gradients`.
     computed: BTreeMap<Node, Vec<usize>>,
     /// The sum of each gradient so far, in the order of `one.gradients`; at the end the mean.
@@ -139,6 +145,8 @@ impl<'a> Many<'a> {
             targets: BTreeMap::new(),
             names,
             found,
+            is_scaled: one.states.values().any(|state| state.path == SCALE),
+            shared: BTreeMap::new(),
             computed,
             sums,
             losses,
@@ -301,6 +309,12 @@ impl<'a> Many<'a> {
         if data.outputs.iter().all(|&v| self.here[k][v].is_some()) {
             return Ok(());
         }
+        if let Some(values) = self.shared.get(&node) {
+            for (&output, &value) in data.outputs.iter().zip(values) {
+                self.here[k][output].get_or_insert(value);
+            }
+            return Ok(());
+        }
         let inputs: Vec<Value> = data.inputs.iter().map(|&v| now(&self.here[k], v)).collect();
         let names: Vec<String> = data
             .outputs
@@ -314,8 +328,11 @@ impl<'a> Many<'a> {
             data.phase,
             data.module.clone(),
         )?;
-        for (&output, value) in data.outputs.iter().zip(outputs) {
+        for (&output, &value) in data.outputs.iter().zip(&outputs) {
             self.here[k][output].get_or_insert(value);
+        }
+        if is_cast_parameter(self.one, node) {
+            self.shared.insert(node, outputs);
         }
         Ok(())
     }
@@ -386,7 +403,7 @@ impl<'a> Many<'a> {
             }
             None => gradient,
         };
-        if is_last && !self.whole.sums {
+        if is_last && !self.whole.sums && !self.is_scaled {
             let name = format!("grad.{name}");
             sum = self.node(divided_by(k + 1), &[sum], name, Phase::Backward, module)?;
         }
@@ -442,6 +459,16 @@ fn ancestors(graph: &Graph, values: Vec<Value>) -> BTreeSet<Node> {
 
 fn cast(dtype: DType) -> Op {
     Op::Cast(Cast { dtype })
+}
+
+/// True for a cast of a parameter, which no micro-batch changes.
+fn is_cast_parameter(graph: &Graph, node: Node) -> bool {
+    let data = &graph.nodes[node];
+    let root = |&value: &Value| graph.values[graph.root(value)].def;
+    matches!(data.op, Op::Cast(_))
+        && matches!(data.inputs.first().map(root), Some(Def::State(state))
+            if graph.states[state].kind == StateKind::Param
+                && graph.states[state].before == graph.states[state].after)
 }
 
 /// The output that is put together: the loss, a number.

@@ -11,6 +11,7 @@ pub mod microbatch;
 pub mod optimizer;
 pub mod precision;
 pub mod reduction;
+pub mod scale;
 pub mod simplify;
 
 use ir::Op;

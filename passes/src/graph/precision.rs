@@ -28,6 +28,8 @@ ir::named! {
         Tf32 = "tf32",
         /// bf16 as `torch.autocast` has it.
         Bf16 = "bf16",
+        /// f16 as `torch.autocast` has it, with a scaled loss: see [`super::scale`].
+        Fp16 = "fp16",
     }
 }
 
@@ -67,6 +69,7 @@ pub fn run(graph: &mut Graph, precision: Precision) -> Result<(), graph::Error> 
     let half = match precision {
         Precision::F32 | Precision::Tf32 => return Ok(()),
         Precision::Bf16 => DType::BF16,
+        Precision::Fp16 => DType::F16,
     };
     *graph = Mixed::new(graph, half).run()?;
     Ok(())

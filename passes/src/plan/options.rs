@@ -3,9 +3,10 @@
 use super::cancel::Cancel;
 use super::parts::Parts;
 use crate::graph::loss::Chunks;
-use crate::graph::optimizer::{Attach, Master, Optimizer};
+use crate::graph::optimizer::{Attach, Master, Optimizer, Rounding};
 use crate::graph::precision::Precision;
 use crate::graph::reduction::Combination;
+use crate::graph::scale::LossScale;
 use crate::schedule::order::Update;
 use papers::protrain::Fixed;
 use serde::{Deserialize, Serialize};
@@ -44,6 +45,8 @@ pub struct Options {
     pub optimizer: Optimizer,
     /// The f32 masters of half-precision parameters.
     pub master: Master,
+    /// How bf16 parameters without masters are rounded.
+    pub rounding: Rounding,
     /// The largest norm over all gradients.
     pub clip_norm: Option<f64>,
     /// Makes the norm over all gradients an output.
@@ -78,6 +81,8 @@ pub struct Options {
     pub parts: Option<Parts>,
     /// The types in which a step traced in f32 is computed.
     pub precision: Precision,
+    /// How the scale of the loss changes in fp16.
+    pub loss_scale: LossScale,
     /// Lets a GPU round the factors of f32 products (`matmul`, `addmm`) to TF32, which has 11 bits
     /// of precision, so that tensor cores multiply them. Times are predicted for it too.
     pub tf32: bool,
@@ -95,9 +100,11 @@ impl Options {
         Attach {
             optimizer: self.optimizer,
             master: self.master,
+            rounding: self.rounding,
             clip_norm: self.clip_norm,
             grad_norm: self.grad_norm,
             groups: self.groups.clone(),
+            loss_scale: (self.precision == Precision::Fp16).then_some(self.loss_scale),
         }
     }
 }

@@ -448,6 +448,9 @@ const fn kernel(op: OpKind) -> Option<Kernel> {
         OpKind::Rand => k(random::check_random, random::rand).cut_by(Cut::elements),
         OpKind::Randn => k(random::check_random, random::randn).cut_by(Cut::elements),
         OpKind::Dropout => k(random::check_dropout, random::dropout).cut_by(Cut::elements),
+        OpKind::RoundRandom => {
+            k(random::check_round_random, random::round_random).cut_by(Cut::elements)
+        }
         OpKind::DropoutBwd => {
             k(random::check_dropout_bwd, random::dropout_bwd).cut_by(Cut::elements)
         }

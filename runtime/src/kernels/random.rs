@@ -33,6 +33,12 @@ pub(super) fn check_dropout(s: &Signature<'_>) -> Checked {
     })?;
     s.results(&[(s.dtype(0), s.shape(0)), (DType::Bool, s.shape(0))])
 }
+pub(super) fn check_round_random(s: &Signature<'_>) -> Checked {
+    s.expect(0, DType::F32)?;
+    check_rng(s, 1)?;
+    s.int("stream")?;
+    s.results(&[(DType::BF16, s.shape(0))])
+}
 pub(super) fn check_dropout_bwd(s: &Signature<'_>) -> Checked {
     s.has_kernel(0, is_float)?;
     s.float("scale")?;
@@ -178,6 +184,31 @@ pub(super) fn dropout_bwd(call: &Call<'_>) -> Ran {
         let scale = W::of_f64(call.float("scale"));
         super::wide::map(call, |[dy, mask]: [W; 2]| dy * mask * scale)
     })
+}
+
+// --- rounding ---
+
+/// A finite number becomes the bf16 below or above it; the others stay what they are.
+fn rounded(x: f32, word: u32) -> f32 {
+    match x.is_finite() {
+        true => f32::from_bits(x.to_bits().wrapping_add(word >> 16) & 0xFFFF_0000),
+        false => x,
+    }
+}
+pub(super) fn round_random(call: &Call<'_>) -> Ran {
+    let (words, x, mut y) = (Words::new(call, 1), source(call, 0), sink(call, 0));
+    let mut xs = [0f32; BLOCK];
+    for (at, len) in blocks_of(call.elements()) {
+        x.load(&y, at, &mut xs[..len]);
+        for (i, part) in xs[..len].chunks_mut(4).enumerate() {
+            let words = words.block(at / 4 + i);
+            part.iter_mut()
+                .zip(words)
+                .for_each(|(x, word)| *x = rounded(*x, word));
+        }
+        y.store(at, &xs[..len]);
+    }
+    Ok(())
 }
 
 pub(super) fn rng_next(call: &Call<'_>) -> Ran {

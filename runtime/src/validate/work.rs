@@ -75,8 +75,8 @@ fn work(kernel: &Kernel, ins: &[Operand], outs: &[Operand]) -> u128 {
                 Softmax LogSoftmax SoftmaxBwd LogSoftmaxBwd LayerNorm LayerNormBwd BatchNorm
                 BatchNormBwd MaxPool2dBwd Embedding EmbeddingBwd NllLoss NllSum NllLossBwd Gather
                 Scatter ScatterAdd ScatterValue Index IndexPut Reshape Permute Expand Flip Slice
-                SliceScatter Cat Pad Full Arange Rand Randn Dropout DropoutBwd RngNext SumSquares
-                ClipScale Adamw AdamwSplit Sgd SgdMomentum Fused Extern
+                SliceScatter Cat Pad Full Arange Rand Randn Dropout DropoutBwd RoundRandom RngNext
+                SumSquares ClipScale Adamw AdamwSplit Sgd SgdMomentum Fused Extern
             ),
             _,
         ) => 0,

@@ -227,6 +227,7 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
         "arange" => arange(rng),
         "rand" | "randn" => random(rng),
         "dropout" => dropout(rng),
+        "round_random" => round_random(rng),
         "dropout_bwd" => dropout_bwd(rng),
         "rng_next" => rng_next(rng),
         "sum_squares" => sum_squares(rng),
@@ -918,6 +919,14 @@ fn dropout(rng: &mut Rng) -> Drawn {
     ];
     let ins: Vec<OwnedTensor> = vec![rng.tensor(t, &s), rng.tensor(DType::I64, &[2])];
     let outs: Outs = vec![(t, s.clone()), (DType::Bool, s)];
+    Drawn { attrs, ins, outs }
+}
+
+fn round_random(rng: &mut Rng) -> Drawn {
+    let s = rng.any_shape();
+    let attrs: Attrs = vec![("stream", Attr::Int(3))];
+    let ins: Vec<OwnedTensor> = vec![rng.tensor(DType::F32, &s), rng.tensor(DType::I64, &[2])];
+    let outs: Outs = vec![(DType::BF16, s)];
     Drawn { attrs, ins, outs }
 }
 

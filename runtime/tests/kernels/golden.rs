@@ -163,7 +163,7 @@ fn kernels_give_pytorchs_results() {
         ops.insert(op.to_string());
     }
     // Random numbers are not PyTorch's.
-    let random = ["rand", "randn", "dropout"];
+    let random = ["rand", "randn", "dropout", "round_random"];
     for kernel in KERNELS {
         assert!(
             random.contains(&kernel.name) || ops.contains(kernel.name),

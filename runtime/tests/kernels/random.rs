@@ -323,6 +323,40 @@ fn random_numbers_are_distributed_as_they_should_be() {
     }
 }
 
+/// A number becomes one of its neighbours in bf16, and the mean of many is the number.
+#[test]
+fn random_rounding_has_no_bias() {
+    let n = 1 << 16;
+    let rng = OwnedTensor::from_i64s(DType::I64, &[2], &[9, 9]);
+    let attrs = [("stream".to_string(), Attr::Int(1))];
+    let round = |x: f64| {
+        let x = OwnedTensor::from_f64s(DType::F32, &[n], &vec![x; n]);
+        let types = [(DType::BF16, vec![n])];
+        let results = run_op("round_random", &attrs, &[&x, &rng], &types, 0).unwrap();
+        results[0].to_f64s()
+    };
+    // 2^-7 is the distance of bf16's numbers from 1 to 2.
+    let step = 1.0 / 128.0;
+    for share in [0.01, 0.3, 0.5, 0.9] {
+        for sign in [1.0, -1.0] {
+            let x = sign * (1.5 + share * step);
+            let found = round(x);
+            let near = |y: &f64| *y == sign * 1.5 || *y == sign * (1.5 + step);
+            assert!(found.iter().all(near), "{x}");
+            let mean = found.iter().sum::<f64>() / n as f64;
+            // Five deviations of the mean.
+            assert!(
+                (mean - x).abs() < 5.0 * step / 2.0 / (n as f64).sqrt(),
+                "{x}: {mean}"
+            );
+        }
+    }
+    for exact in [0.0, 1.5, -2.0, f64::INFINITY, f64::NEG_INFINITY] {
+        assert!(round(exact).iter().all(|&y| y == exact), "{exact}");
+    }
+    assert!(round(f64::NAN).iter().all(|y| y.is_nan()));
+}
+
 #[test]
 fn dropout_keeps_and_scales() {
     let n = 20_000;

@@ -610,7 +610,7 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
         "arange" => {
             vec![Nd::fill(y_shape, |c| number("start") + number("step") * c[0] as f64).data]
         }
-        "rand" | "randn" | "dropout" => return None,
+        "rand" | "randn" | "dropout" | "round_random" => return None,
         "rng_next" => vec![vec![ins[0].data[0], ins[0].data[1] + 1.0]],
         "sum_squares" => vec![vec![ins[0].data.iter().map(|x| x * x).sum()]],
         "clip_scale" => {

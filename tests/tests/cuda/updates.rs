@@ -2,6 +2,7 @@
 
 use super::models::{STEPS, run};
 use crate::optimizers::GRAPH;
+use crate::precision::STEP;
 use codegen::{Data, Target};
 use ir::text::parse_graph;
 use lighterage_tests::evaluate::Tensors;
@@ -10,6 +11,7 @@ use passes::cost::Roofline;
 use passes::devices;
 use passes::graph::optimizer::{HYPER, Optimizer};
 use passes::graph::precision::Precision;
+use passes::graph::scale::SCALE;
 use passes::pipeline::{self, Compiled, Options};
 
 /// Numbers from -1 to 1 that are the same in every run.
@@ -81,5 +83,50 @@ fn every_optimizer_does_on_a_gpu_what_it_does_on_a_processor() {
                 assert!((a - b).abs() <= bound, "{name}: {path}: {a}, not {b}");
             }
         }
+    }
+}
+
+/// In fp16 a GPU does what a processor does: updates, and what an overflow leaves out.
+#[test]
+fn fp16_does_on_a_gpu_what_it_does_on_a_processor() {
+    let options = Options {
+        optimizer: Optimizer::AdamW,
+        precision: Precision::Fp16,
+        ..Options::default()
+    };
+    let compile = |device: &str| {
+        let device = devices::named(device).unwrap();
+        let (graph, cost) = (parse_graph(STEP).unwrap(), Roofline::new(&device));
+        pipeline::compile(graph, &options, &device, &cost, &mut |_| ()).unwrap()
+    };
+    let [gpu, cpu] = ["h100", "cpu"].map(compile);
+    let start: Data = ["first.weight", "second.weight"]
+        .map(|path| (path.to_string(), noise(4, 1)))
+        .into();
+    let gpu = codegen::emit(&gpu, &start, Some(Target::SM_90)).unwrap();
+    let cpu = codegen::emit(&cpu, &start, Target::host()).unwrap();
+    let hyper = Optimizer::AdamW.options().iter();
+    let hyper: Vec<u8> = hyper.flat_map(|(_, value)| value.to_le_bytes()).collect();
+    for factor in [1.0, 1e30] {
+        let x = floats(&noise(4, 5)).into_iter();
+        let x = x.flat_map(|x| (x * factor).to_le_bytes()).collect();
+        let feed: Tensors = [("x", x), ("y", noise(4, 9)), (HYPER, hyper.clone())]
+            .map(|(name, bytes)| (name.to_string(), bytes))
+            .into();
+        let (_, ours) = run(&gpu, &feed, 3);
+        let feeds = vec![feed; STEPS];
+        let (theirs, _) = on_cpu::compiled(&cpu, runtime::Options::default(), &feeds).unwrap();
+        for path in start.keys() {
+            let (ours, theirs) = (floats(&ours[path]), floats(&theirs.states[path]));
+            assert_eq!(ours != floats(&start[path]), factor == 1.0, "{path}");
+            for (a, b) in ours.iter().zip(&theirs) {
+                assert!((a - b).abs() <= 1e-6, "{path}: {a}, not {b}");
+            }
+        }
+        for path in ["optimizer.step", SCALE, "optimizer.growth_tracker"] {
+            assert_eq!(ours[path], theirs.states[path], "{path}");
+        }
+        let scale = if factor == 1.0 { 65536.0 } else { 16384.0 };
+        assert_eq!(floats(&ours[SCALE]), [scale]);
     }
 }

@@ -1,10 +1,10 @@
-//! The numbers that a step reports: its loss, and the norm over its gradients.
+//! The numbers that a step reports: its loss, the norm over its gradients, the scale of its loss.
 
 use super::failure;
 use crate::failure::Failure;
 use artifact::{Artifact, DType, Operand};
 use half::{bf16, f16};
-use passes::graph::optimizer::GRAD_NORM;
+use passes::graph::optimizer::{FOUND_INF, GRAD_NORM, LOSS_SCALE};
 use runtime::Machine;
 
 /// An output that is one number.
@@ -16,16 +16,13 @@ pub(super) struct Number {
 impl Number {
     /// The loss: the output `loss`, or the first that is one number.
     pub(super) fn loss(artifact: &Artifact) -> Option<Number> {
-        let mut numbers = Number::all(artifact).filter(|number| number.name != GRAD_NORM);
+        let ours = [GRAD_NORM, LOSS_SCALE, FOUND_INF];
+        let mut numbers = Number::all(artifact).filter(|number| !ours.contains(&&*number.name));
         Number::named(artifact, "loss").or_else(|| numbers.next())
     }
 
-    /// The norm over all gradients, if the step was compiled with it.
-    pub(super) fn grad_norm(artifact: &Artifact) -> Option<Number> {
-        Number::named(artifact, GRAD_NORM)
-    }
-
-    fn named(artifact: &Artifact, name: &str) -> Option<Number> {
+    /// The output of a name, if it is one number.
+    pub(super) fn named(artifact: &Artifact, name: &str) -> Option<Number> {
         Number::all(artifact).find(|number| number.name == name)
     }
 

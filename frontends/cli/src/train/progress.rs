@@ -49,7 +49,6 @@ impl Progress {
 
     /// Shows a step.
     pub(super) fn step(&mut self, run: &Run, numbers: Numbers) {
-        let Numbers { lr, grad_norm } = numbers;
         let (step, done) = (run.step(), run.millis.len() as u64);
         let millis = run.millis.last().copied().unwrap_or(0.0);
         let loss = run.losses.last().copied().flatten();
@@ -58,16 +57,25 @@ impl Progress {
             let rate = run
                 .recent()
                 .map_or(String::new(), |ms| self.items.rate(ms) + "  ");
-            let norm = grad_norm.map_or(String::new(), |norm| format!("norm {norm:.3}  "));
+            let norm = numbers.grad_norm;
+            let norm = norm.map_or(String::new(), |norm| format!("norm {norm:.3}  "));
+            let scale = numbers.loss_scale;
+            let scale = scale.map_or(String::new(), |scale| {
+                let n = run.skipped;
+                let skipped = if n > 0 {
+                    format!(", {n} skipped")
+                } else {
+                    String::new()
+                };
+                format!("scale {scale}{skipped}  ")
+            });
             let loss = run.last_loss();
-            format!("loss {loss}  {norm}{rate}peak {}", self.peak)
+            format!("loss {loss}  {norm}{scale}{rate}peak {}", self.peak)
         };
         if self.json {
             let mut line = json!({"step": step, "loss": loss, "ms": millis});
-            for (name, value) in [("lr", lr), ("grad_norm", grad_norm)] {
-                if let Some(value) = value {
-                    line[name] = value.into();
-                }
+            for (name, value) in numbers.named() {
+                line[name] = value.into();
             }
             if let Some(name) = loss.and_then(nonfinite_name) {
                 line["nonfinite"] = name.into();

@@ -65,6 +65,24 @@ pub(super) struct Numbers {
     pub(super) lr: Option<f64>,
     /// The norm over all gradients.
     pub(super) grad_norm: Option<f64>,
+    /// The scale of the loss.
+    pub(super) loss_scale: Option<f64>,
+    /// 1 if a gradient was not finite, so that nothing was updated, else 0.
+    pub(super) found_inf: Option<f64>,
+}
+
+impl Numbers {
+    /// Those that the step has, with their names.
+    pub(super) fn named(self) -> impl Iterator<Item = (&'static str, f64)> {
+        let numbers = [
+            ("lr", self.lr),
+            ("grad_norm", self.grad_norm),
+            ("loss_scale", self.loss_scale),
+            ("found_inf", self.found_inf),
+        ];
+        let numbers = numbers.into_iter();
+        numbers.filter_map(|(name, number)| Some((name, number?)))
+    }
 }
 
 /// Steps so far.
@@ -76,6 +94,8 @@ pub(super) struct Run {
     pub(super) millis: Vec<f64>,
     /// Their losses.
     pub(super) losses: Vec<Option<f64>>,
+    /// How many of them updated nothing, because a gradient was not finite.
+    pub(super) skipped: u64,
 }
 
 impl Run {

@@ -24,14 +24,13 @@ impl Record {
     pub(super) fn step(&mut self, run: &Run, numbers: Numbers) -> Result<(), Failure> {
         let ms = run.millis.last().copied().unwrap_or(0.0);
         let rate = format!("{}_per_second", self.items.word);
-        let measures = [
+        let mut measures = vec![
             ("loss", run.losses.last().copied().flatten()),
-            ("lr", numbers.lr),
-            ("grad_norm", numbers.grad_norm),
             ("ms", Some(ms)),
             (&rate, Some(self.items.count as f64 * 1e3 / ms.max(1e-6))),
             ("epoch", Some(run.step() as f64 / self.epoch)),
         ];
+        measures.extend(numbers.named().map(|(name, number)| (name, Some(number))));
         self.metrics.add(run.step(), &measures)
     }
 

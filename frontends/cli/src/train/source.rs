@@ -125,6 +125,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
     let Compiling {
         optimizer,
         master,
+        rounding,
         clip_norm,
         grad_norm,
         group,
@@ -141,6 +142,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         protrain,
         kernels,
         precision,
+        loss_scale,
         // The running machine simulates the link, and has the disk.
         link: _,
         disk: _,
@@ -167,6 +169,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
     let given = [
         ("--optimizer", other_optimizer),
         ("--master", master.is_some()),
+        ("--rounding", rounding.is_some()),
         ("--clip-norm", clip_norm.is_some()),
         ("--grad-norm", *grad_norm),
         ("--group", !group.is_empty()),
@@ -183,6 +186,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         ("--protrain", protrain.is_some()),
         ("--kernels", other_kernels),
         ("--precision", precision.is_some()),
+        ("--loss-scale", loss_scale.is_some()),
         ("--without", without.is_some()),
         ("--profile", profile.is_some()),
         ("--dim", !args.reading.dim.is_empty()),

@@ -7,6 +7,7 @@ use crate::data::Tensors;
 use crate::failure::Failure;
 use artifact::StateKind;
 use checkpoint::tensors;
+use passes::graph::optimizer::{MASTER, STEP};
 use runtime::{Machine, StateInit};
 use std::io;
 use std::path::PathBuf;
@@ -64,6 +65,7 @@ pub(super) fn give(
     if let Init::Tensors(tensors) = init {
         let states: Vec<artifact::State> = machine.states().cloned().collect();
         let mut missing = vec![];
+        let master = format!("{MASTER}.");
         for state in &states {
             match name_in(tensors, &state.path, tied) {
                 Some(name) => {
@@ -72,6 +74,10 @@ pub(super) fn give(
                         .map_err(failure)?;
                 }
                 None if state.kind == StateKind::Param => missing.push(state.path.clone()),
+                // A master begins as its parameter, in the first step alone.
+                None if state.path.starts_with(&master) && tensors.has(STEP) => {
+                    missing.push(state.path.clone())
+                }
                 None => {}
             }
         }

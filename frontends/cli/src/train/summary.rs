@@ -38,6 +38,7 @@ impl Summary<'_> {
             "first_loss": losses.first().copied().flatten(),
             "last_loss": losses.last().copied().flatten(),
             "first_nonfinite_step": self.first_nonfinite_step(),
+            "skipped_steps": self.run.skipped,
             format!("{}_per_second", self.items.word): self.run.median()
                 .map(|ms| self.items.count as f64 * 1e3 / ms.max(1e-6)),
         })
@@ -75,6 +76,10 @@ impl Summary<'_> {
             .flatten()
             .map_or("-".into(), |loss| format!("{loss:.4}"));
         let steps = self.run.millis.len();
+        let skipped = match self.run.skipped {
+            0 => String::new(),
+            n => format!("; {n} updated nothing: a gradient was not finite"),
+        };
         let moved = format!(
             "{} of swaps and states, {} recomputed a step",
             short(planned.swapped_bytes),
@@ -83,7 +88,7 @@ impl Summary<'_> {
         format!(
             "peak          {peak}\nkeep          {}: the peak is {share:.1}% of it\nstep          \
              {step}\nmoved         {moved}\nloss          \
-             {first} -> {} in {steps} steps on {} batches\n",
+             {first} -> {} in {steps} steps on {} batches{skipped}\n",
             bytes(planned.keep_peak_bytes),
             self.run.last_loss(),
             self.batches

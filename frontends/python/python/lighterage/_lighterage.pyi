@@ -235,6 +235,7 @@ def compile(
     parts: tuple[set[str], set[str]] | None = None,
     calls: Callable[[list[tuple[str, str, str, str]]], Callable[[str, list[Any], list[Any]], None]] | None = None,
     precision: str = "f32",
+    loss_scale: tuple[float, float, float, int] | None = None,
     micro_batches: int | None = None,
     reduction: str = "auto",
     command: str = "",
@@ -243,7 +244,8 @@ def compile(
 
     groups: the group of options of a parameter, by its path; group 0 if it has none.
     parts: of a step in two parts, the inputs that come at the pause and the outputs that leave there.
-    precision: `f32`, `tf32` or `bf16`, as of `lighterage.compile`.
+    precision: `f32`, `tf32`, `bf16` or `fp16`, as of `lighterage.compile`.
+    loss_scale: of fp16, the first scale, its growth, its backoff, and the updates until it grows.
     micro_batches: how many batches a step takes, whose inputs get the suffixes `.0`, `.1` and so on.
     reduction: `auto`, `mean` or `sum`, as of `lighterage.compile`.
     calls: for a step that is to run, on this machine's processor. It gets the calls without a kernel (operator, node,

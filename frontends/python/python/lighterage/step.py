@@ -22,9 +22,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.utils import _pytree as pytree
 
-from . import _check, _foreign, _kernels, _lighterage, _micro, _optimizer
+from . import _check, _foreign, _kernels, _lighterage, _micro, _optimizer, _scaler
 from ._capture import Loss, call_model
 from ._guard import Batch, Guard
 from ._lighterage import Machine, Plan
@@ -60,7 +61,8 @@ def plan(
 
     optimizer: of torch, or the compiler's name of one: `adamw`, `sgd`, `sgd-momentum`, `none`.
     device: a name of `lighterage.devices()`, or the path of a `.toml` file.
-    precision: as of `compile`; with `tf32`, a GPU may round the factors of f32 products to TF32.
+    precision: as of `compile`; with `tf32`, a GPU may round the factors of f32 products to TF32. With `fp16`, the scale
+        of the loss has the defaults of torch's GradScaler.
     The others are those of `compile`. Calls that have no kernel are planned, and listed in `plan.unsupported`.
 
     Raises CaptureError, Infeasible, Error. Unsupported: there is no memory for a tensor, such as a complex one.
@@ -104,6 +106,7 @@ def compile(
     micro_batches: int | str = 1,
     reduction: str = "auto",
     precision: str = "f32",
+    scaler: GradScaler | None = None,
     fallback: str = "torch",
     threads: int | None = None,
     seed: int | None = None,
@@ -132,8 +135,11 @@ def compile(
         the other, in the memory of one. `auto` takes the number with the fastest plan for the budget.
     reduction: how losses and gradients of several batches or parts are put together. `auto` reads in the loss whether
         it is a mean, a mean over labels that count, or a sum; `mean` and `sum` take theirs, whatever they are.
-    precision: `f32`, or `bf16`, which computes as a model in f32 does under `torch.autocast`: parameters, gradients and
-        moments stay in f32. For other types, bring a model in them, or autocast in `loss_fn`.
+    precision: `f32`, or `bf16` or `fp16`, which compute as a model in f32 does under `torch.autocast`: parameters,
+        gradients and moments stay in f32. For other types, bring a model in them, or autocast in `loss_fn`.
+    scaler: of the loss in `fp16`, by default `GradScaler("cpu")`. The step does what its `scale`, `step` and `update`
+        do, on the bytes that `get_scale()` and `state_dict()` read. An update that it leaves out is no step of the
+        optimizer. `step.scaler` is the scaler.
     fallback: what computes an operation without a kernel: `torch`, inside of the plan and after one warning, or
         `error`, which raises Unsupported.
     threads: how many share a kernel, by default all that the process may use.
@@ -150,6 +156,7 @@ def compile(
     kind, groups = _optimizer.kind_of(optimizer), _optimizer.groups_of(optimizer, model)
     if not isinstance(max_plans, int) or max_plans < 1:
         raise Error(f"max_plans={max_plans!r}: it is a number of plans, from 1")
+    scaler = _scaler.scaler_of(precision, scaler)
     args, kwargs = _arguments(example)
     _check_loss(loss_fn)
     _check_cpu(model)
@@ -168,6 +175,7 @@ def compile(
             "groups": groups,
             "reduction": reduction,
             "precision": precision,
+            "loss_scale": _scaler.numbers_of(scaler),
             "command": f"lighterage.compile(..., budget={budget!r}, device={device!r})",
         },
         {"budget": budget, "host": host, "planner": planner},
@@ -191,7 +199,7 @@ def compile(
     )
     seed = int(torch.randint(2**62, ())) if seed is None else seed
     batch = Batch(model, loss_fn, args, kwargs)
-    step = Step(model, optimizer, loss_fn, plan, machine, batch, kind, accumulate, parts, seed)
+    step = Step(model, optimizer, loss_fn, plan, machine, batch, kind, accumulate, parts, seed, scaler)
     random = calls.is_random or any(kind == "rng" for _, kind in machine.states)
     if check and random:
         logger.info("not compared with eager: the step draws random numbers, and its generator is not torch's")
@@ -203,8 +211,9 @@ def compile(
         )
     elif check:
         types = _check.types_of(traced.program.graph)
-        step._compare(args, kwargs, clip_grad_norm, types, is_bf16=precision == "bf16")
-    step._state.adopt()
+        half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+        step._compare(args, kwargs, clip_grad_norm, types, half)
+    step._adopt()
 
     def again(example: Example) -> Step:
         return compile(
@@ -222,6 +231,7 @@ def compile(
             micro_batches=micro_batches,
             reduction=reduction,
             precision=precision,
+            scaler=scaler,
             fallback=fallback,
             threads=threads,
             seed=seed,
@@ -239,6 +249,8 @@ class Step:
     """What the step needs and takes."""
     check: _check.Check | None
     """How far the first step was from eager PyTorch; None if it was not compared."""
+    scaler: GradScaler | None
+    """The scaler of the loss, in fp16."""
 
     def __init__(
         self,
@@ -252,7 +264,9 @@ class Step:
         accumulate: int,
         micro_batches: int,
         seed: int,
+        scaler: GradScaler | None,
     ) -> None:
+        self.scaler = scaler
         self.plan, self.check, self._turn = plan, None, threading.Lock()
         self._accumulate, self._parts = accumulate, micro_batches
         self._model, self._loss_fn, self._machine, self._batch = model, loss_fn, machine, batch
@@ -273,12 +287,15 @@ class Step:
         for path in views:
             machine.written(path)
         self._changed = [bound.tensor for bound in self._bound]
-        moments = {path.partition(".")[2] for path, kind in self._states.items() if kind == "moment"}
+        named = [path.partition(".") for path, kind in self._states.items() if kind == "moment"]
+        # Not the states of the optimizer itself, such as the count of steps.
+        moments = {path for of, _, path in named if of != "optimizer"}
         trained = {path: parameters[path] for path in parameters if path in self._states and path in moments}
         if not kind.moments:
             given = {id(p) for group in optimizer.param_groups for p in group["params"]}
             trained = {p: parameters[p] for p in parameters if p in self._states and id(parameters[p]) in given}
         self._state = _optimizer.State(optimizer, kind, machine, plan.options, trained)
+        self._scaler = None if scaler is None else _scaler.Scaler(scaler, machine)
         self._others = _Others(None, 0)
         self.reseed(seed)
 
@@ -301,11 +318,17 @@ class Step:
         # Threads take turns, from their inputs to their losses.
         with self._turn:
             self._guard.check()
-            self._state.adopt()
+            self._adopt()
             self._state.write_options()
             self._run(batches)
             self._state.stepped()
             return self._loss_of_its_own()
+
+    def _adopt(self) -> None:
+        """Take what the user's optimizer and scaler have."""
+        self._state.adopt()
+        if self._scaler is not None:
+            self._scaler.adopt()
 
     def _leaves_of_all(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[list[Any]]:
         """The leaves of each of several batches."""
@@ -408,11 +431,11 @@ class Step:
         kwargs: dict[str, Any],
         clip_norm: float | None,
         types: set[torch.dtype],
-        is_bf16: bool,
+        half: torch.dtype | None,
     ) -> None:
         """Run one step and compare it with eager's. Parameters, buffers and moments are left as they were.
 
-        types: of what was traced. is_bf16: the step computes as in autocast to bf16, and so does eager mode.
+        types: of what was traced. half: the step computes as in autocast to this type, and so does eager mode.
 
         Raises MismatchError: the step is further from eager than rounding explains.
         """
@@ -425,9 +448,9 @@ class Step:
             self._accumulate,
             is_sum=self.plan.loss_kind == "sum",
         )
-        with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
+        with torch.autocast("cpu", half or torch.bfloat16, enabled=half is not None):
             outcome = eager.run().clipped(clip_norm)
-        types = types | ({torch.bfloat16} if is_bf16 else set())
+        types = types | ({half} if half else set())
         self.check = _check.check(self._probe(args, kwargs), outcome, lambda: eager.exact().clipped(clip_norm), types)
 
     def _probe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _check.Outcome:
@@ -435,6 +458,9 @@ class Step:
         kept = {b.path: b.tensor.detach().clone() for b in self._bound if b.is_buffer or self._state.probe_moves}
         try:
             self._state.write_options(probe=True)
+            if self._scaler is not None:
+                # As in eager mode, where the loss is not scaled.
+                self._scaler.set(1.0)
             self._run([self._batch.leaves(args, kwargs)] * self._accumulate)
             gradients = self._state.gradients(kept)
             buffers = {b.path: b.tensor.detach().clone() for b in self._bound if b.is_buffer}

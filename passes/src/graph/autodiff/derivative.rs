@@ -56,7 +56,7 @@ pub fn derivative(op: OpKind) -> Derivative {
         TanhBwd | SigmoidBwd | SiluBwd | GeluBwd | ThresholdBwd | SoftmaxBwd | LogSoftmaxBwd
         | LayerNormBwd | BatchNormBwd | MaxPool2dBwd | SdpaBwd | SdpaRowsBwd | EmbeddingBwd
         | NllLossBwd | DropoutBwd => Refused(SECOND),
-        SumSquares | ClipScale | Adamw | AdamwSplit | Sgd | SgdMomentum => UPDATE,
+        SumSquares | ClipScale | RoundRandom | Adamw | AdamwSplit | Sgd | SgdMomentum => UPDATE,
         Fused => Refused("it is a kernel of several ops; differentiate the graph before `fuse`"),
         Extern => Refused("the op is not known, so neither is its derivative"),
     }

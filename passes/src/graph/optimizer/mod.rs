@@ -12,21 +12,30 @@
 //!
 //! Bytes of a parameter with its states under AdamW, without the gradient: 12 in f32. 6 in bf16,
 //! with moments in bf16. 12 in bf16 with [`Master::Split`]: 2 of the parameter, 2 that extend it to
-//! an f32 master, and two moments in f32.
+//! an f32 master, and two moments in f32. 14 with [`Master::Full`].
+//!
+//! Scaled gradients are divided by their scale, and if one of them is not finite, no state is
+//! updated: see [`super::scale`].
 
 mod formula;
 mod norm;
+mod rounding;
 mod rules;
+mod scaling;
+mod updates;
 
+use super::scale::LossScale;
 use ir::graph::{self, Output, StateData};
 use ir::op::attrs::Scalar;
 use ir::op::{Number, Op};
 use ir::types::TypeError;
 use ir::{DType, Graph, Phase, State, StateKind, TensorType, Value};
-use rules::{Moment, Update};
+use rounding::Random;
 pub use rules::{Optimizer, parameters_of};
+pub use scaling::{FOUND_INF, GROWTH_TRACKER, LOSS_SCALE};
 use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
+use updates::{Factors, Nodes, Updates, factors};
 
 ir::named! {
     /// The f32 master of a half-precision parameter.
@@ -38,13 +47,43 @@ ir::named! {
         /// An f32 is updated. The bf16 parameter is its upper half, and a state `low.PATH` has its
         /// lower 16 bits. No bit of the f32 is lost or stored twice. See the op `adamw_split`.
         Split = "split",
+        /// An f32 is updated, a state `master.PATH`, and the parameter is what it rounds to. In the
+        /// first step it is the parameter.
+        Full = "full",
     }
 }
+
+ir::named! {
+    /// How new values of bf16 parameters without masters are rounded.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub enum Rounding {
+        /// To the nearest.
+        #[default]
+        Nearest = "nearest",
+        /// To one of the two neighbours at random, so that the mean is the value. Moments are f32.
+        Stochastic = "stochastic",
+    }
+}
+
+impl Rounding {
+    /// True if new values of a parameter of this type are rounded at random.
+    fn is_random(self, ty: &TensorType) -> bool {
+        self == Rounding::Stochastic && ty.dtype() == DType::BF16
+    }
+}
+
+/// The start of the path of a full master, before the parameter's.
+pub const MASTER: &str = "master";
 
 impl Master {
     /// True if a parameter of this type is stored in two halves.
     fn splits(self, ty: &TensorType) -> bool {
         self == Master::Split && ty.dtype() == DType::BF16
+    }
+
+    /// True if a parameter of this type is updated in an f32 beside it.
+    fn widens(self, ty: &TensorType) -> bool {
+        self == Master::Full && matches!(ty.dtype(), DType::BF16 | DType::F16)
     }
 }
 
@@ -55,6 +94,8 @@ pub struct Attach {
     pub optimizer: Optimizer,
     /// The masters of half-precision parameters.
     pub master: Master,
+    /// How parameters without masters are rounded.
+    pub rounding: Rounding,
     /// The largest norm over all gradients. Larger ones are scaled down to it.
     pub clip_norm: Option<f64>,
     /// The norm over all gradients, before they are clipped, becomes the output [`GRAD_NORM`].
@@ -62,6 +103,8 @@ pub struct Attach {
     /// Groups of parameters with options of their own: the group of a parameter, by its path. A
     /// parameter that is not listed is in group 0.
     pub groups: BTreeMap<String, usize>,
+    /// How the scale of the loss changes, if gradients are scaled.
+    pub loss_scale: Option<LossScale>,
 }
 
 impl From<Optimizer> for Attach {
@@ -84,11 +127,23 @@ pub enum AttachError {
         "the norm over all gradients is computed for an optimizer's updates, and there is none"
     )]
     NoUpdates,
-    /// The optimizer keeps no masters.
-    #[error("masters are kept by adamw alone, not by {}", .0.name())]
+    /// The optimizer keeps no masters in halves.
+    #[error(
+        "--master split is for adamw alone, not for {}; --master full is for all optimizers",
+        .0.name()
+    )]
     NoMasters(Optimizer),
-    /// No parameter is bf16.
-    #[error("masters are kept for bf16 parameters, and the model has none")]
+    /// Parameters with masters are rounded to the nearest.
+    #[error("--rounding stochastic is for parameters without masters; leave --master out")]
+    RoundedMasters,
+    /// No parameter is rounded.
+    #[error("--rounding stochastic is for bf16 parameters, and the model has none")]
+    NoBf16,
+    /// No parameter has a master.
+    #[error(
+        "masters are kept for parameters in bf16 (--master split) or in bf16 and f16 (--master \
+         full), and the model has none"
+    )]
     NoRoundings,
     /// The graph has no gradients.
     #[error(
@@ -146,89 +201,68 @@ pub fn hyper_of(group: usize) -> String {
 /// Attaches an optimizer. An error says why this is not possible.
 pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), AttachError> {
     let attach = attach.into();
-    let Attach {
-        optimizer,
-        master,
-        clip_norm,
-        grad_norm,
-        ref groups,
-    } = attach;
+    let optimizer = attach.optimizer;
     attach.check_options()?;
     let gradients = std::mem::take(&mut graph.gradients);
     if optimizer == Optimizer::None {
-        for (state, gradient) in gradients {
-            let name = format!("grad.{}", graph.states[state].path);
-            graph.outputs.push(Output {
-                name,
-                value: gradient,
-            });
-        }
-        return Ok(());
+        return as_outputs(graph, &attach, gradients);
     }
     attach.check_graph(graph, &gradients)?;
     let rule = optimizer.rule();
-    let hypers = hyper_inputs(graph, &gradients, rule.options.len(), groups)?;
-    let step = if rule.counts_steps {
-        Some(step_count(graph)?)
-    } else {
-        None
+    let mut updates = Updates {
+        hypers: hyper_inputs(graph, &gradients, rule.options.len(), &attach.groups)?,
+        shared: BTreeMap::new(),
+        factors: Factors::default(),
+        step: None,
+        first: None,
+        random: None,
+        attach: &attach,
+        rule,
     };
-    let mut shared = BTreeMap::new();
-    let mut scale = None;
-    if clip_norm.is_some() || grad_norm {
-        let squares = norm::squares(graph, &gradients)?;
-        if let Some(norm) = clip_norm {
-            scale = Some(norm::clip_scale(graph, &squares, norm)?);
-        }
-        if grad_norm {
-            let (name, value) = (GRAD_NORM.to_string(), norm::norm(graph, &squares)?);
-            graph.outputs.push(Output { name, value });
-        }
+    let counts_steps = updates.rule.counts_steps || attach.master == Master::Full;
+    let count = match counts_steps {
+        true => Some(step_count(graph)?),
+        false => None,
+    };
+    updates.factors = factors(graph, &attach, &gradients)?;
+    if let Some(count) = count {
+        updates.count(graph, count)?;
+    }
+    if attach.rounding == Rounding::Stochastic {
+        updates.random = Some(Random::of(graph)?);
     }
     for (state, gradient) in gradients {
         let path = graph.states[state].path.clone();
-        let parameter = graph.states[state].before;
-        let name = graph.values[parameter].name.clone();
-        let ty = graph.values[parameter].ty.clone();
-
-        let mut changed = vec![state];
-        let mut moments = vec![];
-        for Moment { name: moment, ty } in (rule.moments)(&ty, master)? {
-            changed.push(graph.states.next_id());
-            moments.push(graph.add_state(
-                format!("{moment}.{name}"),
-                format!("{moment}.{path}"),
-                StateKind::Moment,
-                ty,
-            ));
-        }
-        let mut update = Update {
-            graph: &mut *graph,
-            module: module_of(&path),
-            parameter,
-            gradient,
-            moments,
-            step,
-            hyper: hypers[&group_of(groups, &path)],
-            scale,
-            is_split: master.splits(&ty),
-            options: rule.options,
-            shared: &mut shared,
-            is_shared: false,
-        };
-        let after = (rule.update)(&mut update).map_err(|source| AttachError::Update {
-            optimizer,
-            path,
-            source,
+        let added = updates.add(graph, state, gradient);
+        added.map_err(|error| match error {
+            AttachError::Graph(source) => AttachError::Update {
+                optimizer,
+                path,
+                source,
+            },
+            other => other,
         })?;
-        assert_eq!(
-            after.len(),
-            changed.len(),
-            "an update should give the parameter and each moment"
-        );
-        for (state, after) in changed.into_iter().zip(after) {
-            graph.states[state].after = after;
+    }
+    Ok(())
+}
+
+/// Makes the gradients outputs; scaled ones are divided by the scale.
+fn as_outputs(
+    graph: &mut Graph,
+    attach: &Attach,
+    gradients: Vec<(State, Value)>,
+) -> Result<(), AttachError> {
+    let factor = factors(graph, attach, &gradients)?.scale;
+    for (state, mut value) in gradients {
+        let name = format!("grad.{}", graph.states[state].path);
+        if let Some(factor) = factor {
+            let dtype = graph.values[value].ty.dtype();
+            let module = &module_of(&graph.states[state].path);
+            let mut nodes = Nodes { graph, module };
+            let factor = nodes.cast(factor, dtype, &format!("{name}.factor"))?;
+            value = nodes.add(Op::Mul, &[value, factor], &name)?;
         }
+        graph.outputs.push(Output { name, value });
     }
     Ok(())
 }
@@ -245,6 +279,9 @@ impl Attach {
         }
         if self.master == Master::Split && self.optimizer != Optimizer::AdamW {
             return Err(AttachError::NoMasters(self.optimizer));
+        }
+        if self.rounding == Rounding::Stochastic && self.master != Master::None {
+            return Err(AttachError::RoundedMasters);
         }
         Ok(())
     }
@@ -265,8 +302,15 @@ impl Attach {
                 state: state.path.clone(),
             });
         }
-        let splits = |state: &StateData| master.splits(&graph.values[state.before].ty);
-        if master == Master::Split && !states.any(splits) {
+        let is_random = |state: &StateData| self.rounding.is_random(&graph.values[state.before].ty);
+        if self.rounding == Rounding::Stochastic && !states.clone().any(is_random) {
+            return Err(AttachError::NoBf16);
+        }
+        let has_master = |state: &StateData| {
+            let ty = &graph.values[state.before].ty;
+            master.splits(ty) || master.widens(ty)
+        };
+        if master != Master::None && !states.any(has_master) {
             return Err(AttachError::NoRoundings);
         }
         Ok(())
@@ -301,8 +345,8 @@ fn module_of(path: &str) -> String {
 /// The path of the count of steps.
 pub const STEP: &str = "optimizer.step";
 
-/// Adds the count of steps, a state; returns its new value.
-fn step_count(graph: &mut Graph) -> Result<Value, AttachError> {
+/// Adds the count of steps, a state.
+fn step_count(graph: &mut Graph) -> Result<State, AttachError> {
     let state = graph.states.next_id();
     let ty = TensorType::new(DType::I64, [])?;
     let before = graph.add_state(STEP, STEP, StateKind::Moment, ty);
@@ -317,7 +361,7 @@ fn step_count(graph: &mut Graph) -> Result<Value, AttachError> {
         "",
     )?;
     graph.states[state].after = after[0];
-    Ok(after[0])
+    Ok(state)
 }
 
 #[cfg(test)]

@@ -4,19 +4,21 @@ use super::module_of;
 use ir::graph::{self, StateData};
 use ir::op::Op;
 use ir::op::attrs::{Along, ClipScale, Reduction, Sizes};
-use ir::{Graph, Phase, State, Value};
+use ir::{DType, Graph, Phase, State, Value};
 
 /// The most sums of squares that one kernel reads: GPUs pass a few hundred addresses to a kernel.
 const MOST_SUMS: usize = 192;
 
 /// Adds the sum of squares of each gradient, f64. There are at most [`MOST_SUMS`]: the first ones
-/// are added up.
+/// are added up. A gradient that was widened is read in the type that it had, so that only its
+/// update reads the wider one.
 pub(super) fn squares(
     graph: &mut Graph,
     gradients: &[(State, Value)],
 ) -> Result<Vec<Value>, graph::Error> {
     let mut sums: Vec<Value> = vec![];
     for &(state, gradient) in gradients {
+        let gradient = narrow(graph, gradient);
         let StateData { before, path, .. } = &graph.states[state];
         let (name, module) = (
             format!("sum_squares.{}", graph.values[*before].name),
@@ -54,8 +56,22 @@ pub(super) fn clip_scale(
     )
 }
 
-/// Adds the root of the sum of all squares, f64.
-pub(super) fn norm(graph: &mut Graph, squares: &[Value]) -> Result<Value, graph::Error> {
+/// The value that a cast to a wider type reads.
+fn narrow(graph: &Graph, value: Value) -> Value {
+    let Some(node) = graph.def_node(value) else {
+        return value;
+    };
+    let data = &graph.nodes[node];
+    let dtype = |v: Value| graph.values[v].ty.dtype();
+    let is_half = |&v: &Value| matches!(dtype(v), DType::BF16 | DType::F16);
+    match &data.inputs[..] {
+        [from] if matches!(data.op, Op::Cast(_)) && is_half(from) && !is_half(&value) => *from,
+        _ => value,
+    }
+}
+
+/// Adds the sum of all squares, f64.
+pub(super) fn total(graph: &mut Graph, squares: &[Value]) -> Result<Value, graph::Error> {
     let mut rows = vec![];
     for (i, &sum) in squares.iter().enumerate() {
         let row = Op::Reshape(Sizes { shape: vec![1] });
@@ -69,7 +85,11 @@ pub(super) fn norm(graph: &mut Graph, squares: &[Value]) -> Result<Value, graph:
         dims: vec![0],
         keepdim: false,
     });
-    let total = add(graph, total, &[all], "squares.sum")?;
+    add(graph, total, &[all], "squares.sum")
+}
+
+/// Adds the root of the sum of all squares, f64.
+pub(super) fn root(graph: &mut Graph, total: Value) -> Result<Value, graph::Error> {
     add(graph, Op::Sqrt, &[total], "grad_norm")
 }
 

@@ -61,7 +61,9 @@ pub fn parameters_of(path: &str) -> BTreeSet<&str> {
         (DType::BF16, &[1]),
     ];
     let types = types.map(|(dtype, shape)| TensorType::new(dtype, shape));
-    let mut parameters = BTreeSet::new();
+    let master = path.strip_prefix(super::MASTER);
+    let master = master.and_then(|rest| rest.strip_prefix('.'));
+    let mut parameters = BTreeSet::from_iter(master);
     for optimizer in Optimizer::ALL {
         let moments = types.iter().flatten();
         let moments = moments.flat_map(|ty| (optimizer.rule().moments)(ty, Master::Split));

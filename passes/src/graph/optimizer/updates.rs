@@ -1,0 +1,232 @@
+//! The updates of a graph's parameters: what all of them read, and for each parameter the numbers
+//! that are updated, their update, and the new values of its states.
+
+use super::rounding::Random;
+use super::rules::{Moment, Rule, Update};
+use super::{Attach, AttachError, GRAD_NORM, MASTER, Master, group_of, module_of, norm, scaling};
+use crate::graph::scale::SCALE;
+use ir::graph::{self, Output, StateData};
+use ir::op::attrs::{Cast, Scalar};
+use ir::op::{Number, Op};
+use ir::{DType, Graph, Phase, State, StateKind, TensorType, Value};
+use std::collections::BTreeMap;
+
+/// Adds nodes of a module.
+pub(super) struct Nodes<'g> {
+    pub(super) graph: &'g mut Graph,
+    pub(super) module: &'g str,
+}
+
+impl Nodes<'_> {
+    /// Adds a node with one result.
+    pub(super) fn add(
+        &mut self,
+        op: Op,
+        inputs: &[Value],
+        name: &str,
+    ) -> Result<Value, graph::Error> {
+        let names = [name.to_string()];
+        let (phase, module) = (Phase::Optimizer, self.module);
+        Ok(self.graph.add_node(op, inputs, &names, phase, module)?[0])
+    }
+
+    /// A value in another type.
+    pub(super) fn cast(
+        &mut self,
+        value: Value,
+        dtype: DType,
+        name: &str,
+    ) -> Result<Value, graph::Error> {
+        if self.graph.values[value].ty.dtype() == dtype {
+            return Ok(value);
+        }
+        self.add(Op::Cast(Cast { dtype }), &[value], name)
+    }
+}
+
+/// What all updates read.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Factors {
+    /// The factor of gradients, f32, if they have one.
+    pub(super) scale: Option<Value>,
+    /// True if no state is updated.
+    pub(super) skipped: Option<Value>,
+}
+
+/// Adds what all updates read.
+pub(super) fn factors(
+    graph: &mut Graph,
+    attach: &Attach,
+    gradients: &[(State, Value)],
+) -> Result<Factors, AttachError> {
+    let Attach {
+        clip_norm,
+        grad_norm,
+        ref loss_scale,
+        ..
+    } = *attach;
+    let state = graph.states.iter().find(|(_, state)| state.path == SCALE);
+    let scaled = state.map(|(state, _)| state).zip(loss_scale.as_ref());
+    if clip_norm.is_none() && !grad_norm && scaled.is_none() {
+        return Ok(Factors::default());
+    }
+    let mut squares = norm::squares(graph, gradients)?;
+    let mut factors = Factors::default();
+    if let Some((state, numbers)) = scaled {
+        let scaling = scaling::add(graph, state, numbers, &squares)?;
+        squares = vec![scaling.squares];
+        (factors.scale, factors.skipped) = (Some(scaling.inverse), Some(scaling.skipped));
+    }
+    if let Some(norm) = clip_norm {
+        let clip = norm::clip_scale(graph, &squares, norm)?;
+        factors.scale = Some(match factors.scale {
+            Some(inverse) => {
+                let mut nodes = Nodes { graph, module: "" };
+                nodes.add(Op::Mul, &[clip, inverse], "clip_scale.unscaled")?
+            }
+            None => clip,
+        });
+    }
+    if grad_norm {
+        let total = match scaled {
+            Some(_) => squares[0],
+            None => norm::total(graph, &squares)?,
+        };
+        let (name, value) = (GRAD_NORM.to_string(), norm::root(graph, total)?);
+        graph.outputs.push(Output { name, value });
+    }
+    Ok(factors)
+}
+
+/// The updates of a graph's parameters.
+pub(super) struct Updates<'a> {
+    pub(super) attach: &'a Attach,
+    pub(super) rule: Rule,
+    /// The options of each group.
+    pub(super) hypers: BTreeMap<usize, Value>,
+    pub(super) factors: Factors,
+    /// The number of the step, from 1, if it is counted.
+    pub(super) step: Option<Value>,
+    /// True in the first step, if there are full masters.
+    pub(super) first: Option<Value>,
+    /// The source of random numbers, if parameters are rounded with them.
+    pub(super) random: Option<Random>,
+    /// See [`Update::shared`].
+    pub(super) shared: BTreeMap<(Value, String), Value>,
+}
+
+impl Updates<'_> {
+    /// Takes the count of steps.
+    pub(super) fn count(&mut self, graph: &mut Graph, state: State) -> Result<(), AttachError> {
+        let StateData { before, after, .. } = graph.states[state];
+        self.step = Some(after);
+        let mut nodes = Nodes { graph, module: "" };
+        let kept = self.unless_skipped(&mut nodes, before, after)?;
+        if self.attach.master == Master::Full {
+            let value = Number::Int(0);
+            let is_first = Op::EqScalar(Scalar { value });
+            self.first = Some(nodes.add(is_first, &[before], "optimizer.first")?);
+        }
+        graph.states[state].after = kept;
+        Ok(())
+    }
+
+    /// The new value of a state, or the old one if updates are left out.
+    fn unless_skipped(
+        &self,
+        nodes: &mut Nodes<'_>,
+        before: Value,
+        after: Value,
+    ) -> Result<Value, graph::Error> {
+        let Some(skipped) = self.factors.skipped else {
+            return Ok(after);
+        };
+        let name = format!("{}.kept", nodes.graph.values[after].name);
+        nodes.add(Op::Where, &[skipped, before, after], &name)
+    }
+
+    /// Adds the update of a parameter.
+    pub(super) fn add(
+        &mut self,
+        graph: &mut Graph,
+        state: State,
+        mut gradient: Value,
+    ) -> Result<(), AttachError> {
+        let master = self.attach.master;
+        let StateData { path, before, .. } = graph.states[state].clone();
+        let name = graph.values[before].name.clone();
+        let mut ty = graph.values[before].ty.clone();
+        let own = ty.dtype();
+
+        let module = &module_of(&path);
+
+        // What is updated: the parameter, or an f32 instead.
+        let (mut parameter, mut updated) = (before, state);
+        let is_random = self.attach.rounding.is_random(&ty);
+        if is_random {
+            ty = TensorType::new(DType::F32, ty.shape())?;
+            let mut nodes = Nodes { graph, module };
+            parameter = nodes.cast(before, DType::F32, &format!("{name}.f32"))?;
+            gradient = nodes.cast(gradient, DType::F32, &format!("{name}.grad.f32"))?;
+        }
+        if master.widens(&ty) {
+            ty = TensorType::new(DType::F32, ty.shape())?;
+            updated = graph.states.next_id();
+            let (as_name, as_path) = (format!("{MASTER}.{name}"), format!("{MASTER}.{path}"));
+            let held = graph.add_state(as_name, as_path, StateKind::Moment, ty.clone());
+            let mut nodes = Nodes { graph, module };
+            let start = nodes.cast(before, DType::F32, &format!("{name}.f32"))?;
+            let first = self.first.expect("steps should be counted for masters");
+            let inputs = [first, start, held];
+            parameter = nodes.add(Op::Where, &inputs, &format!("{MASTER}.{name}.now"))?;
+            gradient = nodes.cast(gradient, DType::F32, &format!("{name}.grad.f32"))?;
+        }
+
+        let mut changed = vec![updated];
+        let mut moments = vec![];
+        for Moment { name: moment, ty } in (self.rule.moments)(&ty, master)? {
+            changed.push(graph.states.next_id());
+            moments.push(graph.add_state(
+                format!("{moment}.{name}"),
+                format!("{moment}.{path}"),
+                StateKind::Moment,
+                ty,
+            ));
+        }
+        let mut update = Update {
+            graph: &mut *graph,
+            module: module.clone(),
+            parameter,
+            gradient,
+            moments,
+            step: self.step.filter(|_| self.rule.counts_steps),
+            hyper: self.hypers[&group_of(&self.attach.groups, &path)],
+            scale: self.factors.scale,
+            is_split: master.splits(&ty),
+            options: self.rule.options,
+            shared: &mut self.shared,
+            is_shared: false,
+        };
+        let mut after = (self.rule.update)(&mut update)?;
+        assert_eq!(
+            after.len(),
+            changed.len(),
+            "an update should give the parameter and each moment"
+        );
+        let mut nodes = Nodes { graph, module };
+        let rounded = format!("{name}.rounded");
+        if let (true, Some(random)) = (is_random, &mut self.random) {
+            after[0] = random.rounded(&mut nodes, after[0], &rounded)?;
+        }
+        if updated != state {
+            changed.push(state);
+            after.push(nodes.cast(after[0], own, &rounded)?);
+        }
+        for (state, after) in changed.into_iter().zip(after) {
+            let before = nodes.graph.states[state].before;
+            let after = self.unless_skipped(&mut nodes, before, after)?;
+            nodes.graph.states[state].after = after;
+        }
+        Ok(())
+    }
+}
