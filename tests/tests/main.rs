@@ -28,6 +28,7 @@ mod papers;
 mod planners;
 mod protrain;
 mod ptx;
+mod quantize;
 mod remat;
 mod schedules;
 mod served;
