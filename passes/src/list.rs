@@ -9,7 +9,7 @@ use crate::alloc::{self, Lifetime};
 use crate::cost::Cost;
 use crate::graph::{
     accumulate, attention, autodiff, canonical, fuse, loss, microbatch, optimizer, precision,
-    simplify,
+    quantize, simplify,
 };
 use crate::plan::machine::DEVICE;
 use crate::plan::{Decisions, Error, Illegal, Kernels, Options, Problem};
@@ -148,7 +148,7 @@ pub static SHARED: [GraphPass; 4] = [
 ];
 
 /// Graph passes from the loss on.
-pub static PER_VARIANT: [GraphPass; 7] = [
+pub static PER_VARIANT: [GraphPass; 8] = [
     // After simplify, which recognises the loss. After canonical, which would merge equal nodes of
     // two chunks. Before microbatch, so the loss of each batch is cut in the same way.
     GraphPass {
@@ -180,6 +180,14 @@ pub static PER_VARIANT: [GraphPass; 7] = [
         run: |graph, c| {
             microbatch::run(graph, c.options.micro_batches.unwrap_or(1))
                 .map_err(|e| failed("microbatch", e))
+        },
+    },
+    // After microbatch and precision, so that each product of each micro-batch has numbers of its
+    // own, in its type. Before optimizer, which takes the gradients that say what is frozen.
+    GraphPass {
+        name: "quantize",
+        run: |graph, c| {
+            quantize::run(graph, c.options.base).map_err(|e| failed("quantize", e))
         },
     },
     // After canonical, which removes unused nodes: without an optimizer the last step of a gradient

@@ -21,6 +21,7 @@ use passes::graph::criterion::Loss;
 use passes::graph::loss::Chunks;
 use passes::graph::optimizer::{Master, Optimizer};
 use passes::graph::precision::Precision;
+use passes::graph::quantize::Base;
 use passes::pipeline::{self, Budget, Kernels};
 use passes::schedule::order::Update;
 pub(crate) use patterns::{Group, Paths};
@@ -288,6 +289,11 @@ pub(crate) struct Compiling {
     /// as torch.autocast does it, with parameters, gradients and moments in f32 [default: f32]
     #[arg(long, value_parser = named(&Precision::ALL, Precision::name))]
     pub(crate) precision: Option<Precision>,
+    /// How frozen matrices that only products read are stored. nf4: in 4 bits with double
+    /// quantisation, as QLoRA stores them, 0.516 bytes for each number. For adapters: `lighterage
+    /// train lora.pt2 --base nf4 --optimizer adamw ...` [default: whole]
+    #[arg(long, value_parser = named(&Base::ALL, Base::name))]
+    pub(crate) base: Option<Base>,
     /// Bandwidth of the link between device and host in each direction, such as 2GB/s, instead of
     /// the one in the device's file. `train` also slows copies down to it
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]

@@ -5,6 +5,7 @@ use super::parts::Parts;
 use crate::graph::loss::Chunks;
 use crate::graph::optimizer::{Attach, Master, Optimizer};
 use crate::graph::precision::Precision;
+use crate::graph::quantize::Base;
 use crate::schedule::order::Update;
 use papers::protrain::Fixed;
 use serde::{Deserialize, Serialize};
@@ -75,6 +76,8 @@ pub struct Options {
     pub parts: Option<Parts>,
     /// The types in which a step traced in f32 is computed.
     pub precision: Precision,
+    /// How frozen matrices are stored.
+    pub base: Base,
     /// Lets a GPU round the factors of f32 products (`matmul`, `addmm`) to TF32, which has 11 bits
     /// of precision, so that tensor cores multiply them. Times are predicted for it too.
     pub tf32: bool,

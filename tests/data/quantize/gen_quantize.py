@@ -58,7 +58,7 @@ def main() -> None:
     spread = torch.randn(700) * 10 ** (-6 * torch.rand(700))
     tensors = {
         "signed": blocks(spread, signed=True),
-        "unsigned": blocks(spread.square() + 1e-9, signed=False),
+        "unsigned": blocks(spread.abs(), signed=False),
         # 300 blocks of 64, so two sizes of sizes, and a last block of 44 numbers.
         "nf4.f32": nf4(torch.randn(124, 154)),
         "nf4.bf16": nf4(torch.randn(40, 50).bfloat16()),

@@ -140,6 +140,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         protrain,
         kernels,
         precision,
+        base,
         // The running machine simulates the link.
         link: _,
         profile,
@@ -180,6 +181,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         ("--protrain", protrain.is_some()),
         ("--kernels", other_kernels),
         ("--precision", precision.is_some()),
+        ("--base", base.is_some()),
         ("--without", without.is_some()),
         ("--profile", profile.is_some()),
         ("--dim", !args.reading.dim.is_empty()),
