@@ -186,9 +186,7 @@ pub static PER_VARIANT: [GraphPass; 8] = [
     // own, in its type. Before optimizer, which takes the gradients that say what is frozen.
     GraphPass {
         name: "quantize",
-        run: |graph, c| {
-            quantize::run(graph, c.options.base).map_err(|e| failed("quantize", e))
-        },
+        run: |graph, c| quantize::run(graph, c.options.base).map_err(|e| failed("quantize", e)),
     },
     // After canonical, which removes unused nodes: without an optimizer the last step of a gradient
     // is unused. After microbatch: there is one update per step.

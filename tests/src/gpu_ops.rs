@@ -513,7 +513,12 @@ fn blocks(w: &mut Wishes) {
         }
         w.of("adamw_8bit", &[], ins, Close::Ulps(2.0));
     }
-    for (dtype, shape) in [(F32, [64, 300]), (BF16, [7, 21]), (F64, [1, 1]), (F16, [3, 0])] {
+    for (dtype, shape) in [
+        (F32, [64, 300]),
+        (BF16, [7, 21]),
+        (F64, [1, 1]),
+        (F16, [3, 0]),
+    ] {
         let n = shape.iter().product::<u64>();
         let blocks = n.div_ceil(64);
         let sizes: Vec<f64> = (0..blocks.div_ceil(256)).map(|i| i as f64 + 0.3).collect();

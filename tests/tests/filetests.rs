@@ -25,6 +25,7 @@ use passes::decide::{Decisions, Extent, Gap, Means, Planner, Problem, Reason, de
 use passes::graph::loss::Chunks;
 use passes::graph::optimizer::{Master, Optimizer};
 use passes::graph::precision::Precision;
+use passes::graph::quantize::Base;
 use passes::list::{GraphContext, ScheduleContext, graph_passes, schedule_passes};
 use passes::pipeline::{Budget, Kernels, Options};
 use passes::plan::Cancel;
@@ -109,6 +110,12 @@ impl Header<'_> {
                     .into_iter()
                     .find(|p| p.name() == name)
                     .expect("a precision's name")
+            }),
+            base: given.remove("base").map_or(Base::Whole, |name| {
+                Base::ALL
+                    .into_iter()
+                    .find(|base| base.name() == name)
+                    .expect("a base's name")
             }),
             group_options: vec![],
             cancel: Cancel::default(),

@@ -246,7 +246,10 @@ fn moments_in_codes_take_two_bytes_and_scales() {
     // Each state is rounded up to 64 bytes.
     let rounding = codes.program.graph.states.len() as u64 * 64;
     let less = plain.planned_peak - codes.planned_peak;
-    assert!(less.abs_diff(saved) <= rounding, "{less} less, {saved} saved");
+    assert!(
+        less.abs_diff(saved) <= rounding,
+        "{less} less, {saved} saved"
+    );
 }
 
 // --- updates in backward ---

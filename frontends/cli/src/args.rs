@@ -428,6 +428,14 @@ pub(crate) struct TrainArgs {
     /// Write all states to a file at the end
     #[arg(long, value_name = "OUT.safetensors", help_heading = "Training")]
     pub(crate) save: Option<PathBuf>,
+    /// Initial values of adapters, from a folder that PEFT or --save-adapters wrote; they replace
+    /// those of the model's file or of --init
+    #[arg(long, value_name = "DIR", help_heading = "Training")]
+    pub(crate) adapters: Option<PathBuf>,
+    /// Write the adapters alone to a folder at the end, as PEFT does. The folder has the
+    /// adapter_config.json that save_pretrained writes
+    #[arg(long, value_name = "DIR", help_heading = "Training")]
+    pub(crate) save_adapters: Option<PathBuf>,
     /// Let --save replace a file even if parameters or moments are NaN or infinite
     #[arg(long, requires = "save", help_heading = "Training")]
     pub(crate) save_nonfinite: bool,

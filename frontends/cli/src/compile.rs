@@ -1,7 +1,7 @@
 //! `lighterage compile`: the artifact, or the text of its kernels.
 
-use crate::base;
 use crate::args::{CodeFor, CompileArgs, Compiling, Emit};
+use crate::base;
 use crate::data::{check_writable, file_size, save_atomically};
 use crate::failure::Failure;
 use crate::model::{self, Model};
@@ -202,11 +202,10 @@ pub(crate) fn artifact_on(
         .filter_map(|state| matrix_of(&state.path))
         .map(|(path, _)| path.to_string())
         .collect();
-    let stored = |(path, (ty, bytes)): (String, (TensorType, Vec<u8>))| {
-        match in_nf4.contains(&path) {
-            true => base::stored(&path, codegen::dtype(ty.dtype()), &bytes).to_vec(),
-            false => vec![(path, bytes)],
-        }
+    let stored = |(path, (ty, bytes)): (String, (TensorType, Vec<u8>))| match in_nf4.contains(&path)
+    {
+        true => base::stored(&path, codegen::dtype(ty.dtype()), &bytes).to_vec(),
+        false => vec![(path, bytes)],
     };
     let data = model.tensors.into_iter().flat_map(stored).collect();
     Ok(codegen::emit(&compiled, &data, target)?)

@@ -1,5 +1,6 @@
 //! `lighterage train`: runs a step many times. After the last batch the first follows.
 
+mod adapters;
 mod eval_model;
 mod evaluation;
 mod events;
@@ -45,6 +46,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         if let Some(path) = path {
             check_writable(option, path)?;
         }
+    }
+    if let Some(folder) = &args.save_adapters {
+        adapters::check_folder(folder)?;
     }
     let init = Init::parse(args.init.as_deref())?;
     let Source {
@@ -93,6 +97,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         out::note(&format!("note: {note}"));
     }
     states::give(&mut machine, &init, args.seed, &tied)?;
+    if let Some(folder) = &args.adapters {
+        adapters::read(folder, &mut machine)?;
+    }
 
     // From here on, Ctrl-C ends the run after the current step, so that the states can be saved;
     // before, it ends the process.
@@ -172,6 +179,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     machine.wait().map_err(failure)?;
     progress.finish();
     let not_finite = states::save(args, &mut machine)?;
+    let adapters = args.save_adapters.as_ref();
+    let adapters = adapters.map(|folder| adapters::save(folder, &mut machine));
+    let adapters = adapters.transpose()?;
     if let Some(path) = &args.trace {
         // Only writing the file can fail here.
         machine
@@ -189,7 +199,10 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     } else {
         out::text(&report.text());
         let saved = args.save.as_ref().filter(|_| not_finite.is_none());
-        for path in [saved, args.trace.as_ref()].into_iter().flatten() {
+        for path in [saved, adapters.as_ref(), args.trace.as_ref()]
+            .into_iter()
+            .flatten()
+        {
             out!(
                 "wrote         {}, {}",
                 path.display(),
@@ -243,7 +256,8 @@ fn of_one_batch(fed: &[Binding], micro_batches: u64) -> Vec<(String, Operand)> {
 /// Whether the run writes files, so that it goes on if nobody reads what it prints.
 fn leaves_files(args: &TrainArgs) -> bool {
     let metrics = [&args.metrics.metrics, &args.metrics.tensorboard];
-    let files = [&args.save, &args.trace].into_iter().chain(metrics);
+    let files = [&args.save, &args.save_adapters, &args.trace];
+    let files = files.into_iter().chain(metrics);
     files.flatten().next().is_some()
 }
 

@@ -66,7 +66,8 @@ pub fn run(graph: &mut Graph, base: Base) -> Result<(), QuantizeError> {
     let mut matrices = vec![];
     for state in graph.states.ids().filter(|state| !trained.contains(state)) {
         let mut reads = Reads::default();
-        if is_frozen_matrix(graph, state) && reads.collect(graph, &readers, graph.states[state].before)
+        if is_frozen_matrix(graph, state)
+            && reads.collect(graph, &readers, graph.states[state].before)
         {
             matrices.push((state, reads));
         }
@@ -101,7 +102,11 @@ struct Reads(Vec<(Node, usize)>);
 impl Reads {
     /// Adds the reads of a value; false if something else reads it.
     fn collect(&mut self, graph: &Graph, readers: &Readers, value: Value) -> bool {
-        if graph.outputs.iter().any(|output| graph.root(output.value) == value) {
+        if graph
+            .outputs
+            .iter()
+            .any(|output| graph.root(output.value) == value)
+        {
             return false;
         }
         // The end of the step reads a state that does not change, too.
@@ -132,12 +137,21 @@ impl Reads {
 /// Makes the four states of a matrix, the first in its place, and the ops that compute its numbers.
 fn store(graph: &mut Graph, state: State, reads: &Reads) -> Result<(), QuantizeError> {
     let matrix = graph.states[state].before;
-    let (name, path) = (graph.values[matrix].name.clone(), graph.states[state].path.clone());
+    let (name, path) = (
+        graph.values[matrix].name.clone(),
+        graph.states[state].path.clone(),
+    );
     let n = graph.values[matrix].ty.numel();
     let operands: Vec<(TensorType, Node, usize)> = reads
         .0
         .iter()
-        .map(|&(node, i)| (graph.values[graph.nodes[node].inputs[i]].ty.clone(), node, i))
+        .map(|&(node, i)| {
+            (
+                graph.values[graph.nodes[node].inputs[i]].ty.clone(),
+                node,
+                i,
+            )
+        })
         .collect();
     let mut states = vec![matrix];
     for (of, (dtype, shape)) in STATES.into_iter().zip(nf4_operands(n)) {

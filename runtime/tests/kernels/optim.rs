@@ -123,7 +123,9 @@ fn threads_change_no_bit() {
             let of = |types: &[DType]| types.iter().map(|&t| (t, LONG)).collect::<Vec<_>>();
             let types = match kernel.name {
                 "adamw" => of(&[dtype; 4]),
-                "adamw_split" => of(&[DType::BF16, DType::BF16, DType::I16, DType::F32, DType::F32]),
+                "adamw_split" => {
+                    of(&[DType::BF16, DType::BF16, DType::I16, DType::F32, DType::F32])
+                }
                 "adamw_8bit" => {
                     [of(&[dtype, dtype, DType::U8, DType::U8]), vec![blocks; 2]].concat()
                 }
