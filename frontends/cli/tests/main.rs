@@ -3,6 +3,7 @@
 mod adapters;
 mod alloc;
 mod common;
+mod config;
 mod data;
 mod devices;
 mod estimate;
