@@ -44,8 +44,8 @@ fn tensor(numbers: &[f32]) -> OwnedTensor {
     OwnedTensor::from_bytes(DType::F32, &[numbers.len()], &bytes)
 }
 
-/// An update of zeros by `adamw_8bit` from moments in codes; `hyper` is the rate, the betas, eps and
-/// the decay.
+/// An update of zeros by `adamw_8bit` from moments in codes; `hyper` is the rate, the betas, eps
+/// and the decay.
 fn update(gradient: &[f32], moments: [&OwnedTensor; 4], hyper: [f64; 5]) -> Vec<OwnedTensor> {
     let n = gradient.len();
     let of = |t: &OwnedTensor| (t.dtype(), t.shape().to_vec());

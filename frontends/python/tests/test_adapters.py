@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -30,12 +31,7 @@ def command() -> str:
 def test_peft_reads_adapters_of_the_command(tmp_path: Path) -> None:
     """A LLaMA of the example is trained by the command; PEFT reads its adapters, and computes the command's loss."""
     peft = pytest.importorskip("peft", reason="this is a test of PEFT")
-    sys.path.insert(0, str(ROOT / "examples/lora"))
-    try:
-        from export import TARGETS, adapted  # type: ignore[import-not-found]
-    finally:
-        sys.path.pop(0)
-    assert TARGETS
+    adapted = runpy.run_path(str(ROOT / "examples/lora/export.py"))["adapted"]
     script = [sys.executable, "-W", "ignore", str(ROOT / "examples/lora/export.py")]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "frontends/python/python")}
     options = ["--out", str(tmp_path), "--dtype", "float32", "--layers", "1"]
@@ -60,6 +56,12 @@ def test_peft_reads_adapters_of_the_command(tmp_path: Path) -> None:
         assert untrained(input_ids=ids, labels=ids).loss.item() > theirs + 0.01
 
 
+def mean_square(net: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """A loss."""
+    y: torch.Tensor = net(x)
+    return y.square().mean()
+
+
 def test_eight_bit_adamw_of_bitsandbytes() -> None:
     """Losses, states under its names, and its own steps in between."""
     library: Any = pytest.importorskip("bitsandbytes", reason="this is a test of bitsandbytes")
@@ -68,17 +70,14 @@ def test_eight_bit_adamw_of_bitsandbytes() -> None:
     model = copy.deepcopy(eager)
     x = torch.randn(8, 72)
 
-    def loss_of(net: torch.nn.Module) -> torch.Tensor:
-        return net(x).square().mean()
-
     options = {"lr": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.1}
     theirs, ours = (library.optim.AdamW8bit(m.parameters(), **options) for m in (eager, model))
-    step = lt.compile(model, ours, example=(x,), loss_fn=lambda y: y.square().mean(), kernels="plain")
+    step = lt.compile(model, ours, example=(x,), loss_fn=mean_square, kernels="plain")
 
     def own(net: torch.nn.Module, optimizer: Any) -> float:
         optimizer.zero_grad()
-        loss = loss_of(net)
-        loss.backward()
+        loss = mean_square(net, x)
+        torch.autograd.backward(loss)
         optimizer.step()
         return loss.item()
 
@@ -93,6 +92,6 @@ def test_eight_bit_adamw_of_bitsandbytes() -> None:
     assert state["absmax1"].shape == (21,)
     assert int(state["step"]) == 12
     assert ours.state[model[0].bias]["state1"].dtype == torch.float32
+    small = library.optim.AdamW8bit(model.parameters(), min_8bit_size=16)
     with pytest.raises(lt.Unsupported, match="min_8bit_size"):
-        small = library.optim.AdamW8bit(model.parameters(), min_8bit_size=16)
-        lt.compile(model, small, example=(x,), loss_fn=lambda y: y.square().mean())
+        lt.compile(model, small, example=(x,), loss_fn=mean_square)

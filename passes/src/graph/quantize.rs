@@ -1,11 +1,11 @@
 //! Stores frozen matrices in NF4 with double quantisation (Dettmers et al., 2023, "QLoRA"): half a
 //! byte for each number, one for each 64, and four for each 16384.
 //!
-//! Before: forward and backward. After: a matrix without a gradient that only products read, perhaps
-//! through casts, is four states: codes `nf4.PATH`, `nf4_sizes.PATH`, `nf4_largest.PATH` and
-//! `nf4_offset.PATH`. Directly before each product that reads it, an op `nf4` computes its numbers
-//! for this product alone, in the type that the product takes. So no plan keeps the numbers from one
-//! product to another, in particular not from the forward to the backward.
+//! Before: forward and backward. After: a matrix without a gradient that only products read,
+//! perhaps through casts, is four states: `nf4.PATH` (codes), `nf4_sizes.PATH`, `nf4_largest.PATH`
+//! and `nf4_offset.PATH`. Directly before each product that reads it, an op `nf4` computes its
+//! numbers for this product alone, in the type that the product takes. So no plan keeps the numbers
+//! from one product to another, in particular not from the forward to the backward.
 //!
 //! Embeddings are not products, so they stay as they are; so does a head that shares their matrix.
 

@@ -43,13 +43,18 @@ impl Map {
     pub(super) fn encode(&self, numbers: &[f32], codes: &mut [u8]) -> f32 {
         let larger = |most: f32, &x: &f32| if x.abs() > most { x.abs() } else { most };
         let largest = numbers.iter().fold(0.0, larger);
-        let mut places = [0u32; EIGHT];
+        let (mut scaled, mut places) = ([0f32; EIGHT], [0u32; EIGHT]);
+        let scaled = &mut scaled[..numbers.len()];
+        for (scaled, x) in scaled.iter_mut().zip(numbers) {
+            *scaled = x / largest;
+        }
         // Eight times, all numbers of the block: each search alone would wait for its readings.
         for step in [128, 64, 32, 16, 8, 4, 2, 1] {
-            for (place, x) in places.iter_mut().zip(numbers) {
-                let further = *place + step;
-                let is_above = self.middles[(further as u8 - 1) as usize] < x / largest;
-                *place = if is_above { further } else { *place };
+            for (place, x) in places.iter_mut().zip(&*scaled) {
+                // The bits from `step` down are 0 so far.
+                let further = *place | step;
+                let middle = self.middles[further.wrapping_sub(1) as usize % 256];
+                *place = if middle < *x { further } else { *place };
             }
         }
         for (code, place) in codes.iter_mut().zip(places) {

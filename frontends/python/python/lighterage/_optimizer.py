@@ -298,7 +298,8 @@ class State:
                 theirs["step"] = self._views[i]
             if "absmax1" in theirs:
                 # What a step of the optimizer itself looks for.
-                theirs["qmap1"], theirs["qmap2"] = map(self._optimizer.name2qmap.get, ("dynamic", "udynamic"))
+                maps = self._optimizer.name2qmap  # type: ignore[attr-defined]
+                theirs["qmap1"], theirs["qmap2"] = maps["dynamic"], maps["udynamic"]
         self._state, self._lists = state, lists
         moments = [given for tensors in self._given.values() for given in tensors.values()]
         self._places = Places([state, *(state[p] for p in self._parameters.values())], lists, moments)
