@@ -10,6 +10,7 @@ mod check;
 mod compile;
 mod data;
 mod devices;
+mod disk;
 mod estimate;
 mod explain;
 mod export;

@@ -6,6 +6,7 @@ mod common;
 mod config;
 mod data;
 mod devices;
+mod disk_tier;
 mod estimate;
 mod evaluation;
 mod forward;
