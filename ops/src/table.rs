@@ -240,7 +240,7 @@ macro_rules! ops {
                 => adamw_split, adamw_work;
             // The same with moments in blocks of 256 numbers (see maps.rs): codes m and v, u8 in the
             // parameter's shape, and the largest magnitude of each block, f32. adamw_8bit(p, g, m,
-            // v, largest m, largest v, step, hyper[, scale]) -> p', m', v', largest m', largest v'
+            // v, largest m, largest v, step, hyper[, scale]) -> p', m', v', and both largest
             Adamw8bit "adamw_8bit": takes(8, 9)
                 .inplace(&[(0, 0), (2, 1), (3, 2), (4, 3), (5, 4)])
                 .real()
