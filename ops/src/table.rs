@@ -238,7 +238,7 @@ macro_rules! ops {
                 .access(Element)
                 .options_from(5)
                 => adamw_split, adamw_work;
-            // The same with moments in blocks of 256 numbers (see maps.rs): codes m and v, u8 in the
+            // The same with moments in blocks of 256 (see maps.rs): codes m and v, u8 in the
             // parameter's shape, and the largest magnitude of each block, f32. adamw_8bit(p, g, m,
             // v, largest m, largest v, step, hyper[, scale]) -> p', m', v', and both largest
             Adamw8bit "adamw_8bit": takes(8, 9)
