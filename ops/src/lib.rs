@@ -9,6 +9,7 @@
 //! The macro [`ops!`] passes the declaration to another macro. The language (`ir`) makes its typed
 //! ops from it; this crate makes [`OpKind`] and the facts.
 
+pub mod maps;
 mod table;
 
 use Access::{Element, Row, Whole};

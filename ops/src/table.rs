@@ -188,6 +188,10 @@ macro_rules! ops {
             Cat(Along) "cat": takes(1, 4096) => cat, no_work;
             // pad: [before, after] for each dimension, outermost first; negative cuts.
             Pad(Pad) "pad": takes(1, 1).on(Computed) => pad, no_work;
+            // Numbers in NF4 (see maps.rs). nf4(codes: u8, two to a byte, the first in the upper
+            // half; sizes: u8, a code for each block of 64 numbers; largest: f32, for each 256 of
+            // these; offset: f32[]) -> map[code] * (dynamic map[size] * largest + offset)
+            Nf4(Decoded) "nf4": takes(4, 4) => nf4, nf4_work;
             // Sources. arange: start + step * i.
             Full(Full) "full": takes(0, 0).access(Element) => full, no_work;
             Arange(Arange) "arange": takes(0, 0) => arange, no_work;
@@ -242,6 +246,14 @@ macro_rules! ops {
                 .access(Element)
                 .options_from(5)
                 => adamw_split, adamw_work;
+            // The same with moments in blocks of 256 (see maps.rs): codes m and v, u8 in the
+            // parameter's shape, and the largest magnitude of each block, f32. adamw_8bit(p, g, m,
+            // v, largest m, largest v, step, hyper[, scale]) -> p', m', v', and both largest
+            Adamw8bit "adamw_8bit": takes(8, 9)
+                .inplace(&[(0, 0), (2, 1), (3, 2), (4, 3), (5, 4)])
+                .real()
+                .options_from(6)
+                => adamw_8bit, adamw_8bit_work;
             // sgd(p, g, hyper: f64[3] = lr, momentum, weight decay[, scale]) -> p'
             Sgd "sgd": takes(3, 4).inplace(&[(0, 0)]).access(Element).real().options_from(2) => sgd;
             // sgd_momentum(p, g, buf, hyper[, scale]) -> p', buf'

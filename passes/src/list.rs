@@ -10,7 +10,7 @@ use crate::cost::Cost;
 use crate::graph::precision::Precision;
 use crate::graph::{
     accumulate, attention, autodiff, canonical, fuse, loss, microbatch, optimizer, precision,
-    scale, simplify,
+    quantize, scale, simplify,
 };
 use crate::plan::machine::DEVICE;
 use crate::plan::{Decisions, Error, Illegal, Kernels, Options, Problem};
@@ -168,7 +168,7 @@ pub static SHARED: [GraphPass; 5] = [
 ];
 
 /// Graph passes from the loss on.
-pub static PER_VARIANT: [GraphPass; 7] = [
+pub static PER_VARIANT: [GraphPass; 8] = [
     // After simplify, which recognises the loss. After canonical, which would merge equal nodes of
     // two chunks. Before microbatch, so the loss of each batch is cut in the same way.
     GraphPass {
@@ -201,6 +201,12 @@ pub static PER_VARIANT: [GraphPass; 7] = [
             let n = c.options.micro_batches.unwrap_or(1);
             microbatch::run(graph, n, c.options.reduction).map_err(|e| failed("microbatch", e))
         },
+    },
+    // After microbatch and precision, so that each product of each micro-batch has numbers of its
+    // own, in its type. Before optimizer, which takes the gradients that say what is frozen.
+    GraphPass {
+        name: "quantize",
+        run: |graph, c| quantize::run(graph, c.options.base).map_err(|e| failed("quantize", e)),
     },
     // After canonical, which removes unused nodes: without an optimizer the last step of a gradient
     // is unused. After microbatch: there is one update per step.

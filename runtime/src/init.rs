@@ -24,6 +24,17 @@ pub struct StateInit {
     pub std: Option<f64>,
 }
 
+impl StateInit {
+    /// The numbers that a parameter of two or more dimensions would get; empty without `std`.
+    pub fn drawn(&self, path: &str, n: u64) -> Vec<f64> {
+        let key = mix(self.seed ^ hash(path));
+        let numbers = self.std.into_iter();
+        numbers
+            .flat_map(|std| (0..n).map(move |i| std * normal(key, i)))
+            .collect()
+    }
+}
+
 /// Gives a state its value; false if it gets no value, an error if its type cannot hold the value.
 pub(crate) fn initialise(
     init: &StateInit,

@@ -263,6 +263,35 @@ impl<'a> Call<'a> {
             of: PhantomData,
         }
     }
+    /// This part's elements of result `j`, of which each of the kernel's `units` has `each`; the
+    /// last may have fewer. Panics as [`Call::output`] does.
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "each result is handed out once, see `taken`"
+    )]
+    pub fn output_blocks<T: Element>(&self, j: usize, units: usize, each: usize) -> &'a mut [T] {
+        let y = &self.outs[j];
+        self.take(j);
+        expect_type::<T>(y);
+        let Range { start, end } = self.blocks(units, each, y.numel());
+        // SAFETY: as for `output`; parts that are disjoint have disjoint blocks.
+        unsafe { std::slice::from_raw_parts_mut(y.data.cast::<T>().add(start), end - start) }
+    }
+    /// This part's elements of operand `i`, as in [`Call::output_blocks`]. Panics as
+    /// [`Call::input`] does.
+    pub fn input_blocks<T: Element>(&self, i: usize, units: usize, each: usize) -> &'a [T] {
+        let all = self.input(i);
+        &all[self.blocks(units, each, all.len())]
+    }
+    /// The elements of this part's units, of `n`. Each unit has `each`, the last ones fewer.
+    fn blocks(&self, units: usize, each: usize, n: usize) -> Range<usize> {
+        let part = self.part(units);
+        let first = |unit: usize| match unit == units {
+            true => n,
+            false => (unit * each).min(n),
+        };
+        first(part.start)..first(part.end)
+    }
     /// This part's elements of result `j`, which consists of `items` of equal size. The units `of`
     /// share the items as equally as possible. Also returns the numbers of the items. Panics as
     /// [`Call::output`] does.

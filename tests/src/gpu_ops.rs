@@ -98,6 +98,7 @@ pub(crate) fn cases(target: &Target) -> Vec<Case> {
     random(&mut wishes);
     functions(&mut wishes);
     lines(&mut wishes);
+    blocks(&mut wishes);
     reductions(&mut wishes);
     norms(&mut wishes);
     windows(&mut wishes);
@@ -489,6 +490,48 @@ fn functions(w: &mut Wishes) {
     let ins = vec![w.of_numbers(F32, &[3], &[1e6, -3.3e9, 1e12])];
     w.of("sin", &[], ins.clone(), Close::Ulps(1.0));
     w.of("cos", &[], ins, Close::Ulps(1.0));
+}
+
+/// Numbers in blocks of codes: blocks that are whole, one that is not, none.
+fn blocks(w: &mut Wishes) {
+    for (dtype, n, has_scale) in [
+        (F32, 768u64, false),
+        (F32, 1, true),
+        (BF16, 700, true),
+        (F64, 300, false),
+        (F16, 0, false),
+    ] {
+        let (codes, blocks) = ([n], [n.div_ceil(256)]);
+        let mut ins = vec![w.small(dtype, &codes), w.small(dtype, &codes)];
+        ins.extend([0, 1].map(|_| w.wild(U8, &codes)));
+        let sizes: Vec<f64> = (0..blocks[0]).map(|i| i as f64 + 0.3).collect();
+        ins.extend([0, 1].map(|_| w.of_numbers(F32, &blocks, &sizes)));
+        ins.push(w.of_numbers(I64, &[], &[3.0]));
+        ins.push(w.of_numbers(F64, &[5], &[0.01, 0.9, 0.95, 1e-6, 0.1]));
+        if has_scale {
+            ins.push(w.of_numbers(F32, &[], &[0.7]));
+        }
+        w.of("adamw_8bit", &[], ins, Close::Ulps(2.0));
+    }
+    for (dtype, shape) in [
+        (F32, [64, 300]),
+        (BF16, [7, 21]),
+        (F64, [1, 1]),
+        (F16, [3, 0]),
+    ] {
+        let n = shape.iter().product::<u64>();
+        let blocks = n.div_ceil(64);
+        let sizes: Vec<f64> = (0..blocks.div_ceil(256)).map(|i| i as f64 + 0.3).collect();
+        let ins = vec![
+            w.wild(U8, &[n.div_ceil(2)]),
+            w.wild(U8, &[blocks]),
+            w.of_numbers(F32, &[sizes.len() as u64], &sizes),
+            w.of_numbers(F32, &[], &[1.5]),
+        ];
+        let shape = shape.map(|d| d as i64);
+        let attrs = [("dtype", Attr::Type(dtype)), ("shape", ints(&shape))];
+        w.of("nf4", &attrs, ins, SAME);
+    }
 }
 
 fn lines(w: &mut Wishes) {

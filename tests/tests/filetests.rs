@@ -25,6 +25,7 @@ use passes::decide::{Decisions, Extent, Gap, Means, Planner, Problem, Reason, de
 use passes::graph::loss::Chunks;
 use passes::graph::optimizer::{Master, Optimizer, Rounding};
 use passes::graph::precision::Precision;
+use passes::graph::quantize::Base;
 use passes::graph::reduction::Combination;
 use passes::graph::scale::LossScale;
 use passes::list::{GraphContext, ScheduleContext, graph_passes, schedule_passes};
@@ -119,6 +120,12 @@ impl Header<'_> {
                     .expect("a rounding's name")
             }),
             loss_scale: LossScale::default(),
+            base: given.remove("base").map_or(Base::Whole, |name| {
+                Base::ALL
+                    .into_iter()
+                    .find(|base| base.name() == name)
+                    .expect("a base's name")
+            }),
             group_options: vec![],
             cancel: Cancel::default(),
             protrain: Fixed::default(),

@@ -30,6 +30,7 @@ mod planners;
 mod precision;
 mod protrain;
 mod ptx;
+mod quantize;
 mod remat;
 mod schedules;
 mod served;

@@ -49,6 +49,8 @@ const ONLY_PASSES: &[OpKind] = &[
     OpKind::ClipScale,
     OpKind::Adamw,
     OpKind::AdamwSplit,
+    OpKind::Adamw8bit,
+    OpKind::Nf4,
     OpKind::Sgd,
     OpKind::SgdMomentum,
     OpKind::Fused,

@@ -139,7 +139,8 @@ fn compile_smallest(graph: &Graph, options: &Options) -> Compiled {
 /// of its updates and any home of states.
 #[test]
 fn every_optimizer_updates_every_parameter() {
-    let graph = linears(3, 16, 8);
+    // Weights of more than 4096 elements, in blocks of which the last one is not whole; biases.
+    let graph = linears(2, 72, 8);
     let start = start(&graph, 0.1);
     for optimizer in optimizers() {
         let (name, hyper) = (optimizer.name(), defaults(optimizer));
@@ -169,7 +170,8 @@ fn every_optimizer_updates_every_parameter() {
 /// an update forgets to read one.
 #[test]
 fn every_option_of_every_optimizer_counts() {
-    let graph = linears(3, 16, 8);
+    // Weights of more than 4096 elements, in blocks of which the last one is not whole; biases.
+    let graph = linears(2, 72, 8);
     let start = start(&graph, 0.1);
     for optimizer in optimizers() {
         let hyper = defaults(optimizer);
@@ -213,6 +215,42 @@ fn every_option_of_every_optimizer_counts() {
             check(option, &train(&free, &start, &hyper, 3).states);
         }
     }
+}
+
+/// Moments in codes take two bytes for each element, and eight for each block of 256. Parameters of
+/// fewer than 4096 elements have moments in f32. The plan has these bytes and no others: an update
+/// decodes no moment into memory.
+#[test]
+fn moments_in_codes_take_two_bytes_and_scales() {
+    // 72 * 72 elements are 20 blocks and a quarter.
+    let (graph, layers) = (linears(3, 72, 8), 3);
+    let of = |optimizer| {
+        let options = Options {
+            optimizer,
+            update: Update::After,
+            ..Options::default()
+        };
+        compile(&graph, &options)
+    };
+    let moments = |compiled: &Compiled| {
+        let graph = &compiled.program.graph;
+        let states = graph.states.values();
+        let moments = states.filter(|state| state.kind == ir::StateKind::Moment);
+        let bytes = moments.map(|state| graph.values[state.before].ty.bytes());
+        bytes.sum::<u64>() - 8
+    };
+    let (codes, plain) = (of(Optimizer::AdamW8bit), of(Optimizer::AdamW));
+    let (weight, bias) = (72 * 72, 72);
+    assert_eq!(moments(&plain), layers * 8 * (weight + bias));
+    assert_eq!(moments(&codes), layers * (2 * weight + 8 * 21 + 8 * bias));
+    let saved = moments(&plain) - moments(&codes);
+    // Each state is rounded up to 64 bytes.
+    let rounding = codes.program.graph.states.len() as u64 * 64;
+    let less = plain.planned_peak - codes.planned_peak;
+    assert!(
+        less.abs_diff(saved) <= rounding,
+        "{less} less, {saved} saved"
+    );
 }
 
 // --- updates in backward ---

@@ -12,6 +12,7 @@
 //! writes nothing.
 
 mod attention;
+mod blocks;
 mod functions;
 mod grid;
 mod lines;
@@ -75,6 +76,8 @@ fn write(k: &mut Kernel<'_>, op: &Op) -> Result<(), &'static str> {
         Op::NllSum(a) => loss::nll_sum(k, a),
         Op::SumSquares => loss::sum_squares(k),
         Op::ClipScale(a) => loss::clip_scale(k, a),
+        Op::Adamw8bit => blocks::adamw_8bit(k),
+        Op::Nf4(_) => blocks::nf4(k),
         Op::Rand(a) => random::rand(k, a),
         Op::Randn(a) => random::randn(k, a),
         Op::RngNext => random::rng_next(k),

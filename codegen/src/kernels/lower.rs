@@ -455,6 +455,8 @@ impl<'a> Lowering<'a> {
             | Op::RngNext
             | Op::SumSquares
             | Op::ClipScale(_)
+            | Op::Adamw8bit
+            | Op::Nf4(_)
             | Op::Fused(_)
             | Op::Extern(_) => return Err(NO_CODE.into()),
         })

@@ -23,6 +23,7 @@ use passes::graph::criterion::Loss;
 use passes::graph::loss::Chunks;
 use passes::graph::optimizer::{Master, Optimizer, Rounding};
 use passes::graph::precision::Precision;
+use passes::graph::quantize::Base;
 use passes::graph::reduction::Combination;
 use passes::graph::scale::LossScale;
 use passes::pipeline::{self, Budget, Kernels};
@@ -345,6 +346,11 @@ pub(crate) struct Compiling {
     #[arg(long, value_name = "init=N,growth=N,backoff=N,interval=N", requires = "precision",
         value_parser = LossScale::parse)]
     pub(crate) loss_scale: Option<LossScale>,
+    /// How frozen matrices that only products read are stored. nf4: in 4 bits with double
+    /// quantisation, as QLoRA stores them, 0.516 bytes for each number. For adapters: `lighterage
+    /// train lora.pt2 --base nf4 --optimizer adamw ...` [default: whole]
+    #[arg(long, value_parser = named(&Base::ALL, Base::name))]
+    pub(crate) base: Option<Base>,
     /// Bandwidth of the link between device and host in each direction, such as 2GB/s, instead of
     /// the one in the device's file. `train` also slows copies down to it
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
@@ -484,6 +490,14 @@ pub(crate) struct TrainArgs {
     /// Write all states to a file at the end
     #[arg(long, value_name = "OUT.safetensors", help_heading = "Training")]
     pub(crate) save: Option<PathBuf>,
+    /// Initial values of adapters, from a folder that PEFT or --save-adapters wrote; they replace
+    /// those of the model's file or of --init
+    #[arg(long, value_name = "DIR", help_heading = "Training")]
+    pub(crate) adapters: Option<PathBuf>,
+    /// Write the adapters alone to a folder at the end, as PEFT does. The folder has the
+    /// adapter_config.json that save_pretrained writes
+    #[arg(long, value_name = "DIR", help_heading = "Training")]
+    pub(crate) save_adapters: Option<PathBuf>,
     /// Let --save replace a file, and write checkpoints, even if parameters or moments are NaN or
     /// infinite
     #[arg(long, help_heading = "Training")]

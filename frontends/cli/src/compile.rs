@@ -1,6 +1,7 @@
 //! `lighterage compile`: the artifact, or the text of its kernels.
 
 use crate::args::{CodeFor, CompileArgs, Compiling, Emit};
+use crate::base;
 use crate::data::{check_writable, file_size, save_atomically};
 use crate::failure::Failure;
 use crate::micro_batches;
@@ -12,8 +13,10 @@ use crate::trust;
 use artifact::Artifact;
 use codegen::kernels::Target;
 use codegen::{Form, Listed, Listing, Plain};
-use ir::Device;
+use ir::{Device, TensorType};
+use passes::graph::quantize::matrix_of;
 use serde_json::{Value as Json, json};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Runs the command.
@@ -197,11 +200,17 @@ pub(crate) fn artifact_on(
     machine.device.sm = target.and_then(|target| target.sm());
     let (model, compiling) = micro_batches::decide(model, compiling, &machine)?;
     let compiled = model::compile(&model.graph, &compiling, &machine, dumps)?;
-    let data = model
-        .tensors
-        .into_iter()
-        .map(|(path, (_, bytes))| (path, bytes))
+    let states = compiled.program.graph.states.values();
+    let in_nf4: BTreeSet<String> = states
+        .filter_map(|state| matrix_of(&state.path))
+        .map(|(path, _)| path.to_string())
         .collect();
+    let stored = |(path, (ty, bytes)): (String, (TensorType, Vec<u8>))| match in_nf4.contains(&path)
+    {
+        true => base::stored(&path, codegen::dtype(ty.dtype()), &bytes).to_vec(),
+        false => vec![(path, bytes)],
+    };
+    let data = model.tensors.into_iter().flat_map(stored).collect();
     Ok(codegen::emit(&compiled, &data, target)?)
 }
 

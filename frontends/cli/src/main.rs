@@ -5,6 +5,7 @@
 
 mod alloc;
 mod args;
+mod base;
 mod check;
 mod compile;
 mod data;

@@ -451,6 +451,7 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         parts: None,
         precision: compiling.precision.unwrap_or_default(),
         loss_scale: compiling.loss_scale.unwrap_or_default(),
+        base: compiling.base.unwrap_or_default(),
         tf32: compiling.is_tf32(),
         differentiate: compiling.forward.differentiate,
         without_simplify: compiling.without.is_some(),

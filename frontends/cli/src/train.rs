@@ -1,5 +1,6 @@
 //! `lighterage train`: runs a step many times. After the last batch the first follows.
 
+mod adapters;
 mod checkpoints;
 mod eval_model;
 mod evaluation;
@@ -51,6 +52,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         if let Some(path) = path {
             check_writable(option, path)?;
         }
+    }
+    if let Some(folder) = &args.save_adapters {
+        adapters::check_folder(folder)?;
     }
     let init = Init::parse(args.init.as_deref())?;
     // Before hours are spent: a folder that cannot be written, another process that writes there.
@@ -120,7 +124,12 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     // With --resume, --steps are those of the whole run.
     let mut steps = args.steps;
     match &resumed {
-        None => states::give(&mut machine, &init, args.seed, &tied)?,
+        None => {
+            states::give(&mut machine, &init, args.seed, &tied)?;
+            if let Some(folder) = &args.adapters {
+                adapters::read(folder, &mut machine)?;
+            }
+        }
         Some(from) => {
             let Manifest { step, batches, .. } = *from.manifest();
             (start.step, start.batches) = (step, batches);
@@ -237,6 +246,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         None => Ok(()),
     };
     let not_finite = states::save(args, &mut machine, &states)?;
+    let adapters = args.save_adapters.as_ref();
+    let adapters = adapters.map(|folder| adapters::save(folder, &mut machine));
+    let adapters = adapters.transpose()?;
     if let Some(path) = &args.trace {
         // Only writing the file can fail here.
         machine
@@ -261,7 +273,10 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
             out::text(&checkpoints.text());
         }
         let saved = args.save.as_ref().filter(|_| not_finite.is_none());
-        for path in [saved, args.trace.as_ref()].into_iter().flatten() {
+        for path in [saved, adapters.as_ref(), args.trace.as_ref()]
+            .into_iter()
+            .flatten()
+        {
             out!(
                 "wrote         {}, {}",
                 path.display(),
@@ -345,7 +360,8 @@ fn of_one_batch(fed: &[Binding], micro_batches: u64) -> Vec<(String, Operand)> {
 /// Whether the run writes files, so that it goes on if nobody reads what it prints.
 fn leaves_files(args: &TrainArgs) -> bool {
     let metrics = [&args.metrics.metrics, &args.metrics.tensorboard];
-    let files = [&args.save, &args.trace].into_iter().chain(metrics);
+    let files = [&args.save, &args.save_adapters, &args.trace];
+    let files = files.into_iter().chain(metrics);
     files.flatten().next().is_some() || args.checkpoints.folder().is_some()
 }
 

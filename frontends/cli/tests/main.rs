@@ -1,5 +1,6 @@
 //! Tests of the command line.
 
+mod adapters;
 mod alloc;
 mod checkpoints;
 mod common;

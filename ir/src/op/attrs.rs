@@ -454,6 +454,13 @@ attributes! {
         /// The value of each element.
         value: Number,
     }
+    /// Of `nf4`.
+    Decoded {
+        /// The element type.
+        dtype: DType,
+        /// The shape.
+        shape: Vec<i64>,
+    }
     /// Of `arange`.
     Arange {
         /// The element type.

@@ -7,6 +7,7 @@ use super::attention::Attending;
 use super::attrs::*;
 use super::error::Misfit;
 use crate::types::{DType, TensorType};
+use ops::maps::{BLOCK_8BIT, BLOCK_NF4};
 
 pub(super) type Shapes = Result<Vec<TensorType>, Misfit>;
 
@@ -951,6 +952,42 @@ pub(super) fn adamw_split(_: &(), c: &Call<'_>) -> Shapes {
     options(c, 6, 5)?;
     scale(c, 7)?;
     Ok([0, 2, 3, 4].map(|i| c.at(i).clone()).to_vec())
+}
+pub(super) fn adamw_8bit(_: &(), c: &Call<'_>) -> Shapes {
+    c.expect_same(0, 1)?;
+    for i in [2, 3] {
+        c.expect(i, DType::U8)?;
+        c.expect_shape(i, c.shape(0))?;
+    }
+    for i in [4, 5] {
+        c.expect(i, DType::F32)?;
+        c.expect_shape(i, &[c.at(0).numel().div_ceil(BLOCK_8BIT)])?;
+    }
+    count(c, 6)?;
+    options(c, 7, 5)?;
+    scale(c, 8)?;
+    Ok([0, 2, 3, 4, 5].map(|i| c.at(i).clone()).to_vec())
+}
+/// The types of the operands of `nf4` for `n` numbers.
+pub fn nf4_operands(n: u64) -> [(DType, Vec<u64>); 4] {
+    let blocks = n.div_ceil(BLOCK_NF4);
+    [
+        (DType::U8, vec![n.div_ceil(2)]),
+        (DType::U8, vec![blocks]),
+        (DType::F32, vec![blocks.div_ceil(BLOCK_8BIT)]),
+        (DType::F32, vec![]),
+    ]
+}
+pub(super) fn nf4(a: &Decoded, c: &Call<'_>) -> Shapes {
+    let why = " should be a floating-point type of 16 bits or more";
+    expect_made(a.dtype, Elements::Floats, why)?;
+    let results = ty(a.dtype, &sizes("shape", &a.shape)?)?;
+    let wanted = nf4_operands(results[0].numel());
+    for (i, (dtype, shape)) in wanted.iter().enumerate() {
+        c.expect(i, *dtype)?;
+        c.expect_shape(i, shape)?;
+    }
+    Ok(results)
 }
 pub(super) fn sgd(_: &(), c: &Call<'_>) -> Shapes {
     c.expect_same(0, 1)?;

@@ -38,6 +38,19 @@ pub(super) fn adamw_work(_: &(), c: &Call<'_>, _: &[TensorType]) -> Work {
         ..Work::default()
     }
 }
+/// Two searches of a code in addition.
+pub(super) fn adamw_8bit_work(_: &(), c: &Call<'_>, _: &[TensorType]) -> Work {
+    Work {
+        flops: 64.0 * c.at(0).numel() as f64,
+        ..Work::default()
+    }
+}
+pub(super) fn nf4_work(_: &Decoded, _: &Call<'_>, outputs: &[TensorType]) -> Work {
+    Work {
+        flops: 2.0 * outputs[0].numel() as f64,
+        ..Work::default()
+    }
+}
 /// Scratch: the indices of each row, so that a row is summed and written once. A processor chains
 /// them, a GPU sorts them.
 pub(super) fn embedding_bwd_work(a: &EmbeddingBwd, c: &Call<'_>, outputs: &[TensorType]) -> Work {

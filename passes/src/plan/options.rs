@@ -5,6 +5,7 @@ use super::parts::Parts;
 use crate::graph::loss::Chunks;
 use crate::graph::optimizer::{Attach, Master, Optimizer, Rounding};
 use crate::graph::precision::Precision;
+use crate::graph::quantize::Base;
 use crate::graph::reduction::Combination;
 use crate::graph::scale::LossScale;
 use crate::schedule::order::Update;
@@ -83,6 +84,8 @@ pub struct Options {
     pub precision: Precision,
     /// How the scale of the loss changes in fp16.
     pub loss_scale: LossScale,
+    /// How frozen matrices are stored.
+    pub base: Base,
     /// Lets a GPU round the factors of f32 products (`matmul`, `addmm`) to TF32, which has 11 bits
     /// of precision, so that tensor cores multiply them. Times are predicted for it too.
     pub tf32: bool,

@@ -11,6 +11,7 @@
 //! a fixed order, products in their own type. The results are the same bits from run to run.
 
 mod attention;
+pub mod blocks;
 mod conv;
 mod elementwise;
 mod error;
@@ -459,6 +460,10 @@ const fn kernel(op: OpKind) -> Option<Kernel> {
         OpKind::ClipScale => k(optim::check_clip_scale, optim::clip_scale),
         OpKind::Adamw => k(optim::check_adamw, optim::adamw).cut_by(Cut::elements),
         OpKind::AdamwSplit => k(optim::check_adamw_split, optim::adamw_split).cut_by(Cut::elements),
+        OpKind::Adamw8bit => {
+            k(optim::check_adamw_8bit, optim::adamw_8bit).cut_by(optim::cut_blocks)
+        }
+        OpKind::Nf4 => k(blocks::check_nf4, blocks::nf4).cut_by(blocks::cut_nf4),
         OpKind::Sgd => k(optim::check_sgd, optim::sgd).cut_by(Cut::elements),
         OpKind::SgdMomentum => {
             k(optim::check_sgd_momentum, optim::sgd_momentum).cut_by(Cut::elements)

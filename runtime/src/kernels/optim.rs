@@ -7,10 +7,11 @@
 //! the same as for one number at a time. Elements are independent, so threads may share a run, see
 //! [`super::Cut`].
 
-use super::Ran;
+use super::blocks::{EIGHT, SIGNED_MAP, UNSIGNED_MAP};
 use super::math::{Float, Real, sqrt};
 use super::signature::{Checked, Signature, ensure, is_float};
 use super::wide::{BLOCK, Scalar, Sink, Wide, blocks_of, floats, sink, source, wide_float};
+use super::{Cut, Ran};
 use crate::kernel::{Call, Element};
 use artifact::DType;
 use half::bf16;
@@ -64,6 +65,26 @@ pub(super) fn check_adamw_split(s: &Signature<'_>) -> Checked {
         of(DType::F32),
         of(DType::F32),
     ])
+}
+pub(super) fn check_adamw_8bit(s: &Signature<'_>) -> Checked {
+    s.has_kernel(0, is_float)?;
+    s.expect_same(0, 1)?;
+    let shape = s.shape(0);
+    let blocks = [shape.iter().product::<u64>().div_ceil(EIGHT as u64)];
+    for (i, dtype, shape) in [
+        (2, DType::U8, shape),
+        (3, DType::U8, shape),
+        (4, DType::F32, &blocks),
+        (5, DType::F32, &blocks),
+    ] {
+        s.expect(i, dtype)?;
+        s.expect_shape(i, shape)?;
+    }
+    check_step(s, 6)?;
+    check_hyper(s, 7, 5)?;
+    check_scale(s, 8)?;
+    let (codes, largest) = ((DType::U8, shape), (DType::F32, &blocks[..]));
+    s.results(&[(s.dtype(0), shape), codes, codes, largest, largest])
 }
 pub(super) fn check_sgd(s: &Signature<'_>) -> Checked {
     s.has_kernel(0, is_float)?;
@@ -281,6 +302,14 @@ impl<'a, T: Element> Changed<'a, T> {
             new: call.output(j),
         }
     }
+    /// The same for a kernel of which each of `units` units changes `each` elements.
+    fn blocks(call: &Call<'a>, i: usize, j: usize, units: usize, each: usize) -> Changed<'a, T> {
+        let is_apart = call.inplace(i).is_none();
+        Changed {
+            old: is_apart.then(|| call.input_blocks(i, units, each)),
+            new: call.output_blocks(j, units, each),
+        }
+    }
     /// The old elements from `at` on, which the caller replaces.
     #[inline(always)]
     fn block(&mut self, at: usize, len: usize) -> &mut [T] {
@@ -412,6 +441,71 @@ impl WithSimd for Halves<'_> {
             for j in 0..n {
                 let (h, l) = split(masters[j]);
                 (high[j], low[j]) = (bf16::from_bits(h), l as i16);
+            }
+        }
+    }
+}
+
+// --- moments in blocks of codes ---
+
+/// A unit is a block.
+pub(super) fn cut_blocks(call: &Call<'_>) -> Cut {
+    Cut::of(call.in_shape(4)[0], EIGHT)
+}
+
+/// AdamW whose moments are decoded, and encoded again after the update, one block after the other:
+/// so no moment is ever a tensor of numbers.
+pub(super) fn adamw_8bit(call: &Call<'_>) -> Ran {
+    floats!(call.out_dtype(0), T => {
+        type W = <T as Float>::Wide;
+        let formula = AdamW::<W>::new(call.input(7), call.input(6)[0], scale(call, 8));
+        let Some(formula) = formula else { return Ok(()) };
+        let units = cut_blocks(call).units;
+        Arch::new().dispatch(Blocks::<T> {
+            parameter: Changed::blocks(call, 0, 0, units, EIGHT),
+            gradient: call.input_blocks(1, units, EIGHT),
+            codes: [2, 3].map(|i| Changed::blocks(call, i, i - 1, units, EIGHT)),
+            largest: [4, 5].map(|i| Changed::blocks(call, i, i - 1, units, 1)),
+            formula,
+        });
+    });
+    Ok(())
+}
+
+/// AdamW on moments in codes.
+struct Blocks<'a, T: Float> {
+    parameter: Changed<'a, T>,
+    gradient: &'a [T],
+    codes: [Changed<'a, u8>; 2],
+    largest: [Changed<'a, f32>; 2],
+    formula: AdamW<T::Wide>,
+}
+
+impl<T: Float> WithSimd for Blocks<'_, T> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, _: S) {
+        let maps = [&SIGNED_MAP, &UNSIGNED_MAP];
+        let (mut ps, mut gs) = ([T::Wide::ZERO; EIGHT], [T::Wide::ZERO; EIGHT]);
+        let (mut moments, mut numbers) = ([[T::Wide::ZERO; EIGHT]; 2], [0f32; EIGHT]);
+        for (block, gradient) in self.gradient.chunks(EIGHT).enumerate() {
+            let (at, n) = (block * EIGHT, gradient.len());
+            let parameter = self.parameter.block(at, n);
+            let codes = self.codes.each_mut().map(|codes| codes.block(at, n));
+            let largest = self.largest.each_mut().map(|all| all.block(block, 1));
+            let (ps, gs) = (&mut ps[..n], &mut gs[..n]);
+            T::Wide::load(parameter, ps);
+            T::Wide::load(gradient, gs);
+            for k in 0..2 {
+                maps[k].decode(codes[k], largest[k][0], &mut numbers[..n]);
+                T::Wide::load(&numbers[..n], &mut moments[k][..n]);
+            }
+            let [m, v] = moments.each_mut().map(|moment| &mut moment[..n]);
+            self.formula.apply([ps, m, v], gs);
+            T::Wide::store(ps, parameter);
+            for (k, (codes, largest)) in codes.into_iter().zip(largest).enumerate() {
+                T::Wide::store(&moments[k][..n], &mut numbers[..n]);
+                largest[0] = maps[k].encode(&numbers[..n], codes);
             }
         }
     }

@@ -70,6 +70,28 @@ def positive(*shape, dtype="f32"):
     return (torch.rand(shape) + 0.1).to(DTYPES[dtype])
 
 
+def maps():
+    """The maps of block-wise quantisation."""
+    lines = (Path(__file__).parents[3] / "ops/src/maps.txt").read_text().splitlines()
+    bits = ([int(bits, 16) for bits in line.split()[1:]] for line in lines if line[0] != "#")
+    return [torch.tensor(row, dtype=torch.int64).to(torch.int32).view(torch.float32) for row in bits]
+
+
+MAPS = maps()
+
+
+def decoded(map_, codes, largest):
+    return map_[codes.long()] * largest.repeat_interleave(256)[: len(codes)]
+
+
+def encoded(map_, numbers):
+    """The codes of numbers, and the largest magnitude of each block of 256."""
+    largest = torch.stack([block.abs().max() for block in numbers.split(256)])
+    middles = (map_[:-1] + map_[1:]) / 2
+    scaled = numbers / largest.repeat_interleave(256)[: len(numbers)]
+    return torch.bucketize(scaled, middles).to(torch.uint8), largest
+
+
 def grads(y, ins, dy):
     return torch.autograd.grad(y, ins, dy)
 
@@ -584,6 +606,34 @@ def optimizers():
         ins = [before[0], g, before[1], m, v, torch.tensor(step), hyper_parameters, scale]
         case("adamw_split", ins, new)
         m, v = new[2:]
+    # Moments in blocks of 256: decoded, updated by PyTorch, encoded again.
+    for dtype in ["f32", "bf16"]:
+        seed("adamw_8bit", dtype)
+        p = leaf(x(300))
+        optimizer = torch.optim.AdamW([p], foreach=False, **hyper)
+        new = [p.detach().to(DTYPES[dtype]), *[torch.zeros(300, dtype=torch.uint8)] * 2, *[torch.zeros(2)] * 2]
+        for step in range(1, 4):
+            before, g = new, x(300, dtype=dtype)
+            p.data = before[0].float().clone()
+            p.grad = g.float()
+            moments = [decoded(MAPS[i], before[1 + i], before[3 + i]) for i in (0, 1)]
+            optimizer.state[p] = {
+                "step": torch.tensor(step - 1.0), "exp_avg": moments[0], "exp_avg_sq": moments[1]
+            }
+            optimizer.step()
+            state = optimizer.state[p]
+            codes, largest = zip(*(encoded(MAPS[i], state[key]) for i, key in enumerate(("exp_avg", "exp_avg_sq"))))
+            new = [p.detach().to(DTYPES[dtype]), *codes, *largest]
+            hyper_parameters = torch.tensor([1e-2, 0.9, 0.95, 1e-8, 0.1], dtype=torch.float64)
+            case("adamw_8bit", [before[0], g, *before[1:], torch.tensor(step), hyper_parameters], new)
+    for dtype in ["f32", "bf16"]:
+        seed("nf4", dtype)
+        codes, sizes = (torch.randint(0, 256, (n,), dtype=torch.uint8) for n in (75, 3))
+        largest, offset = positive(1), positive(1)[0]
+        scales = MAPS[0][sizes.long()] * largest + offset
+        numbers = MAPS[2][torch.stack([codes >> 4, codes & 15], 1).flatten()[:149].long()]
+        numbers = numbers * scales.repeat_interleave(64)[:149]
+        case("nf4", [codes, sizes, largest, offset], numbers.to(DTYPES[dtype]), dtype=dtype, shape=[149])
     # A norm over gradients, above and below the bound.
     for dtype in ["f32", "f64", "bf16"]:
         seed("sum_squares", dtype)

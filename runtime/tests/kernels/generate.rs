@@ -232,11 +232,13 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
         "rng_next" => rng_next(rng),
         "sum_squares" => sum_squares(rng),
         "clip_scale" => clip_scale(rng),
-        "adamw" | "adamw_split" => adamw(op, rng),
+        "adamw" | "adamw_split" | "adamw_8bit" => adamw(op, rng),
+        "nf4" => nf4(rng),
         "sgd" | "sgd_momentum" => sgd(op, rng),
         other => panic!("runtime/tests/kernels/generate.rs draws no operands for {other}"),
     };
-    if matches!(op, "adamw" | "adamw_split" | "sgd" | "sgd_momentum") && rng.flag() {
+    let is_update = op.starts_with("adamw") || op.starts_with("sgd");
+    if is_update && rng.flag() {
         drawn
             .ins
             .push(OwnedTensor::from_f64s(DType::F32, &[], &[0.375]));
@@ -980,6 +982,19 @@ fn adamw(op: &str, rng: &mut Rng) -> Drawn {
             rng.positive(t, &s),
         ];
         vec![(t, s.clone()), (t, s.clone()), (t, s)]
+    } else if op == "adamw_8bit" {
+        let (t, n) = (rng.float(), s.iter().product::<usize>());
+        let blocks = vec![n.div_ceil(256)];
+        ins = vec![
+            rng.tensor(t, &s),
+            rng.tensor(t, &s),
+            rng.indices(DType::U8, &s, 256),
+            rng.indices(DType::U8, &s, 256),
+            rng.positive(DType::F32, &blocks),
+            rng.positive(DType::F32, &blocks),
+        ];
+        let (codes, largest) = ((DType::U8, s.clone()), (DType::F32, blocks));
+        vec![(t, s), codes.clone(), codes, largest.clone(), largest]
     } else {
         ins = [DType::BF16, DType::BF16, DType::I16, DType::F32]
             .map(|t| rng.tensor(t, &s))
@@ -1003,6 +1018,24 @@ fn adamw(op: &str, rng: &mut Rng) -> Drawn {
         attrs: vec![],
         ins,
         outs,
+    }
+}
+
+fn nf4(rng: &mut Rng) -> Drawn {
+    let (t, s) = (rng.float(), rng.any_shape());
+    let n: usize = s.iter().product();
+    let blocks = n.div_ceil(64);
+    let ins = vec![
+        rng.indices(DType::U8, &[n.div_ceil(2)], 256),
+        rng.indices(DType::U8, &[blocks], 256),
+        rng.positive(DType::F32, &[blocks.div_ceil(256)]),
+        rng.positive(DType::F32, &[]),
+    ];
+    let shape = s.iter().map(|&d| d as i64).collect();
+    Drawn {
+        attrs: vec![("dtype", Attr::Type(t)), ("shape", Attr::Ints(shape))],
+        ins,
+        outs: vec![(t, s)],
     }
 }
 

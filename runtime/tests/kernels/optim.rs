@@ -115,27 +115,34 @@ fn threads_change_no_bit() {
             if halves && dtype != DType::BF16 {
                 continue;
             }
-            let numbers = |seed: u64, dtype| {
-                let x: Vec<f64> = numbers(seed, LONG).into_iter().map(f64::from).collect();
-                OwnedTensor::from_f64s(dtype, &[LONG], &x)
+            let numbers = |seed: u64, (dtype, n): (DType, usize)| {
+                let x: Vec<f64> = numbers(seed, n).into_iter().map(f64::from).collect();
+                OwnedTensor::from_f64s(dtype, &[n], &x)
             };
+            let blocks = (DType::F32, LONG.div_ceil(256));
+            let of = |types: &[DType]| types.iter().map(|&t| (t, LONG)).collect::<Vec<_>>();
             let types = match kernel.name {
-                "adamw" => vec![dtype; 4],
-                "adamw_split" => vec![DType::BF16, DType::BF16, DType::I16, DType::F32, DType::F32],
-                "sgd" => vec![dtype; 2],
-                "sgd_momentum" => vec![dtype; 3],
+                "adamw" => of(&[dtype; 4]),
+                "adamw_split" => {
+                    of(&[DType::BF16, DType::BF16, DType::I16, DType::F32, DType::F32])
+                }
+                "adamw_8bit" => {
+                    [of(&[dtype, dtype, DType::U8, DType::U8]), vec![blocks; 2]].concat()
+                }
+                "sgd" => of(&[dtype; 2]),
+                "sgd_momentum" => of(&[dtype; 3]),
                 other => panic!("{other} needs operands here"),
             };
             let mut ins: Vec<OwnedTensor> = types
                 .iter()
                 .enumerate()
-                .map(|(i, &dtype)| numbers(i as u64, dtype))
+                .map(|(i, &ty)| numbers(i as u64, ty))
                 .collect();
             let outs: Vec<_> = types
                 .iter()
                 .enumerate()
-                .filter(|&(i, _)| i != 1)
-                .map(|(_, &t)| (t, vec![LONG]))
+                .filter(|(i, _)| *i != 1)
+                .map(|(_, &(t, n))| (t, vec![n]))
                 .collect();
             if kernel.name.starts_with("adamw") {
                 ins.extend([step(2), hyper(&HYPER)]);

@@ -34,7 +34,12 @@ fn compare(case: &Case) {
     };
     assert_eq!(results.len(), expected.len(), "{}", case.op);
     for (j, (result, expected)) in results.iter().zip(expected).enumerate() {
-        if case.op == "adamw_split" && j == 1 {
+        let is_exact = match case.op {
+            "adamw_split" => j == 1,
+            "adamw_8bit" => j == 1 || j == 2,
+            _ => false,
+        };
+        if is_exact {
             continue;
         }
         // Rounded, or wrapped, to the element type.

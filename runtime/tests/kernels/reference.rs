@@ -3,6 +3,7 @@
 
 use super::generate::{Case, broadcast};
 use artifact::{Attr, DType};
+use ops::maps::{DYNAMIC, NF4, UNSIGNED};
 
 /// A tensor of numbers.
 #[derive(Clone, Debug)]
@@ -629,6 +630,41 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
                     .for_each(|(list, x)| list.push(x));
             }
             results
+        }
+        "adamw_8bit" => {
+            let (step, scale) = (ins[6].data[0], scale(&ins, 8));
+            let mut results = vec![vec![], vec![], vec![], vec![], vec![]];
+            for i in 0..ins[0].data.len() {
+                let decoded = |map: &[f32], k: usize| {
+                    let largest = ins[k + 2].data[i / 256] as f32;
+                    f64::from(map[ins[k].data[i] as usize] * largest)
+                };
+                let (m, v) = (decoded(&DYNAMIC, 2), decoded(&UNSIGNED, 3));
+                let [p, g] = [0, 1].map(|k| ins[k].data[i]);
+                let [p, m, v] = adamw([p, g * scale, m, v], step, &ins[7].data);
+                // A code depends on each bit of its number; see the tests of kernels/optim.rs.
+                for (list, x) in results.iter_mut().zip([p, f64::NAN, f64::NAN]) {
+                    list.push(x);
+                }
+                for (list, x) in results[3..].iter_mut().zip([m, v]) {
+                    match list.get_mut(i / 256) {
+                        Some(most) => *most = x.abs().max(*most),
+                        None => list.push(x.abs()),
+                    }
+                }
+            }
+            results
+        }
+        "nf4" => {
+            let n = case.outs[0].1.iter().product();
+            let number = |i: usize| {
+                let block = i / 64;
+                let size = DYNAMIC[ins[1].data[block] as usize] * ins[2].data[block / 256] as f32;
+                let byte = ins[0].data[i / 2] as usize;
+                let code = if i % 2 == 0 { byte / 16 } else { byte % 16 };
+                f64::from(NF4[code] * (size + ins[3].data[0] as f32))
+            };
+            vec![(0..n).map(number).collect()]
         }
         "adamw_split" => {
             let (step, scale) = (ins[5].data[0], scale(&ins, 7));

@@ -78,7 +78,20 @@ impl Tensors {
     }
     /// The bytes of a tensor that must have an operand's type.
     pub(crate) fn get(&self, name: &str, operand: &Operand) -> Result<Vec<u8>, Failure> {
-        let entry = self.entry(name, operand)?;
+        self.read(name, self.entry(name, operand)?)
+    }
+    /// The type and the bytes of a tensor of floating-point numbers; `None` if there is no such
+    /// tensor.
+    pub(crate) fn floats(&self, name: &str) -> Result<Option<(DType, Vec<u8>)>, Failure> {
+        let entry = self.entries.get(name);
+        let floats = [DType::F32, DType::BF16, DType::F16, DType::F64];
+        let dtype = |entry: &&Entry| floats.into_iter().find(|&t| file_dtype(t) == entry.dtype);
+        let found = entry.and_then(|entry| Some((dtype(&entry)?, entry)));
+        found
+            .map(|(dtype, entry)| Ok((dtype, self.read(name, entry)?)))
+            .transpose()
+    }
+    fn read(&self, name: &str, entry: &Entry) -> Result<Vec<u8>, Failure> {
         let length = (entry.bytes.end - entry.bytes.start) as usize;
         let file = &self.files[entry.file];
         file.read(entry.bytes.start, length).map_err(|e| {

@@ -143,6 +143,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         kernels,
         precision,
         loss_scale,
+        base,
         // The running machine simulates the link, and has the disk.
         link: _,
         disk: _,
@@ -187,6 +188,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         ("--kernels", other_kernels),
         ("--precision", precision.is_some()),
         ("--loss-scale", loss_scale.is_some()),
+        ("--base", base.is_some()),
         ("--without", without.is_some()),
         ("--profile", profile.is_some()),
         ("--dim", !args.reading.dim.is_empty()),

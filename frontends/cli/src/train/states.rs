@@ -3,11 +3,13 @@
 use super::checkpoints::States;
 use super::failure;
 use crate::args::TrainArgs;
+use crate::base;
 use crate::data::Tensors;
 use crate::failure::Failure;
 use artifact::StateKind;
 use checkpoint::tensors;
 use passes::graph::optimizer::{MASTER, STEP};
+use passes::graph::quantize::matrix_of;
 use runtime::{Machine, StateInit};
 use std::io;
 use std::path::PathBuf;
@@ -62,8 +64,32 @@ pub(super) fn give(
     machine
         .initialise(&StateInit { seed, std })
         .map_err(failure)?;
+    let states: Vec<artifact::State> = machine.states().cloned().collect();
+    // The matrices that the step stores in NF4, and that have values of their own.
+    let in_nf4 = states.iter().filter_map(|state| {
+        let (path, place) = matrix_of(&state.path)?;
+        (place == 0).then_some((path, state))
+    });
+    for (path, codes) in in_nf4 {
+        let stored = match init {
+            Init::File => None,
+            Init::Normal(_) => {
+                let n = 2 * codes.operand.shape.iter().product::<u64>();
+                let init = StateInit { seed, std };
+                Some(base::of_numbers(path, &init.drawn(path, n)))
+            }
+            Init::Tensors(tensors) => match name_in(tensors, path, tied) {
+                Some(name) => tensors
+                    .floats(name)?
+                    .map(|(dtype, bytes)| base::stored(path, dtype, &bytes)),
+                None => None,
+            },
+        };
+        for (path, bytes) in stored.into_iter().flatten() {
+            machine.write_state(&path, &bytes).map_err(failure)?;
+        }
+    }
     if let Init::Tensors(tensors) = init {
-        let states: Vec<artifact::State> = machine.states().cloned().collect();
         let mut missing = vec![];
         let master = format!("{MASTER}.");
         for state in &states {

@@ -36,6 +36,14 @@ _FIXED_OF_MUON: dict[str, tuple[Any, ...]] = {
     "eps": (1e-7,),
     "adjust_lr_fn": (None, "original"),
 }
+# Of bitsandbytes.optim.AdamW8bit, which is no subclass of torch's optimizers of that name.
+_FIXED_OF_8_BITS: dict[str, tuple[Any, ...]] = {
+    "optim_bits": (8,),
+    "min_8bit_size": (4096,),
+    "max_unorm": (0, 0.0),
+    "skip_zeros": (False,),
+}
+_LEAST_IN_8_BITS = 4096
 _STEP, _HYPER = "optimizer.step", "optimizer.hyper"
 # Without moments, a gradient is read from the update. The larger the rate, the fewer of its digits the parameter hides.
 PROBE_RATE = 1024.0
@@ -50,21 +58,30 @@ class Kind:
     counts_steps: bool
     of_vectors: tuple[str, ...] | None = None
     """The moments of parameters with fewer than two dimensions, if they are others."""
+    of_large: tuple[str, ...] = ()
+    """Further moments of parameters whose moments are in 8 bits."""
 
     def moments_of(self, parameter: torch.Tensor) -> tuple[str, ...]:
         """The names of a parameter's moments."""
-        return self.moments if self.of_vectors is None or parameter.dim() > 1 else self.of_vectors
+        moments = self.moments if self.of_vectors is None or parameter.dim() > 1 else self.of_vectors
+        return moments + self.of_large if parameter.numel() >= _LEAST_IN_8_BITS else moments
+
+    @property
+    def count_type(self) -> torch.dtype:
+        """The type of a count of steps: torch's is f32, bitsandbytes' an int."""
+        return torch.int64 if self.of_large else torch.float32
 
     @property
     def shows_gradients(self) -> bool:
         """Whether a step with the options of a probe makes the gradients readable."""
-        return self != ADAFACTOR
+        return self not in (ADAFACTOR, ADAMW_8BIT)
 
 
 ADAMW = Kind("adamw", ("exp_avg", "exp_avg_sq"), counts_steps=True)
 SGD = Kind("sgd", (), counts_steps=False)
 MOMENTUM = Kind("sgd-momentum", ("momentum_buffer",), counts_steps=False)
 ADAFACTOR = Kind("adafactor", ("row_var", "col_var"), counts_steps=True, of_vectors=("variance",))
+ADAMW_8BIT = Kind("adamw-8bit", ("state1", "state2"), counts_steps=True, of_large=("absmax1", "absmax2"))
 MUON = Kind("muon", ("momentum_buffer",), counts_steps=False)
 
 
@@ -75,6 +92,23 @@ def _classes() -> tuple[type[torch.optim.Optimizer], ...]:
     return known if muon is None else (*known, muon)
 
 
+def _is_of_8_bits(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is AdamW8bit or Adam8bit of bitsandbytes, whose updates are the same."""
+    library = sys.modules.get("bitsandbytes")
+    return library is not None and type(optimizer) in (library.optim.AdamW8bit, library.optim.Adam8bit)
+
+
+def _check_8_bits(optimizer: Any) -> None:
+    """Raises Unsupported: an option of bitsandbytes has no counterpart."""
+    name = type(optimizer).__name__
+    for option, allowed in _FIXED_OF_8_BITS.items():
+        value = getattr(optimizer.args, option)
+        if value not in allowed:
+            raise Unsupported(f"{name}({option}={value}) has no counterpart; {allowed[0]} has")
+    if optimizer.mng.pid2config or optimizer.mng.index2config or optimizer.mng.module_weight_config_triple:
+        raise Unsupported(f"{name} with overrides of GlobalOptimManager has no counterpart")
+
+
 def kind_of(optimizer: torch.optim.Optimizer) -> Kind:
     """The compiler's optimizer with the same update.
 
@@ -83,6 +117,9 @@ def kind_of(optimizer: torch.optim.Optimizer) -> Kind:
     name = type(optimizer).__name__
     if _has_hooks(optimizer):
         raise Unsupported(f"{name} has hooks of its step(), which a compiled step does not call: call them beside it")
+    if _is_of_8_bits(optimizer):
+        _check_8_bits(optimizer)
+        return ADAMW_8BIT
     if type(optimizer) not in _classes():
         names = ", ".join(known.__name__ for known in _classes())
         raise Unsupported(f"{name} has no counterpart: of torch.optim, these have: {names}")
@@ -186,7 +223,7 @@ class State:
         self._count = lent(machine, "state", _STEP) if kind.counts_steps else torch.zeros((), dtype=torch.int64)
         self._count_memory = _memory(self._count)
         # Torch has the count for each parameter. These are views of one tensor, so that one write sets all.
-        self._counts = torch.zeros(len(paths))
+        self._counts = torch.zeros(len(paths), dtype=kind.count_type)
         self._counts_memory = _memory(self._counts)
         self._views = list(self._counts)
         self._seen = bytes(self._counts_memory)
@@ -259,6 +296,10 @@ class State:
             if self._kind.counts_steps and (count := theirs.get("step")) is not self._views[i]:
                 self._views[i].fill_(0.0 if count is None else float(count))
                 theirs["step"] = self._views[i]
+            if "absmax1" in theirs:
+                # What a step of the optimizer itself looks for.
+                maps = self._optimizer.name2qmap  # type: ignore[attr-defined]
+                theirs["qmap1"], theirs["qmap2"] = maps["dynamic"], maps["udynamic"]
         self._state, self._lists = state, lists
         moments = [given for tensors in self._given.values() for given in tensors.values()]
         self._places = Places([state, *(state[p] for p in self._parameters.values())], lists, moments)
@@ -277,7 +318,7 @@ class State:
         """Tell the user's optimizer, and its schedulers, that a step was made."""
         if self._kind.counts_steps:
             count = int.from_bytes(self._count_memory, sys.byteorder)
-            self._seen = struct.pack("f", count) * len(self._views)
+            self._seen = struct.pack("q" if self._kind.of_large else "f", count) * len(self._views)
             self._counts_memory[:] = self._seen
         # Schedulers warn if they see no call of `step` before their own.
         self._optimizer._opt_called = True  # type: ignore[attr-defined]

@@ -51,12 +51,13 @@ pub fn derivative(op: OpKind) -> Derivative {
 
         Sign | BitwiseNot | LogicalNot | EqScalar | NeScalar | LtScalar | LeScalar | GtScalar
         | GeScalar | BitwiseAnd | BitwiseOr | BitwiseXor | Eq | Ne | Lt | Le | Gt | Ge
-        | LogicalAnd | LogicalOr | Any | Full | Arange | Rand | Randn | RngNext => Zero,
+        | LogicalAnd | LogicalOr | Any | Nf4 | Full | Arange | Rand | Randn | RngNext => Zero,
 
         TanhBwd | SigmoidBwd | SiluBwd | GeluBwd | ThresholdBwd | SoftmaxBwd | LogSoftmaxBwd
         | LayerNormBwd | BatchNormBwd | MaxPool2dBwd | SdpaBwd | SdpaRowsBwd | EmbeddingBwd
         | NllLossBwd | DropoutBwd => Refused(SECOND),
-        SumSquares | ClipScale | RoundRandom | Adamw | AdamwSplit | Sgd | SgdMomentum => UPDATE,
+        SumSquares | ClipScale | RoundRandom | Adamw | AdamwSplit | Adamw8bit | Sgd
+        | SgdMomentum => UPDATE,
         Fused => Refused("it is a kernel of several ops; differentiate the graph before `fuse`"),
         Extern => Refused("the op is not known, so neither is its derivative"),
     }

@@ -172,8 +172,8 @@ pub(super) fn lion(it: &mut Update<'_>) -> Updated {
     it.rounded(parameter, &[moment])
 }
 
-/// AdamW whose moments are rounded to bf16.
-pub(super) fn adamw_bf16(it: &mut Update<'_>) -> Updated {
+/// AdamW whose moments have other types than the parameter: bf16, or f32 beside half precision.
+pub(super) fn adamw_of_other_types(it: &mut Update<'_>) -> Updated {
     let parameter = it.real(it.parameter)?;
     let (gradient, dtype) = (it.real(it.gradient)?, it.dtype(parameter));
     let mut inputs = vec![parameter, gradient];

@@ -3,6 +3,7 @@
 use super::{Master, formula};
 use ir::graph;
 use ir::op::Op;
+use ir::op::maps::BLOCK_8BIT;
 use ir::types::TypeError;
 use ir::{DType, Graph, Phase, TensorType, Value};
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,6 +23,8 @@ ir::named! {
         AdamW = "adamw",
         /// The same with moments in bf16.
         AdamWBf16 = "adamw-bf16",
+        /// The same with moments in blocks of 8-bit codes, as in the library bitsandbytes.
+        AdamW8bit = "adamw-8bit",
         /// Signs of averages of gradients.
         Lion = "lion",
         /// Adam without a first moment, and with the second one by row and by column.
@@ -58,6 +61,7 @@ pub fn parameters_of(path: &str) -> BTreeSet<&str> {
     let types = [
         (DType::F32, &[1][..]),
         (DType::F32, &[1, 1]),
+        (DType::F32, &[FEWEST_IN_CODES]),
         (DType::BF16, &[1]),
     ];
     let types = types.map(|(dtype, shape)| TensorType::new(dtype, shape));
@@ -114,7 +118,16 @@ impl Optimizer {
                 options: ADAMW,
                 counts_steps: true,
                 moments: |ty, _| moments(&["exp_avg", "exp_avg_sq"], DType::BF16, ty),
-                update: formula::adamw_bf16,
+                update: formula::adamw_of_other_types,
+            },
+            Optimizer::AdamW8bit => Rule {
+                options: ADAMW,
+                counts_steps: true,
+                moments: |ty, _| adamw_8bit_moments(ty),
+                update: |update| match is_in_codes(update.parameter_type()) {
+                    true => update.single(Op::Adamw8bit),
+                    false => formula::adamw_of_other_types(update),
+                },
             },
             Optimizer::Lion => Rule {
                 options: &[
@@ -187,6 +200,25 @@ fn moments(
     names.map(|name| moment(name, dtype, parameter)).collect()
 }
 
+/// The least number of elements of a parameter whose moments are in codes: that of bitsandbytes.
+const FEWEST_IN_CODES: u64 = 4096;
+
+fn is_in_codes(parameter: &TensorType) -> bool {
+    parameter.numel() >= FEWEST_IN_CODES
+}
+
+/// The states of bitsandbytes, under its names.
+fn adamw_8bit_moments(ty: &TensorType) -> Result<Vec<Moment>, TypeError> {
+    const CODES: [&str; 2] = ["state1", "state2"];
+    if !is_in_codes(ty) {
+        return moments(&CODES, DType::F32, ty);
+    }
+    let blocks = TensorType::new(DType::F32, [ty.numel().div_ceil(BLOCK_8BIT)])?;
+    let codes = moments(&CODES, DType::U8, ty)?;
+    let largest = moments(&["absmax1", "absmax2"], DType::F32, &blocks)?;
+    Ok(codes.into_iter().chain(largest).collect())
+}
+
 /// The mean squares of rows and of columns; of elements for a vector.
 fn adafactor_moments(ty: &TensorType) -> Result<Vec<Moment>, TypeError> {
     let [.., rows, columns] = *ty.shape() else {
@@ -248,6 +280,9 @@ pub(super) struct Update<'a> {
 }
 
 impl Update<'_> {
+    fn parameter_type(&self) -> &TensorType {
+        &self.graph.values[self.parameter].ty
+    }
     /// Adds one node that computes the whole update: op(parameter, gradient, moments.., [step,]
     /// options [, scale]).
     pub(super) fn single(&mut self, op: Op) -> Result<Vec<Value>, graph::Error> {

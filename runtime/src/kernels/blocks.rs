@@ -1,0 +1,158 @@
+//! Numbers as codes of a map and the largest magnitude of each block: see [`ops::maps`].
+
+use super::signature::{Checked, Signature, ensure, is_float};
+use super::wide::floats;
+use super::{Cut, Ran};
+use crate::kernel::Call;
+use artifact::DType;
+use ops::maps::{BLOCK_8BIT, BLOCK_NF4, DYNAMIC, NF4, UNSIGNED, middles};
+
+/// Numbers in a block of 8-bit codes, and of NF4 codes.
+pub(super) const EIGHT: usize = BLOCK_8BIT as usize;
+const FOUR: usize = BLOCK_NF4 as usize;
+
+/// A map of 256 numbers and the numbers between them.
+pub(super) struct Map {
+    numbers: &'static [f32; 256],
+    middles: [f32; 256],
+}
+
+/// The dynamic maps.
+pub(super) static SIGNED_MAP: Map = Map::of(&DYNAMIC);
+pub(super) static UNSIGNED_MAP: Map = Map::of(&UNSIGNED);
+static NF4_MIDDLES: [f32; 16] = middles(&NF4);
+
+impl Map {
+    const fn of(numbers: &'static [f32; 256]) -> Map {
+        Map {
+            numbers,
+            middles: middles(numbers),
+        }
+    }
+
+    /// The numbers of a block.
+    #[inline(always)]
+    pub(super) fn decode(&self, codes: &[u8], largest: f32, to: &mut [f32]) {
+        for (to, &code) in to.iter_mut().zip(codes) {
+            *to = self.numbers[usize::from(code)] * largest;
+        }
+    }
+
+    /// The codes of a block; returns its largest magnitude. NaN counts as nothing, and has code 0.
+    #[inline(always)]
+    pub(super) fn encode(&self, numbers: &[f32], codes: &mut [u8]) -> f32 {
+        let larger = |most: f32, &x: &f32| if x.abs() > most { x.abs() } else { most };
+        let largest = numbers.iter().fold(0.0, larger);
+        let (mut scaled, mut places) = ([0f32; EIGHT], [0u32; EIGHT]);
+        let scaled = &mut scaled[..numbers.len()];
+        for (scaled, x) in scaled.iter_mut().zip(numbers) {
+            *scaled = x / largest;
+        }
+        // Eight times, all numbers of the block: each search alone would wait for its readings.
+        for step in [128, 64, 32, 16, 8, 4, 2, 1] {
+            for (place, x) in places.iter_mut().zip(&*scaled) {
+                // The bits from `step` down are 0 so far.
+                let further = *place | step;
+                let middle = self.middles[further.wrapping_sub(1) as usize % 256];
+                *place = if middle < *x { further } else { *place };
+            }
+        }
+        for (code, place) in codes.iter_mut().zip(places) {
+            *code = place as u8;
+        }
+        largest
+    }
+}
+
+// --- NF4 ---
+
+/// The bytes of numbers in NF4: the operands of the op `nf4`.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Nf4 {
+    /// Two codes to a byte, the first in its upper half.
+    pub codes: Vec<u8>,
+    /// For each block of 64 numbers, a code of its largest magnitude less `offset`.
+    pub sizes: Vec<u8>,
+    /// For each 256 sizes, the largest of these differences.
+    pub largest: Vec<f32>,
+    /// The mean of all blocks' largest magnitudes.
+    pub offset: f32,
+}
+
+impl Nf4 {
+    /// Numbers in NF4 with double quantisation, as `bitsandbytes.functional.quantize_4bit` with
+    /// `compress_statistics` has them.
+    pub fn of(numbers: &[f32]) -> Nf4 {
+        let mut codes = vec![0; numbers.len().div_ceil(2)];
+        let mut blocks = vec![];
+        for (block, codes) in numbers.chunks(FOUR).zip(codes.chunks_mut(FOUR / 2)) {
+            let largest = block.iter().fold(0f32, |most, x| most.max(x.abs()));
+            let inverse = 1.0 / largest.max(1e-38);
+            let code = |x: &f32| {
+                let x = (x * inverse).clamp(-1.0, 1.0);
+                NF4_MIDDLES.iter().filter(|&&middle| middle < x).count() as u8
+            };
+            for (byte, pair) in codes.iter_mut().zip(block.chunks(2)) {
+                // What stands after the last number is 0, whose code is 7.
+                *byte = code(&pair[0]) << 4 | pair.get(1).map_or(7, code);
+            }
+            blocks.push(largest);
+        }
+        let sum: f64 = blocks.iter().map(|&x| f64::from(x)).sum();
+        let offset = (sum / blocks.len().max(1) as f64) as f32;
+        let mut sizes = vec![0; blocks.len()];
+        blocks.iter_mut().for_each(|x| *x -= offset);
+        let pairs = blocks.chunks(EIGHT).zip(sizes.chunks_mut(EIGHT));
+        let largest = pairs.map(|(blocks, sizes)| SIGNED_MAP.encode(blocks, sizes));
+        Nf4 {
+            codes,
+            largest: largest.collect(),
+            sizes,
+            offset,
+        }
+    }
+}
+
+pub(super) fn check_nf4(s: &Signature<'_>) -> Checked {
+    let (dtype, shape) = (s.dtype_attr("dtype")?, s.sizes("shape")?);
+    ensure(is_float(dtype), || format!("no kernel for {dtype:?}"))?;
+    s.results(&[(dtype, &shape)])?;
+    let n: u64 = shape.iter().product();
+    let blocks = n.div_ceil(BLOCK_NF4);
+    s.expect(0, DType::U8)?;
+    s.expect_shape(0, &[n.div_ceil(2)])?;
+    s.expect(1, DType::U8)?;
+    s.expect_shape(1, &[blocks])?;
+    s.expect(2, DType::F32)?;
+    s.expect_shape(2, &[blocks.div_ceil(BLOCK_8BIT)])?;
+    s.expect(3, DType::F32)?;
+    s.expect_shape(3, &[])
+}
+
+/// A unit is a block.
+pub(super) fn cut_nf4(call: &Call<'_>) -> Cut {
+    Cut::of(call.in_shape(1)[0], FOUR)
+}
+
+pub(super) fn nf4(call: &Call<'_>) -> Ran {
+    let units = cut_nf4(call).units;
+    let first = call.part(units).start;
+    let codes = call.input_blocks::<u8>(0, units, FOUR / 2);
+    let sizes = call.input_blocks::<u8>(1, units, 1);
+    let (largest, offset) = (call.input::<f32>(2), call.input::<f32>(3)[0]);
+    floats!(call.out_dtype(0), T => {
+        let numbers = call.output_blocks::<T>(0, units, FOUR);
+        let blocks = numbers.chunks_mut(FOUR).zip(codes.chunks(FOUR / 2));
+        for ((i, (numbers, codes)), &size) in (first..).zip(blocks).zip(sizes) {
+            let size = DYNAMIC[usize::from(size)] * largest[i / EIGHT] + offset;
+            let map = NF4.map(|x| <T as super::wide::Scalar>::cast_f32(x * size));
+            for (pair, &byte) in numbers.chunks_mut(2).zip(codes) {
+                pair[0] = map[usize::from(byte >> 4)];
+                if let [_, second] = pair {
+                    *second = map[usize::from(byte & 15)];
+                }
+            }
+        }
+    });
+    Ok(())
+}
