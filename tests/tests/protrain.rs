@@ -82,17 +82,16 @@ fn device_files_have_the_machines_rates() {
     }
 }
 
-/// The formulas against the simulator: memory never under and at most 10 % over, time within 1 %,
-/// and within 2.5 % for a model of 12 blocks, whose swaps wait for memory in the backward.
+/// The formulas against the simulator: memory never under and at most 10 % over, time within 1 %.
 #[test]
 fn formulas_agree_with_the_simulator() {
-    for (model, batch, time) in [(layouts::GPT2_SMALL, 8, 0.01), (GPT2_1B, 16, 0.01)] {
+    for (model, batch) in [(layouts::GPT2_SMALL, 8), (GPT2_1B, 16)] {
         let graph = layouts::prepared(&model, batch);
         for device in ["rtx3090", "a100-80g", "gh200"] {
             let misses = layouts::misses(&graph, device);
             assert!(misses.len() > 20, "{}", misses.len());
             for miss in misses {
-                assert!(miss.time.abs() <= time, "{device}: {miss:?}");
+                assert!(miss.time.abs() <= 0.01, "{device}: {miss:?}");
                 assert!((0.0..0.1).contains(&miss.bytes), "{device}: {miss:?}");
             }
         }
