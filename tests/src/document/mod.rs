@@ -40,7 +40,7 @@ pub struct Section {
     pub body: fn() -> String,
     /// What differs from the paper, and why.
     pub differs: &'static str,
-    /// True if the section takes less than half a second, so that each run of the tests compares it.
+    /// True if it takes less than half a second, so that each run of the tests compares it.
     pub quick: bool,
 }
 
