@@ -2,7 +2,7 @@
 # Checks that dependencies between the workspace's crates have the directions of docs/architecture.md:
 #
 #   ir <- placement; ir, artifact, papers, placement <- passes <- codegen <- lighterage, cli
-#   placement <- papers, addresses <- trace <- cli      ir <- lower <- torch, onnx, trace <- cli
+#   placement <- papers, addresses <- trace <- cli      ir <- lower <- torch, onnx, config, trace <- cli
 #   passes, torch <- report <- cli, python      codegen, runtime <- python
 #   artifact <- codegen, runtime                        runtime <- cli, tests    ptx <- standin <- tests
 #   ops <- ir, runtime
@@ -24,7 +24,7 @@ allowed() {
     ops | artifact | alloc | mlir | ptx | structure) echo ;;
     ir) echo ops ;;
     lower) echo ir ;;
-    torch | onnx) echo ir lower ;;
+    torch | onnx | config) echo ir lower ;;
     placement) echo ir ;;
     papers) echo ir placement ;;
     # Its tests compare planners, including STAlloc.
@@ -37,7 +37,7 @@ allowed() {
     codegen) echo ir passes artifact ;;
     runtime) echo ops artifact ;;
     standin) echo ptx ;;
-    cli | tests) echo ops ir passes codegen lower torch onnx trace report artifact runtime alloc ptx standin placement addresses papers ;;
+    cli | tests) echo ops ir passes codegen lower torch onnx config trace report artifact runtime alloc ptx standin placement addresses papers ;;
     *) return 1 ;;
     esac
 }

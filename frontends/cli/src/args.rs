@@ -25,7 +25,7 @@ use passes::pipeline::{self, Budget, Kernels};
 use passes::schedule::order::Update;
 pub(crate) use patterns::{Group, Paths};
 use placement::{Effort, Method};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use trace::Format;
 
 /// Compiles a training step so that it fits into a given amount of memory.
@@ -135,6 +135,7 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Estimate by formula what training needs on each device; this needs no model file
     #[command(after_help = "Examples:\n  lighterage estimate --params 7B\n  \
+        lighterage estimate llama/config.json --dim sequence=4096 --dim batch=4\n  \
         lighterage estimate --params 7B --layers 32 --width 4096 --heads 32 --seq 2048 --batch \
         4 \\\n      \
         --recompute full --device a100-80g\n  \
@@ -143,7 +144,7 @@ pub(crate) enum Command {
         lighterage estimate --layers 4 --width 256 --heads 4 --seq 128 --batch 8 --vocab \
         256 \\\n      \
         --precision f32 --attention flash --no-dropout --update backward\n\n\
-        docs/estimate.md has the formulas. With a model file, `plan` is exact.")]
+        docs/estimate.md has the formulas. With a model file, the estimate is exact.")]
     Estimate(EstimateArgs),
     /// Solve weight offloading for a chain of layers: which bytes of weights leave the device, and
     /// when
@@ -163,10 +164,28 @@ pub(crate) enum Command {
 /// The most micro-batches of a step: each adds its own lines to the program.
 const MOST_MICRO_BATCHES: u64 = 4096;
 
+impl Command {
+    /// The model that a command reads, and how a forward becomes a step.
+    pub(crate) fn forward(&mut self) -> Option<(&Path, &mut ForwardArgs)> {
+        Some(match self {
+            Command::Import(args) => (&args.model.model, &mut args.forward),
+            Command::Plan(args) => (&args.model.model, &mut args.compiling.forward),
+            Command::Compile(args) => (&args.model.model, &mut args.compiling.forward),
+            Command::Train(args) => (&args.model, &mut args.compiling.forward),
+            Command::Explain(args) => (&args.model.model, &mut args.compiling.forward),
+            Command::Profile(args) => (&args.model.model, &mut args.forward),
+            Command::Fit(args) => (&args.model.model, &mut args.forward),
+            Command::Estimate(args) => (args.model.as_ref()?, &mut args.forward),
+            _ => return None,
+        })
+    }
+}
+
 /// A model.
 #[derive(Args, Debug)]
 pub(crate) struct ModelArgs {
-    /// The model: a .pt2 file, an .onnx file, or a graph as text (.ir)
+    /// The model: a .pt2 file, an .onnx file, the config.json of a language model, or a graph as
+    /// text (.ir)
     pub(crate) model: PathBuf,
     #[command(flatten)]
     pub(crate) reading: Reading,
@@ -175,7 +194,8 @@ pub(crate) struct ModelArgs {
 /// How a model's file is read.
 #[derive(Args, Clone, Default, Debug)]
 pub(crate) struct Reading {
-    /// A value for a symbolic size; may be given several times
+    /// A value for a symbolic size; may be given several times. Those of a config.json are sequence
+    /// and batch [default: batch=1]
     #[arg(long, value_name = "NAME=SIZE", value_parser = parse_dim)]
     pub(crate) dim: Vec<(String, u64)>,
     /// Which initializers of an .onnx file are trained: those that were parameters of a module, all
@@ -650,6 +670,16 @@ pub(crate) struct CheckArgs {
 /// `estimate`.
 #[derive(Args, Debug)]
 pub(crate) struct EstimateArgs {
+    /// A model, as for `plan`: then its graph says all sizes, and the estimate is the plan that
+    /// keeps everything
+    #[arg(conflicts_with_all = ["params", "layers", "width", "heads", "seq", "batch", "vocab",
+        "lora", "qlora", "foreach", "attention", "no_dropout", "tensor_parallel", "pipeline",
+        "data_parallel", "zero", "micro_batches"])]
+    pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) reading: Reading,
+    #[command(flatten)]
+    pub(crate) forward: ForwardArgs,
     /// Parameters of the whole model: 7B, 350M, 124439808 [default: those of a GPT of the given
     /// shape]
     #[arg(long, value_name = "COUNT", value_parser = parse_count)]

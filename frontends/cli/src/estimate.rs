@@ -1,9 +1,12 @@
-//! `lighterage estimate`: the memory that training needs on each device, by formula, and the
-//! devices with enough memory.
+//! `lighterage estimate`: the memory that training needs on each device, by formula or from a
+//! model's graph, and the devices with enough memory.
+
+mod model;
 
 use crate::args::EstimateArgs;
 use crate::failure::Failure;
-use crate::{model, out};
+use crate::model::device;
+use crate::out;
 use ir::Device;
 use papers::estimate::peak::{self, Peak, Term};
 use papers::estimate::{self, Adapters, Estimate, Parallel, Setup, Shape};
@@ -13,6 +16,10 @@ use std::fmt::Write;
 
 /// Runs the command.
 pub(crate) fn run(args: &EstimateArgs) -> Result<(), Failure> {
+    let machines = machines(args)?;
+    if let Some(path) = &args.model {
+        return model::run(args, path, &machines);
+    }
     let setup = setup(args).map_err(Failure::Input)?;
     let estimate = estimate::estimate(&setup).map_err(|e| Failure::Input(e.to_string()))?;
     let peak = args
@@ -20,18 +27,6 @@ pub(crate) fn run(args: &EstimateArgs) -> Result<(), Failure> {
         .map(|update| peak::peak(&setup, update))
         .transpose()
         .map_err(|e| Failure::Input(format!("--update: {e}")))?;
-    let names: Vec<&str> = match args.device.is_empty() {
-        // `test` has round numbers and is not a real machine.
-        true => devices::names()
-            .into_iter()
-            .filter(|&name| name != "test")
-            .collect(),
-        false => args.device.iter().map(String::as_str).collect(),
-    };
-    let machines = names
-        .into_iter()
-        .map(model::device)
-        .collect::<Result<Vec<_>, _>>()?;
     if args.json {
         out::line(&object(&setup, &estimate, peak.as_ref(), &machines).to_string());
         return Ok(());
@@ -41,6 +36,19 @@ pub(crate) fn run(args: &EstimateArgs) -> Result<(), Failure> {
     let _ = report(&mut text, &setup, &estimate, peak.as_ref(), &machines);
     out::text(&text);
     Ok(())
+}
+
+/// The machines to compare with.
+fn machines(args: &EstimateArgs) -> Result<Vec<Device>, Failure> {
+    let names: Vec<&str> = match args.device.is_empty() {
+        // `test` has round numbers and is not a real machine.
+        true => devices::names()
+            .into_iter()
+            .filter(|&name| name != "test")
+            .collect(),
+        false => args.device.iter().map(String::as_str).collect(),
+    };
+    names.into_iter().map(device).collect()
 }
 
 fn setup(args: &EstimateArgs) -> Result<Setup, String> {
@@ -299,11 +307,7 @@ fn write_machines(
             Some(rest) if estimate.activations.is_none() => {
                 format!("{} left for activations", gigabytes(rest))
             }
-            Some(rest) => format!("fits, {} to spare", gigabytes(rest)),
-            None => format!(
-                "does not fit, {} too much",
-                gigabytes(total - device.device_bytes)
-            ),
+            _ => verdict(device.device_bytes, total),
         };
         writeln!(
             out,
@@ -313,4 +317,15 @@ fn write_machines(
         )?;
     }
     Ok(())
+}
+
+/// Whether `needed` bytes fit in a device.
+fn verdict(device_bytes: u64, needed: u64) -> String {
+    match device_bytes.checked_sub(needed) {
+        Some(rest) => format!("fits, {} to spare", gigabytes(rest)),
+        None => format!(
+            "does not fit, {} too much",
+            gigabytes(needed - device_bytes)
+        ),
+    }
 }

@@ -73,7 +73,10 @@ fn main() -> ExitCode {
     ExitCode::from(failure.code())
 }
 
-fn run(command: Command) -> Result<(), Failure> {
+fn run(mut command: Command) -> Result<(), Failure> {
+    if let Some((path, forward)) = command.forward() {
+        model::complete(path, forward);
+    }
     match command {
         Command::Import(args) => import::run(&args),
         Command::Plan(args) => plan::run(&args),

@@ -16,7 +16,7 @@ use passes::cost::{Cost, Roofline};
 use passes::decide::{Extent, Planner};
 use passes::devices;
 use passes::graph::autodiff::{self, AutodiffError};
-use passes::graph::criterion::{self, Criterion};
+use passes::graph::criterion::{self, Criterion, Loss};
 use passes::pipeline::{self, Compiled, Options};
 use passes::plan::Cancel;
 use std::collections::BTreeMap;
@@ -45,6 +45,8 @@ pub(crate) enum Format {
     Pt2,
     /// A forward in protobuf.
     Onnx,
+    /// The sizes of a forward in JSON.
+    Config,
     /// Text.
     Ir,
     /// A compiled step.
@@ -61,6 +63,7 @@ pub(crate) fn format(path: &Path) -> Result<Format, Failure> {
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("pt2") => return Ok(Format::Pt2),
         Some("onnx") => return Ok(Format::Onnx),
+        Some("json") => return Ok(Format::Config),
         Some("ir") => return Ok(Format::Ir),
         Some("lit") => return Ok(Format::Lit),
         _ => {}
@@ -74,8 +77,23 @@ pub(crate) fn format(path: &Path) -> Result<Format, Failure> {
         [0x89, b'L', b'I', b'T'] => Format::Lit,
         // The first field of a model in protobuf is its version, a small number.
         [0x08, 1..0x80, ..] => Format::Onnx,
+        [b'{', ..] => Format::Config,
         _ => Format::Ir,
     })
+}
+
+/// Sets the options of a forward that a file's format implies: a configuration is that of a causal
+/// language model.
+pub(crate) fn complete(path: &Path, forward: &mut ForwardArgs) {
+    // Whoever reads the file reports what is wrong with it.
+    if !forward.differentiate && format(path).is_ok_and(|format| format == Format::Config) {
+        *forward = ForwardArgs {
+            differentiate: true,
+            loss: Some(Loss::CrossEntropy),
+            shift: true,
+            ..ForwardArgs::default()
+        };
+    }
 }
 
 /// Reads a text file.
@@ -155,6 +173,20 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
                 graph: model.graph,
                 tensors: tensors(model.tensors),
                 unsupported: model.unsupported,
+                detached: vec![],
+                tied: vec![],
+            })
+        }
+        Format::Config => {
+            let dims: BTreeMap<String, u64> = dims.iter().cloned().collect();
+            let model = config::read(path, &dims).map_err(|e| Failure::Input(e.to_string()))?;
+            for note in &model.notes {
+                out::note(&format!("note: {}: {note}", path.display()));
+            }
+            Ok(Model {
+                graph: model.graph,
+                tensors: tensors(model.tensors),
+                unsupported: vec![],
                 detached: vec![],
                 tied: vec![],
             })

@@ -2,6 +2,7 @@
 
 mod alloc;
 mod common;
+mod config;
 mod data;
 mod devices;
 mod estimate;

@@ -6,7 +6,10 @@
 //! q, k and v are read from the value of which they are a view of heads inside rows (a part of a
 //! product for all three, say); an operand that is no such view stays as it is. The same holds for
 //! its backward. If q, k and v fill the rows of one value, and one concatenation reads their three
-//! gradients, the backward writes these rows.
+//! gradients, the backward writes these rows. Repeated heads of keys and values are read from the
+//! heads themselves: see `groups`.
+
+mod groups;
 
 use super::reshape_to;
 use ir::graph::Edit;
@@ -17,6 +20,7 @@ use std::collections::BTreeMap;
 
 /// Rewrites the graph.
 pub fn run(graph: &mut Graph) {
+    groups::run(graph);
     let order = graph.order.clone();
     let mut rewrite = Rewrite {
         edit: graph.edit(),

@@ -1,0 +1,96 @@
+//! A model from its `config.json` alone.
+
+use crate::common::{Folder, floats, model, run};
+use std::path::Path;
+
+fn folder(family: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../tests/data/config")
+        .join(family);
+    path.to_str().unwrap().to_string()
+}
+
+/// The batches of `frontends/python/tests/families.py`.
+const DIMS: &str = "--dim batch=2 --dim sequence=12";
+
+/// With the weights that transformers saved, each family has the losses of PyTorch.
+#[test]
+fn families_train_to_the_losses_of_transformers() {
+    for family in config::families() {
+        let at = folder(family);
+        let metrics = Folder::new(&format!("config-{family}"));
+        let out = metrics.file("run.jsonl");
+        run(&format!(
+            "train {at}/config.json {DIMS} --optimizer adamw --lr 1e-2 --weight-decay 0.01 \
+             --kernels plain --init {at}/model.safetensors --batches {at}/reference.safetensors \
+             --steps 4 --metrics {out}"
+        ))
+        .expect(0);
+        let wanted = floats(&format!("{at}/reference.safetensors"), "losses");
+        let lines = std::fs::read_to_string(&out).unwrap();
+        let found = lines
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+            .filter_map(|line| line["loss"].as_f64());
+        let found: Vec<f64> = found.collect();
+        assert_eq!(found.len(), wanted.len(), "{family}: {lines}");
+        for (found, wanted) in found.iter().zip(wanted) {
+            let error = (found - f64::from(wanted)).abs();
+            assert!(error < 4e-6, "{family}: {found}, wanted {wanted}");
+        }
+    }
+}
+
+#[test]
+fn a_configuration_is_planned_without_further_options() {
+    let llama = format!("{}/config.json", folder("llama"));
+    let plan = run(&format!("plan {llama} {DIMS} --optimizer adamw --json")).expect(0);
+    assert!(plan.json()[0]["planned_peak_bytes"].as_u64().unwrap() > 0);
+    run(&format!("plan {llama} --optimizer adamw"))
+        .expect(2)
+        .says(&["config.json", "--dim sequence="]);
+    let import = run(&format!("import {llama} {DIMS}")).expect(0);
+    let graph = ir::text::parse_graph(&import.out).unwrap();
+    assert!(!graph.gradients.is_empty());
+}
+
+/// The estimate from a graph is the plan; and a configuration needs what the traced model needs.
+#[test]
+fn an_estimate_is_the_plan_that_keeps_everything() {
+    let folder = Folder::new("config-estimate");
+    let llama = folder.write(
+        "config.json",
+        r#"{"model_type": "llama", "hidden_size": 32, "intermediate_size": 80,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
+            "vocab_size": 129, "tie_word_embeddings": false}"#,
+    );
+    let written = format!("{llama} --dim batch=2 --dim sequence=32");
+    let traced = model("llama-tiny/joint_coarse.pt2");
+    let peak = |model: &str, precision: &str| {
+        let estimate = run(&format!("estimate {model} --precision {precision} --json")).expect(0);
+        let object = estimate.json().remove(0);
+        assert_eq!(object["parameters"], 29920);
+        object["peak"]["bytes"].as_u64().unwrap()
+    };
+    for (precision, planned) in [("f32", "f32"), ("mixed", "bf16")] {
+        let plan = run(&format!(
+            "plan {traced} --optimizer adamw --planner keep --device h100 --precision {planned} \
+             --json"
+        ))
+        .expect(0);
+        let planned = plan.json()[0]["planned_peak_bytes"].as_u64().unwrap();
+        let (a, b) = (peak(&traced, precision), peak(&written, precision));
+        assert_eq!(a, planned, "{precision}");
+        assert!(
+            a.abs_diff(b) * 100 <= a,
+            "{precision}: traced {a}, written {b}"
+        );
+    }
+    run(&format!("estimate {traced} --recompute full"))
+        .expect(2)
+        .says(&["--recompute full", "--budget"]);
+    let text = run(&format!("estimate {traced}")).expect(0).out;
+    for words in ["moment", "activation", "h100", "to spare"] {
+        assert!(text.contains(words), "{words:?} should be in:\n{text}");
+    }
+}

@@ -1,0 +1,176 @@
+//! The front end for `config.json`: the forward of a language model from its sizes alone.
+//!
+//! transformers saves such a file beside the weights of every model. It has a family's name
+//! (`model_type`) and sizes. From these the reader builds the graph that a trace of the family's
+//! `ForCausalLM` would give: the same formulas, and states with the paths of the model's own
+//! parameters, so that its safetensors files fit. So a model can be planned, and trained, without
+//! PyTorch.
+//!
+//! The graph is a forward with the output `logits`, in f32, without dropout. The file does not say
+//! how large a batch is: the symbolic sizes `batch` and `sequence` do.
+
+mod decoder;
+mod families;
+mod net;
+mod rotary;
+mod settings;
+
+use ir::Graph;
+/// Why a file could not be read.
+pub use lower::FileError as Error;
+pub use lower::Tensor;
+use settings::Settings;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// The names of the symbolic sizes: sequences of a step, and tokens of a sequence.
+pub const DIMS: [&str; 2] = ["batch", "sequence"];
+
+/// A model from its configuration.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// The forward: inputs `input_ids`, output `logits`.
+    pub graph: Graph,
+    /// Values of buffers, by path.
+    pub tensors: BTreeMap<String, Tensor>,
+    /// What the file asks for and the graph leaves out.
+    pub notes: Vec<String>,
+}
+
+/// The families that can be read.
+pub fn families() -> Vec<&'static str> {
+    families::FAMILIES.iter().map(|(name, _)| *name).collect()
+}
+
+/// Reads a file. `dims` are the values of [`DIMS`]; without a value a batch is one sequence.
+pub fn read(path: &Path, dims: &BTreeMap<String, u64>) -> Result<Model, Error> {
+    let of = |e: Error| e.of(path.display().to_string());
+    let text = std::fs::read_to_string(path).map_err(|e| of(Error::new("", e.to_string())))?;
+    parse(&text, dims).map_err(of)
+}
+
+/// The same for the text of a file.
+pub fn parse(text: &str, dims: &BTreeMap<String, u64>) -> Result<Model, Error> {
+    if let Some(name) = dims.keys().find(|name| !DIMS.contains(&name.as_str())) {
+        let known = DIMS.join(" and ");
+        return Err(Error::new(
+            "",
+            format!("has no size {name}; its sizes are {known}"),
+        ));
+    }
+    let settings = Settings::parse(text)?;
+    let (decoder, notes) = families::decoder(&settings)?;
+    let batch = dims.get("batch").copied().unwrap_or(1);
+    let Some(&sequence) = dims.get("sequence") else {
+        return Err(Error::new("", "does not say how long a sequence is")
+            .help("set it, such as --dim sequence=1024"));
+    };
+    if batch == 0 || sequence == 0 {
+        return Err(Error::new("", "batch and sequence should be 1 or more"));
+    }
+    let (graph, tensors) = decoder.graph(batch, sequence)?;
+    Ok(Model {
+        graph,
+        tensors,
+        notes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ir::StateKind;
+
+    fn dims(sequence: u64) -> BTreeMap<String, u64> {
+        BTreeMap::from([("sequence".to_string(), sequence)])
+    }
+
+    fn parameters(text: &str) -> u64 {
+        let model = parse(text, &dims(8)).unwrap();
+        let findings = ir::verify::graph(&model.graph);
+        assert!(findings.is_empty(), "{findings:?}");
+        let states = model.graph.states.values();
+        states
+            .filter(|state| state.kind == StateKind::Param)
+            .map(|state| model.graph.values[state.before].ty.numel())
+            .sum()
+    }
+
+    /// The published models have the numbers of parameters that their makers say.
+    #[test]
+    fn published_models_have_their_parameters() {
+        let llama3 = r#"{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+            "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+            "rope_theta": 500000.0, "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+            "rope_type": "llama3"}, "tie_word_embeddings": false, "vocab_size": 128256}"#;
+        assert_eq!(parameters(llama3), 8_030_261_248);
+        assert_eq!(parameters(r#"{"model_type": "gpt2"}"#), 124_439_808);
+        let mistral = r#"{"model_type": "mistral", "hidden_size": 4096, "num_attention_heads": 32,
+            "intermediate_size": 14336, "num_hidden_layers": 32, "num_key_value_heads": 8,
+            "sliding_window": 4096, "tie_word_embeddings": false, "vocab_size": 32000}"#;
+        assert_eq!(parameters(mistral), 7_241_732_096);
+        let qwen2 = r#"{"model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944,
+            "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4,
+            "rope_theta": 1000000.0, "tie_word_embeddings": false, "use_sliding_window": false,
+            "vocab_size": 152064}"#;
+        assert_eq!(parameters(qwen2), 7_615_616_512);
+        let qwen3 = r#"{"model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072,
+            "head_dim": 128, "num_attention_heads": 16, "num_hidden_layers": 28,
+            "num_key_value_heads": 8, "tie_word_embeddings": true, "vocab_size": 151936}"#;
+        assert_eq!(parameters(qwen3), 596_049_920);
+        let gemma = r#"{"model_type": "gemma", "hidden_size": 2048, "intermediate_size": 16384,
+            "head_dim": 256, "num_attention_heads": 8, "num_hidden_layers": 18,
+            "num_key_value_heads": 1, "vocab_size": 256000}"#;
+        assert_eq!(parameters(gemma), 2_506_172_416);
+        let phi3 = r#"{"model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192,
+            "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+            "tie_word_embeddings": false, "vocab_size": 32064}"#;
+        assert_eq!(parameters(phi3), 3_821_079_552);
+        let pythia = r#"{"model_type": "gpt_neox", "hidden_size": 2048, "intermediate_size": 8192,
+            "num_attention_heads": 16, "num_hidden_layers": 24, "rotary_pct": 0.25,
+            "rotary_emb_base": 10000, "vocab_size": 50304}"#;
+        assert_eq!(parameters(pythia), 1_414_647_808);
+    }
+
+    fn refused(text: &str, sizes: &BTreeMap<String, u64>) -> String {
+        parse(text, sizes).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let says = |text: &str, words: &str| {
+            let error = refused(text, &dims(8));
+            assert!(error.contains(words), "{error}");
+        };
+        says("{", "line 1");
+        says("[]", "not an object");
+        says("{}", "no model_type");
+        says(r#"{"model_type": "bert"}"#, "known are gemma, gpt2");
+        says(r#"{"model_type": "llama"}"#, "has no hidden_size");
+        says(r#"{"model_type": "gpt2", "n_embd": -1}"#, "n_embd: -1");
+        says(r#"{"model_type": "gpt2", "n_embd": 770}"#, "cannot divide");
+        says(r#"{"model_type": "gpt2", "n_layer": 1000000}"#, "n_layer");
+        says(
+            r#"{"model_type": "gpt2", "activation_function": "mish"}"#,
+            "mish is not known",
+        );
+        says(r#"{"model_type": "gpt2", "n_positions": 4}"#, "for 4");
+        // Sizes that are allowed one by one, and too large together.
+        let large = r#"{"model_type": "gpt2", "n_embd": 4294967296, "vocab_size": 4294967296}"#;
+        assert!(!refused(large, &dims(8)).is_empty());
+        let gpt2 = r#"{"model_type": "gpt2"}"#;
+        assert!(refused(gpt2, &BTreeMap::new()).contains("--dim sequence="));
+        assert!(refused(gpt2, &dims(0)).contains("1 or more"));
+        let other = BTreeMap::from([("tokens".to_string(), 8)]);
+        assert!(refused(gpt2, &other).contains("batch and sequence"));
+    }
+
+    #[test]
+    fn what_is_left_out_is_noted() {
+        let text = r#"{"model_type": "gpt2", "n_layer": 1, "resid_pdrop": 0.1}"#;
+        let notes = parse(text, &dims(8)).unwrap().notes;
+        assert_eq!(notes.len(), 1);
+        assert!(notes[0].contains("resid_pdrop 0.1"));
+    }
+}
