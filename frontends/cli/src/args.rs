@@ -312,6 +312,10 @@ pub(crate) struct Compiling {
     /// the one in the device's file. `train` also slows copies down to it
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     pub(crate) link: Option<f64>,
+    /// The disk of this folder takes the place of the host's memory, for a step on the processor:
+    /// what a budget moves out lies in a file there. Its rate is measured, unless --link says it
+    #[arg(long, value_name = "DIR", conflicts_with = "profile")]
+    pub(crate) disk: Option<PathBuf>,
     /// Use the times that `profile` measured, instead of times computed from the device's file
     #[arg(long, value_name = "FILE.prof")]
     pub(crate) profile: Option<PathBuf>,

@@ -9,6 +9,7 @@ mod check;
 mod compile;
 mod data;
 mod devices;
+mod disk;
 mod estimate;
 mod explain;
 mod export;

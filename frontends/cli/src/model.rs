@@ -2,6 +2,7 @@
 
 use crate::args::{Compiling, ForwardArgs, Reading};
 use crate::data::read_whole;
+use crate::disk;
 use crate::failure::Failure;
 use crate::gpu::{self, Here};
 use crate::groups;
@@ -333,6 +334,9 @@ pub(crate) fn machine_on(compiling: &Compiling, known: Option<Device>) -> Result
     };
     if let Some(link) = compiling.link {
         device.link_bandwidth = link;
+    }
+    if let Some(folder) = &compiling.disk {
+        disk::behind(&mut device, folder, compiling.link, compiling.host)?;
     }
     let Some(path) = &compiling.profile else {
         let cost = Box::new(Roofline::new(&device).with_tf32(compiling.is_tf32()));

@@ -86,8 +86,10 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         gpu: source::gpu_number(args)?.unwrap_or(0),
     };
     let evaluator = Evaluator::open(args, &artifact, options)?;
-    let choices = source::choices(args)?;
-    let machine = Machine::beside(artifact, options, choices.as_deref());
+    let machine = match &args.compiling.disk {
+        Some(folder) => Machine::on_disk(artifact, options, folder),
+        None => Machine::beside(artifact, options, source::choices(args)?.as_deref()),
+    };
     let mut machine = machine.map_err(failure)?;
     for note in machine.notes() {
         out::note(&format!("note: {note}"));

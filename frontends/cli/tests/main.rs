@@ -5,6 +5,7 @@ mod common;
 mod config;
 mod data;
 mod devices;
+mod disk_tier;
 mod estimate;
 mod evaluation;
 mod forward;

@@ -146,6 +146,18 @@ impl Machine {
         Machine::validated(backend, artifact, options, &BTreeMap::new())
     }
 
+    /// The same on the processor, with the pool of the host as a file in a folder: only a device's
+    /// pool is memory. An error if a kernel works in the host's pool.
+    pub fn on_disk(artifact: Artifact, options: Options, folder: &Path) -> Result<Machine, Error> {
+        validate::validate(&artifact)?;
+        if artifact.gpu().is_some() {
+            let what = "a step for a GPU has the host's memory, and no disk in its place";
+            return Err(Error::Unsupported(what.into()));
+        }
+        let cpu = Cpu::new(&options, None)?.on_disk(folder);
+        Machine::validated(Box::new(cpu), artifact, options, &BTreeMap::new())
+    }
+
     /// The same for a step with ops that have no kernel: `foreign` computes them. Such a step runs
     /// on the processor.
     pub fn calling(

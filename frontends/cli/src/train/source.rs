@@ -11,7 +11,7 @@ use crate::out;
 use crate::page::update_name;
 use crate::size::bytes;
 use crate::trust;
-use artifact::Artifact;
+use artifact::{Artifact, MemorySpace, Pool};
 use passes::graph::optimizer::Optimizer;
 use passes::pipeline::Kernels;
 use std::path::PathBuf;
@@ -140,8 +140,9 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         protrain,
         kernels,
         precision,
-        // The running machine simulates the link.
+        // The running machine simulates the link, and has the disk.
         link: _,
+        disk: _,
         profile,
         without,
         dump_ir_after,
@@ -207,7 +208,9 @@ pub(super) fn check_memory(args: &TrainArgs, artifact: &Artifact) -> Result<(), 
     let Some(most) = args.most_memory else {
         return Ok(());
     };
-    let pools = artifact.pools.iter().map(|pool| pool.bytes);
+    let in_memory = |pool: &&Pool| args.compiling.disk.is_none() || pool.space != MemorySpace::Host;
+    let pools = artifact.pools.iter().filter(in_memory);
+    let pools = pools.map(|pool| pool.bytes);
     let total = pools.fold(0, u64::saturating_add);
     if total <= most {
         return Ok(());
