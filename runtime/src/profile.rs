@@ -602,7 +602,7 @@ type Work<'a> = dyn Fn(usize) -> Result<f64, Error> + Sync + 'a;
 
 /// The number of comparisons of two loads; the median counts. Each is measured between runs of the
 /// loads alone, because other work on the machine changes slowly.
-const TURNS: usize = 5;
+const TURNS: usize = 3;
 
 /// Measures the machine, with the ops of a replay that has run; each measurement takes about
 /// `seconds`. `step` has the ops of a step in order, by their numbers in the replay.

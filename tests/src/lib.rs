@@ -18,3 +18,4 @@ pub mod numbers;
 pub mod paper_models;
 pub mod remat;
 pub mod run;
+pub mod serving;

@@ -35,8 +35,10 @@ pub const GPT2_10B: Model = Model {
     heads: 32,
 };
 
-const SEQUENCE: u64 = 1024;
-const VOCABULARY: u64 = 50257;
+/// Tokens of a sequence.
+pub const SEQUENCE: u64 = 1024;
+/// Tokens that exist.
+pub const VOCABULARY: u64 = 50257;
 
 impl Model {
     /// Parameters of embeddings, and of one block's matrices.
@@ -116,16 +118,27 @@ pub fn packing(model: &Model) -> Packing {
 /// al.: `sbh (34 + 5 as / h)` bytes a block; the logits take 8 bytes each: 2, a shifted copy of 2,
 /// and 4 in f32. `alpha` is 1, because the paper does not state its own.
 pub fn instance(model: &Model, machine: &Machine, batch: u64, world: u64) -> Instance {
+    instance_of_length(model, machine, batch, world, SEQUENCE)
+}
+
+/// [`instance`] with sequences of another length.
+pub fn instance_of_length(
+    model: &Model,
+    machine: &Machine,
+    batch: u64,
+    world: u64,
+    sequence: u64,
+) -> Instance {
     let &Model {
         hidden: h,
         blocks,
         heads,
     } = model;
-    let tokens = (batch.div_ceil(world) * SEQUENCE) as f64;
+    let tokens = (batch.div_ceil(world) * sequence) as f64;
     let (hf, wf) = (h as f64, world as f64);
-    let scores = SEQUENCE as f64 / (6.0 * hf);
+    let scores = sequence as f64 / (6.0 * hf);
     let forward = 1e6 * 24.0 * tokens * hf * hf * (1.0 + scores) / machine.flops;
-    let activation = tokens * hf * (34.0 + 5.0 * (heads * SEQUENCE) as f64 / hf);
+    let activation = tokens * hf * (34.0 + 5.0 * (heads * sequence) as f64 / hf);
     let head = 1e6 * 2.0 * tokens * hf * VOCABULARY as f64 / machine.flops;
     let swap = 1e6 * activation / machine.link;
     let packing = packing(model);

@@ -252,3 +252,27 @@ fn a_model_without_repetition_is_one_block() {
     assert_eq!(blocks.len(), 1);
     assert!(!blocks[0].repeated);
 }
+
+/// Parameters are in the order of their first use, whatever order declares them; one that is used
+/// twice is there once.
+#[test]
+fn parameters_are_in_the_order_of_their_use() {
+    let mut text = String::from("graph order {\n  input %x : f32[4,8]\n");
+    // Declared in the order of their names: used first, the shared one, then backwards.
+    for name in ["a_head", "b2", "b1", "b0", "z_first"] {
+        text += &format!("  state param %{name} : f32[8,8] \"{name}\"\n");
+    }
+    let mut last = "x".to_string();
+    for (i, weight) in ["z_first", "b0", "b1", "b2", "z_first"].iter().enumerate() {
+        let dot = format!("matmul %{last}, %{weight} ta=false tb=false");
+        text += &format!("  fwd - %m{i} = {dot} : f32[4,8]\n");
+        last = format!("m{i}");
+    }
+    text += &format!("  output y = %{last}\n}}\n");
+    let graph = ir::text::parse_graph(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let states = find(&graph).into_iter().flat_map(|block| block.states);
+    let used: Vec<String> = states
+        .map(|state| graph.states[state].path.clone())
+        .collect();
+    assert_eq!(used, ["z_first", "b0", "b1", "b2"]);
+}

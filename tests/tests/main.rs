@@ -11,6 +11,7 @@ mod choices;
 mod cuda;
 mod determinism;
 mod docs;
+mod features;
 mod filetests;
 mod fixtures;
 mod fuse;

@@ -1,5 +1,5 @@
 //! docs/papers.md is what `make papers` writes. Sections with clocks are left out, and so are those
-//! that take long without optimisation, unless `LIGHTERAGE_LONG_TESTS=1` asks for them.
+//! that take long, unless `LIGHTERAGE_LONG_TESTS=1` asks for them.
 
 use lighterage_tests::document::{self, Kind, backward, estimates};
 use lighterage_tests::fsdp::{self, A100, Figures, Memory, Prefetch, Setup};

@@ -404,6 +404,47 @@ fn each_chunk_comes_once_in_a_pass() {
     assert_eq!(all, 2 * n - 1);
 }
 
+/// Persistent chunks are those at the start of the model. No line copies them, and the device
+/// updates them: with `n_persist` of n chunks, 2 (n - n_persist) - n_buffer gathers are left.
+#[test]
+fn persistent_chunks_stay_on_the_device() {
+    let graph = small();
+    with_problem(&graph, "a100-80g", |problem| {
+        let model = layout::Model::new(problem, layout::Gradients::ByChunk).unwrap();
+        let n = model.instance().chunks.len();
+        assert!(4 < n, "{n} chunks");
+        for n_persist in [0, 1, 2, n] {
+            let n_buffer = (n - n_persist).min(3);
+            let config = Config {
+                n_persist,
+                n_buffer,
+                ..Config::default()
+            };
+            assert!(
+                model
+                    .describe(&config)
+                    .chunks
+                    .starts_with(&"P".repeat(n_persist))
+            );
+            let schedule = realise::lines(problem, &model.decisions(problem, &config)).unwrap();
+            let gathers = copies(&schedule, Why::Gather).len();
+            assert_eq!(
+                gathers,
+                2 * (n - n_persist) - n_buffer,
+                "{n_persist} of {n}"
+            );
+            let on_host =
+                |data: &&ir::schedule::InstrData| schedule.streams[data.stream].name == "host";
+            let updated = schedule.instrs.values().filter(on_host).count();
+            assert_eq!(
+                updated == 0,
+                n_persist == n,
+                "{n_persist}: {updated} on the host"
+            );
+        }
+    });
+}
+
 /// A swapped block sends each byte once out and once in; a recomputed one computes each line of its
 /// forward at most once again, sends nothing, and keeps its input.
 #[test]

@@ -1,14 +1,17 @@
 //! The four-number search on the paper's models and machines, and on traced graphs.
 
 use ir::{Graph, Phase};
-use lighterage_tests::document::layouts;
+use lighterage_tests::document::systems::System;
+use lighterage_tests::document::{layouts, systems};
 use lighterage_tests::paper_models::{self, A100, GPT2_1B, GPT2_10B, Machine, Model, RTX3090};
 use papers::blocks_search;
-use papers::protrain::{Activation, BlockCost, ChunkCost, Config, Instance, memory, search, times};
-use passes::cost::{Cost, Roofline};
+use papers::protrain::{
+    Activation, BlockCost, ChunkCost, Config, Instance, host_memory, memory, search, times,
+};
+use passes::cost::{Cost, Roofline, Tabled};
 use passes::decide::chunks::{RANGE, grid_search, sizes};
 use passes::decide::figures::instance;
-use passes::decide::{Problem, blocks, greedy, record};
+use passes::decide::{Problem, blocks, greedy, layout, record};
 use passes::devices;
 use passes::graph::optimizer::Optimizer;
 use passes::graph::{canonical, optimizer};
@@ -82,21 +85,128 @@ fn device_files_have_the_machines_rates() {
     }
 }
 
-/// The formulas against the simulator: memory never under and at most 10 % over, time within 1 %,
-/// and within 2.5 % for a model of 12 blocks, whose swaps wait for memory in the backward.
+/// The formulas against the simulator: memory never under and at most 10 % over, time within 1 %.
 #[test]
 fn formulas_agree_with_the_simulator() {
-    for (model, batch, time) in [(layouts::GPT2_SMALL, 8, 0.01), (GPT2_1B, 16, 0.01)] {
+    for (model, batch) in [(layouts::GPT2_SMALL, 8), (GPT2_1B, 16)] {
         let graph = layouts::prepared(&model, batch);
         for device in ["rtx3090", "a100-80g", "gh200"] {
             let misses = layouts::misses(&graph, device);
             assert!(misses.len() > 20, "{}", misses.len());
             for miss in misses {
-                assert!(miss.time.abs() <= time, "{device}: {miss:?}");
+                assert!(miss.time.abs() <= 0.01, "{device}: {miss:?}");
                 assert!((0.0..0.1).contains(&miss.bytes), "{device}: {miss:?}");
             }
         }
     }
+}
+
+/// One number leads from ZeRO-3 with offloading to replicas: without persistent chunks all states
+/// are on the host and in buffers, with all of them nothing is gathered or on the host, and
+/// gradients are reduced.
+#[test]
+fn persistent_chunks_lead_from_zero_3_to_replicas() {
+    let instance = paper_models::instance(&GPT2_1B, &A100, 8, 4);
+    let n = instance.chunks.len();
+    let at = |n_persist: usize| {
+        let n_buffer = (n - n_persist).min(3);
+        let config = Config {
+            n_persist,
+            n_buffer,
+            ..Config::default()
+        };
+        (
+            config,
+            times(&instance, &config),
+            memory(&instance, &config),
+        )
+    };
+    let sum = |of: fn(&ChunkCost) -> f64| instance.chunks.iter().map(of).sum::<f64>();
+    let compute: f64 = instance.blocks.iter().map(|block| block.forward).sum();
+    let (none, offloaded, small) = at(0);
+    assert_eq!(offloaded.update_device, 0.0);
+    assert!(compute + instance.chunks[0].upload < offloaded.forward);
+    assert_eq!(
+        host_memory(&instance, &none),
+        instance
+            .chunks
+            .iter()
+            .map(|chunk| chunk.host_bytes)
+            .sum::<u64>()
+    );
+    let (all, replicas, large) = at(n);
+    assert_eq!(
+        (replicas.update_host, host_memory(&instance, &all)),
+        (0.0, 0)
+    );
+    assert!((replicas.forward - compute).abs() < 1e-6 * compute);
+    assert!((replicas.update_device - sum(|chunk| chunk.update_device)).abs() < 1.0);
+    // The backward is no shorter than the reductions: the only traffic that is left.
+    assert!(sum(|chunk| chunk.reduce) <= replicas.backward);
+    assert!(small < large);
+    let between: Vec<u64> = (3..=n - 3).map(|n_persist| at(n_persist).2).collect();
+    assert!(between.is_sorted() && small < between[0] && between[0] < large);
+}
+
+/// Section 3.1.2: on a fast link, swaps of the first blocks hide behind compute.
+#[test]
+fn swaps_hide_behind_compute_on_a_fast_link() {
+    let graph = layouts::prepared(&GPT2_1B, 16);
+    let device = devices::named("gh200").unwrap();
+    let roofline = Roofline::new(&device);
+    let cost = Tabled::new(&roofline, &graph);
+    let problem = Problem::new(&graph, &device, &cost);
+    let model = layout::Model::new(&problem, layout::Gradients::ByChunk).unwrap();
+    let n_persist = model.instance().chunks.len();
+    let step = |n_swap: usize| {
+        let config = Config {
+            n_persist,
+            n_swap,
+            ..Config::default()
+        };
+        let mut drafts = vec![];
+        record::propose(&problem, &model.decisions(&problem, &config), &mut drafts);
+        let records = record::judge(&problem, &drafts);
+        let fastest = records.iter().min_by(|a, b| a.micros.total_cmp(&b.micros));
+        fastest.map(|record| (record.micros, record.peak)).unwrap()
+    };
+    let (kept, swapped) = (step(0), step(model.instance().most_swaps()));
+    assert!(swapped.1 < kept.1 * 3 / 4, "{swapped:?} {kept:?}");
+    assert!(swapped.0 < 1.01 * kept.0, "{swapped:?} {kept:?}");
+}
+
+/// What other systems' strategies cost, and what the paper's sections say of sizes.
+#[test]
+fn other_systems_are_slower() {
+    let fastest = |system, model: &Model, world| {
+        systems::fastest(system, model, &A100, world).map_or(0.0, |(_, speed)| speed)
+    };
+    let large = Model {
+        hidden: 8192,
+        blocks: 24,
+        heads: 64,
+    };
+    for (model, divided_wins) in [(GPT2_10B, true), (large, false)] {
+        let [ours, offloaded, divided, fsdp] = [
+            System::Protrain,
+            System::Offloaded,
+            System::OnDevices,
+            System::Fsdp,
+        ]
+        .map(|system| fastest(system, &model, 4));
+        assert!(offloaded < ours && divided < ours && fsdp < offloaded);
+        assert_eq!(offloaded < divided, divided_wins, "{offloaded} {divided}");
+    }
+    // Section 3.2: 3.06 GB, in units of 2^30 bytes.
+    let missed = systems::missed_by_layers() as f64 / (1u64 << 30) as f64;
+    assert!((missed - 3.06).abs() < 0.005, "{missed}");
+    // Note 3.
+    let largest = Model {
+        hidden: 8192,
+        blocks: 93,
+        heads: 64,
+    };
+    assert!(systems::longest_sequence(&largest) >= 7168);
 }
 
 /// Section 5.3.1: a block of the 40B model takes 1.9 s to swap and 0.95 s to recompute on an A100,

@@ -4,13 +4,15 @@
 #[path = "../../runtime/allocator/tests/arena/mod.rs"]
 mod arena;
 
+use addresses::generate::{self, Setup};
 use addresses::serve;
 use arena::Arena;
 use lighterage_alloc::{Allocator, Plan};
+use lighterage_tests::serving::{self, Call};
 use placement::trace::{Block, Origin, Span, Trace};
 use placement::{Options, place};
 use proptest::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The events of a program, in order.
 #[derive(Clone, Debug)]
@@ -369,4 +371,61 @@ fn idle_bytes_are_used() {
         (4 * 6 * 3, 0, 0),
         "{stats}"
     );
+}
+
+/// Of the thousands of requests of a step of Llama2-7B, 16 do not come. Few others fall back to the
+/// cache: each finds the place of an equal one, or idle bytes.
+#[test]
+fn a_few_missing_requests_send_few_to_the_cache() {
+    let setup = Setup {
+        recompute: true,
+        micro_batches: 8,
+        steps: 3,
+        ..Setup::new(generate::Model::Llama2)
+    };
+    let recorded = setup.trace().unwrap();
+    let plan = serving::plan(&recorded);
+    let step = plan.requests().len() - plan.step() as usize;
+    assert!(4000 < step, "{step} requests in a step");
+    let calls = serving::calls(&recorded);
+    let served = |is_missing: &dyn Fn(usize) -> bool| {
+        let mut allocator = serving::allocator(plan.clone());
+        let mut live: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
+        let mut address_of = BTreeMap::new();
+        for &Call {
+            comes, block: i, ..
+        } in &calls
+        {
+            if is_missing(i) {
+                continue;
+            }
+            if !comes {
+                let address = address_of.remove(&i).unwrap();
+                live.remove(&address);
+                assert!(allocator.free(address));
+                continue;
+            }
+            let block = &recorded.blocks[i];
+            let address = allocator
+                .malloc(block.bytes, block.origin.stream.into())
+                .unwrap();
+            let below = live.range(..address + block.bytes).next_back();
+            assert!(
+                below.is_none_or(|(start, (bytes, _))| start + bytes <= address),
+                "{i} meets {below:?}"
+            );
+            live.insert(address, (block.bytes, i));
+            address_of.insert(i, address);
+        }
+        allocator.stats()
+    };
+    assert_eq!(served(&|_| false).fallback, 0);
+    // Requests of the last step, evenly spread.
+    let mut order: Vec<usize> = (0..recorded.blocks.len()).collect();
+    order.sort_by_key(|&i| recorded.blocks[i].start);
+    let last = &order[order.len() - step..];
+    let missing: BTreeSet<usize> = (0..16).map(|k| last[(2 * k + 1) * step / 32]).collect();
+    let stats = served(&|i| missing.contains(&i));
+    assert!((1..=16).contains(&stats.mismatches.missing), "{stats}");
+    assert!(stats.fallback <= 40, "{stats}");
 }

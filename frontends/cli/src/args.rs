@@ -417,6 +417,10 @@ pub(crate) struct PlanArgs {
     /// other budgets
     #[arg(long, value_name = "FILE.html", help_heading = "Report")]
     pub(crate) report: Option<PathBuf>,
+    /// Write a table of the step's lines: when each runs, and the device's bytes before, during and
+    /// after it
+    #[arg(long, value_name = "FILE.csv", help_heading = "Report")]
+    pub(crate) lines: Option<PathBuf>,
 }
 
 /// `compile`.

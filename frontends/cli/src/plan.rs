@@ -9,7 +9,7 @@ use crate::observe::Dumps;
 use crate::page::{self, PassTime, update_name};
 use crate::size::{micros, short};
 use crate::{micro_batches, model, module, out, size};
-use ir::{Device, Program, Stream};
+use ir::{Device, Id, Phase, Program, Stream, text};
 use passes::cost::{self, ProductKind, ProductRate};
 use passes::decide::bound::Certificate;
 use passes::decide::layout::Described;
@@ -31,7 +31,11 @@ const JUMPS: usize = 3;
 
 /// Runs the command.
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
-    for (option, path) in [("--report", &args.report), ("--curve-svg", &args.curve_svg)] {
+    for (option, path) in [
+        ("--report", &args.report),
+        ("--curve-svg", &args.curve_svg),
+        ("--lines", &args.lines),
+    ] {
         path.iter()
             .try_for_each(|path| check_writable(option, path))?;
     }
@@ -72,6 +76,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         let svg = curve::svg_file(&facts.curve, compiled.decided.budget);
         save_atomically(path, &[svg.as_bytes()])?;
     }
+    if let Some(path) = &args.lines {
+        save_atomically(path, &[lines(&compiled).as_bytes()])?;
+    }
     if let Some(path) = &args.report {
         let source = page::Source {
             compiled: &compiled,
@@ -107,6 +114,39 @@ fn planned(
     let (model, compiling) = micro_batches::decide(model, compiling, machine)?;
     let (compiled, times) = model::plan(&model.graph, &compiling, machine, Dumps::Stdout)?;
     Ok((model, compiling, compiled, times))
+}
+
+/// The step's lines as a table of comma-separated values.
+fn lines(compiled: &Compiled) -> String {
+    let Program {
+        graph, schedule, ..
+    } = &compiled.program;
+    let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
+    let mut table = String::from(
+        "line,stream,start_ms,end_ms,phase,module,before_bytes,delta_bytes,after_bytes,text\n",
+    );
+    for line in explain::lines(compiled) {
+        let (start, end) = (
+            compiled.timeline.start[line.instr],
+            compiled.timeline.end[line.instr],
+        );
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            table,
+            "{},{},{:.6},{:.6},{},{},{},{},{},{}",
+            line.instr.index(),
+            schedule.streams[schedule.instrs[line.instr].stream].name,
+            start / 1e3,
+            end / 1e3,
+            line.phase.map_or("", Phase::name),
+            quoted(&line.module),
+            line.before,
+            line.delta,
+            line.after,
+            quoted(&text::print_instr(graph, schedule, line.instr)),
+        );
+    }
+    table
 }
 
 /// The command line as a shell takes it.

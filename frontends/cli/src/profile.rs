@@ -37,13 +37,13 @@ const MEMORY: u64 = 256 << 20;
 /// fastest round by this factor.
 const DISTURBED: f64 = 1.15;
 /// The shortest and the longest measurement of the machine, seconds. A measurement takes a part of
-/// a step's time, within these limits. There are about a hundred.
+/// a step's time, within these limits. There are about sixty.
 const SHORTEST: f64 = 0.006;
 const LONGEST: f64 = 0.1;
 const PART: f64 = 120.0;
 /// The fewest and the most rounds, if the user gives no number. In between, ops take as long as
 /// this many steps, and the ops of groups, measured apart, as this many.
-const ROUNDS: (u32, u32) = (2, 4);
+const ROUNDS: (u32, u32) = (2, 3);
 const STEPS: f64 = 2.0;
 const STEPS_APART: f64 = 0.7;
 

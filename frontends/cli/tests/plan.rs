@@ -705,3 +705,43 @@ fn machines_are_compared() {
         .expect(2)
         .says(&["nope"]);
 }
+
+/// The table of lines has what each line adds. Together they explain the peak: the most bytes
+/// before a line and during it are the lower bound of the plan, and what is in use after a line is
+/// in use before the next.
+#[test]
+fn lines_say_what_they_add() {
+    let folder = Folder::new("plan-lines");
+    let table = folder.file("lines.csv");
+    let model = model("gpt2-tiny/joint_core.pt2");
+    for budget in ["100%", "60%"] {
+        let plan = format!("plan {model} --optimizer adamw --device cpu --budget {budget}");
+        let json = run(&format!("{plan} --lines {table} --json"))
+            .expect(0)
+            .json()
+            .remove(0);
+        let text = std::fs::read_to_string(&table).unwrap();
+        let mut lines = text.lines();
+        let head = lines.next().unwrap();
+        assert!(
+            head.contains("before_bytes,delta_bytes,after_bytes"),
+            "{head}"
+        );
+        // The columns up to the module, which is quoted, and those behind it.
+        let bytes = |line: &str| -> Vec<u64> {
+            let (_, rest) = line.split_once("\",").unwrap();
+            rest.split(',')
+                .take(3)
+                .map(|n| n.parse().unwrap())
+                .collect()
+        };
+        let rows: Vec<Vec<u64>> = lines.map(bytes).collect();
+        assert_eq!(rows.len() as u64, json["lines"].as_u64().unwrap());
+        let most = rows.iter().map(|row| row[0] + row[1]).max();
+        assert_eq!(most, json["lower_bound_bytes"].as_u64());
+        for pair in rows.windows(2) {
+            assert_eq!(pair[0][2], pair[1][0]);
+        }
+        assert!(rows.iter().any(|row| row[1] == 0) && rows.iter().any(|row| row[1] > 0));
+    }
+}

@@ -1,6 +1,7 @@
 //! `lighterage profile`, and the other commands with its file.
 
 use crate::common::{Folder, mlp, run};
+use std::process::Command;
 
 #[test]
 fn a_profile_is_planned_with() {
@@ -218,4 +219,42 @@ fn equal_ops_are_sampled() {
     assert_eq!(few["distinct_ops"], many["distinct_ops"]);
     // The matmul and the tanh of one layer, and the tanh before.
     assert_eq!((&few["ops_run"], &many["ops_run"]), (&3.into(), &3.into()));
+}
+
+/// Weights of 4 GiB are profiled by a process that may have 1.5 GiB: the ops lie in a window as
+/// large as the largest of them.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_model_larger_than_memory_is_measured() {
+    let folder = Folder::new("profile-large");
+    let mut graph = String::from("graph large {\n  input %y0 : f32[2,4096]\n");
+    let n = 64;
+    for i in 1..=n {
+        graph += &format!("  state param %w{i} : f32[4096,4096] \"layer.{i}\"\n");
+    }
+    for i in 1..=n {
+        let operands = format!("%y{}, %w{i}", i - 1);
+        graph += &format!("  fwd - %a{i} = matmul {operands} ta=false tb=false : f32[2,4096]\n");
+        graph += &format!("  fwd - %y{i} = tanh %a{i} : f32[2,4096]\n");
+    }
+    let model = folder.write("large.ir", graph + &format!("  output y = %y{n}\n}}\n"));
+    let file = folder.file("large.prof");
+    let arguments = format!(
+        "profile {model} --optimizer none --kernels plain --repeat 1 --memory 1 -o {file} --json"
+    );
+    let limited = format!(
+        "ulimit -v 1572864; exec {} {arguments}",
+        env!("CARGO_BIN_EXE_lighterage")
+    );
+    let output = Command::new("sh").args(["-c", &limited]).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    let object: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(object["lines"], 2 * n);
+    assert_eq!(object["refused"].as_object().unwrap().len(), 0);
+    // The largest op has a weight. Copies and updates are measured in 68 MiB of their own.
+    let bytes = |key: &str| object[key].as_u64().unwrap();
+    let (largest, all) = (bytes("largest_op_bytes"), bytes("peak_bytes"));
+    assert!((64 << 20..65 << 20).contains(&largest), "{largest}");
+    assert!((largest..=largest + (69 << 20)).contains(&all), "{all}");
 }

@@ -7,6 +7,7 @@
 mod alternatives;
 mod chunk;
 mod data;
+mod lines;
 mod memory;
 mod names;
 mod print;
@@ -15,6 +16,7 @@ mod value;
 
 pub use chunk::{Chunk, ChunkExplanation, explain_chunk};
 pub use data::{Choice, Event, Explanation, GapChoice, Hosted, Outcome, Stay, Together, Way};
+pub use lines::{LineBytes, lines};
 pub use memory::{Peak, Residence, fullest, peak, residences};
 pub use names::{Named, named, nearest};
 pub use tally::{Count, Tally, decided, hosted_values, tally};

@@ -1,6 +1,6 @@
 //! ProTrain: layouts, chunks, the search, and what its formulas predict for the paper's machines.
 
-use super::{Kind, Paper, Section};
+use super::{Kind, Paper, Section, systems};
 use crate::gpt2::gpt2;
 use crate::paper_models::{self, A100, GPT2_1B, GPT2_10B, Machine, Model, RTX3090};
 use ir::Graph;
@@ -22,143 +22,150 @@ pub(super) fn paper() -> Paper {
                 one set for each machine, within what it can reach, with which tables 2 and 4 \
                 come out. `tests/data/protrain` has a device file for each. Times are those of \
                 the paper's formulas.",
-        sections: vec![
-            Section {
-                name: "protrain-estimator",
-                title: "Figures 6 and 8: the formulas against the simulator, errors in percent",
-                kind: Kind::Simulated,
-                command: Some("lighterage plan … --protrain n_persist=…"),
-                body: estimator,
-                differs: "The paper compares with measurements: at most 4 % in time and memory for \
+        sections: [sections(), systems::sections()]
+            .into_iter()
+            .flatten()
+            .collect(),
+    }
+}
+
+fn sections() -> Vec<Section> {
+    vec![
+        Section {
+            name: "protrain-estimator",
+            title: "Figures 6 and 8: the formulas against the simulator, errors in percent",
+            kind: Kind::Simulated,
+            command: Some("lighterage plan … --protrain n_persist=…"),
+            body: estimator,
+            differs: "The paper compares with measurements: at most 4 % in time and memory for \
                           one model, 5 % in time and 10 % above in memory for several. Here the \
                           schedule of each configuration is built, placed and simulated line by \
                           line. The formulas have two terms that the paper's text does not: the \
                           wait for the first chunks' updates, and tied embeddings. A block's needs \
                           are read from one schedule, as in the paper's profiler.",
-                quick: false,
-            },
-            Section {
-                name: "protrain-figure2",
-                title: "Figure 2: eight blocks, two swapped, four recomputed, N_interval 3",
-                kind: Kind::Computed,
-                command: None,
-                body: figure_2,
-                differs: "Equal: blocks 1 and 4 swap, 2, 3, 5 and 6 are recomputed, 7 and 8 are \
+            quick: false,
+        },
+        Section {
+            name: "protrain-figure2",
+            title: "Figure 2: eight blocks, two swapped, four recomputed, N_interval 3",
+            kind: Kind::Computed,
+            command: None,
+            body: figure_2,
+            differs: "Equal: blocks 1 and 4 swap, 2, 3, 5 and 6 are recomputed, 7 and 8 are \
                           kept. The order lowers the peak.",
-                quick: true,
-            },
-            Section {
-                name: "protrain-table2",
-                title: "Table 2: the largest GPT-2 that trains, billions of parameters",
-                kind: Kind::Simulated,
-                command: None,
-                body: largest_models,
-                differs: "Within 10 %. The host's memory decides: 12 bytes for each parameter that \
+            quick: true,
+        },
+        Section {
+            name: "protrain-table2",
+            title: "Table 2: the largest GPT-2 that trains, billions of parameters",
+            kind: Kind::Simulated,
+            command: None,
+            body: largest_models,
+            differs: "Within 10 %. The host's memory decides: 12 bytes for each parameter that \
                           is not on a device.",
-                quick: false,
-            },
-            Section {
-                name: "protrain-table4",
-                title: "Table 4: the chosen configurations",
-                kind: Kind::Simulated,
-                command: None,
-                body: configurations,
-                differs: "Every number is within 1 of the paper's. Everything stays on the device \
+            quick: true,
+        },
+        Section {
+            name: "protrain-table4",
+            title: "Table 4: the chosen configurations",
+            kind: Kind::Simulated,
+            command: None,
+            body: configurations,
+            differs: "Every number is within 1 of the paper's. Everything stays on the device \
                           where that fits and costs at most 4 %, the error of the paper's \
                           predictions.",
-                quick: false,
-            },
-            Section {
-                name: "protrain-throughput",
-                title: "Figure 3, tables 3 and 5: tokens a second on four A100s, at the best batch",
-                kind: Kind::Simulated,
-                command: None,
-                body: throughput,
-                differs: "One rate of products for all models: small widths reach less on a real \
+            quick: true,
+        },
+        Section {
+            name: "protrain-throughput",
+            title: "Figure 3, tables 3 and 5: tokens a second on four A100s, at the best batch",
+            kind: Kind::Simulated,
+            command: None,
+            body: throughput,
+            differs: "One rate of products for all models: small widths reach less on a real \
                           GPU, large ones more. Every model is taken as a GPT-2 of the paper's \
                           width and depth (Table 1), so models with gated or grouped layers differ \
                           in their parameters.",
-                quick: false,
-            },
-            Section {
-                name: "protrain-figure4b",
-                title: "Figure 4b: parts of a step of GPT-2 10B on four RTX 3090s",
-                kind: Kind::Simulated,
-                command: None,
-                body: breakdown,
-                differs: "As in the paper, the host's updates are nearly hidden. The paper prints \
+            quick: true,
+        },
+        Section {
+            name: "protrain-figure4b",
+            title: "Figure 4b: parts of a step of GPT-2 10B on four RTX 3090s",
+            kind: Kind::Simulated,
+            command: None,
+            body: || parts_of_steps(&GPT2_10B, &RTX3090, &[8, 16, 32, 64]),
+            differs: "As in the paper, the host's updates are nearly hidden. The paper prints \
                           no numbers.",
-                quick: false,
-            },
-            Section {
-                name: "protrain-figure5",
-                title: "Figure 5: slowdown without each strategy, GPT-2 10B on four RTX 3090s",
-                kind: Kind::Simulated,
-                command: None,
-                body: ablation,
-                differs: "As in the paper, blocks that choose gain least on this machine: the link \
+            quick: true,
+        },
+        Section {
+            name: "protrain-figure5",
+            title: "Figure 5: slowdown without each strategy, GPT-2 10B on four RTX 3090s",
+            kind: Kind::Simulated,
+            command: None,
+            body: ablation,
+            differs: "As in the paper, blocks that choose gain least on this machine: the link \
                           is busy with parameters, so nearly every block is recomputed anyway. The \
                           paper's text has lost its numbers.",
-                quick: false,
-            },
-            Section {
-                name: "protrain-swap",
-                title: "Section 5.3.1: swapping or recomputing a block of GPT-2 40B, seconds",
-                kind: Kind::Computed,
-                command: None,
-                body: swap_or_recompute,
-                differs: "From the activations of a block (`sbh (34 + 5as/h)` bytes), the link and \
+            quick: true,
+        },
+        Section {
+            name: "protrain-swap",
+            title: "Section 5.3.1: swapping or recomputing a block of GPT-2 40B, seconds",
+            kind: Kind::Computed,
+            command: None,
+            body: swap_or_recompute,
+            differs: "From the activations of a block (`sbh (34 + 5as/h)` bytes), the link and \
                           the products' rate. The paper does not state the batch; 78 sequences on \
                           each device give its first number.",
-                quick: true,
-            },
-            Section {
-                name: "protrain-buffers",
-                title: "Section 5.4: more than three buffers where compute is the limit",
-                kind: Kind::Simulated,
-                command: None,
-                body: buffers,
-                differs: "As in the paper, three are enough: one each to fetch, compute and \
+            quick: true,
+        },
+        Section {
+            name: "protrain-buffers",
+            title: "Section 5.4: more than three buffers where compute is the limit",
+            kind: Kind::Simulated,
+            command: None,
+            body: buffers,
+            differs: "As in the paper, three are enough: one each to fetch, compute and \
                           offload.",
-                quick: true,
-            },
-            Section {
-                name: "protrain-reverse",
-                title: "Section 3.1.1: persistent chunks at the start or at the end of the model",
-                kind: Kind::Simulated,
-                command: None,
-                body: reverse,
-                differs: "The paper places them at the start for two reasons: the first chunks \
+            quick: true,
+        },
+        Section {
+            name: "protrain-reverse",
+            title: "Section 3.1.1: persistent chunks at the start or at the end of the model",
+            kind: Kind::Simulated,
+            command: None,
+            body: reverse,
+            differs: "The paper places them at the start for two reasons: the first chunks \
                           cannot be prefetched behind any compute, and the host's updates of the \
                           last gradients cannot hide. Here GPT-2 of 1 billion parameters, f32, \
                           batch 1, all blocks recomputed, simulated line by line.",
-                quick: false,
-            },
-            Section {
-                name: "protrain-waste",
-                title: "Appendix B.1: bytes that chunks waste, in percent",
-                kind: Kind::Computed,
-                command: None,
-                body: waste,
-                differs: "Colossal-AI's documentation reports 0.63 % for GPT-2 small, packing \
+            quick: false,
+        },
+        Section {
+            name: "protrain-waste",
+            title: "Appendix B.1: bytes that chunks waste, in percent",
+            kind: Kind::Computed,
+            command: None,
+            body: waste,
+            differs: "Colossal-AI's documentation reports 0.63 % for GPT-2 small, packing \
                           single parameters. Whole blocks, which the paper asks for, cost more.",
-                quick: true,
-            },
-            Section {
-                name: "protrain-order",
-                title: "Section 3.1.1: chunks in the order of initialisation or of execution",
-                kind: Kind::Simulated,
-                command: None,
-                body: initialisation,
-                differs: "A pass over a model with 24 blocks whose queries, keys, values, outputs \
+            quick: true,
+        },
+        Section {
+            name: "protrain-order",
+            title: "Section 3.1.1: chunks in the order of initialisation or of execution",
+            kind: Kind::Simulated,
+            command: None,
+            body: initialisation,
+            differs: "A pass over a model with 24 blocks whose queries, keys, values, outputs \
                           and both MLP matrices are declared in six lists; three buffers, the \
                           chunk that was used longest ago leaves. In the order of execution each \
                           chunk is fetched once. Where a model declares its parameters block by \
                           block, both orders are the same.",
-                quick: true,
-            },
-        ],
-    }
+            quick: true,
+        },
+    ]
 }
 
 /// The error of the formulas for a configuration, as shares: of the step, and of the peak.
@@ -385,7 +392,7 @@ fn configurations() -> String {
 }
 
 /// The batches that are tried for the best throughput, on all devices.
-const BATCHES: [u64; 16] = [
+pub(super) const BATCHES: [u64; 16] = [
     4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320,
 ];
 
@@ -428,7 +435,8 @@ fn throughput() -> String {
     table.markdown()
 }
 
-fn breakdown() -> String {
+/// The parts of a step of a model on four devices, by batch.
+pub(super) fn parts_of_steps(model: &Model, machine: &Machine, batches: &[u64]) -> String {
     let mut table = Table::new([
         "batch",
         "forward s",
@@ -437,8 +445,8 @@ fn breakdown() -> String {
         "host's updates s",
         "configuration",
     ]);
-    for batch in [8, 16, 32, 64] {
-        let instance = paper_models::instance(&GPT2_10B, &RTX3090, batch, 4);
+    for &batch in batches {
+        let instance = paper_models::instance(model, machine, batch, 4);
         let Some((config, predicted)) = protrain::search(&instance) else {
             continue;
         };

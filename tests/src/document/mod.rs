@@ -11,6 +11,7 @@ pub mod estimates;
 pub mod layouts;
 mod offloading;
 mod runs;
+pub mod systems;
 
 use std::fmt::Write;
 
@@ -39,7 +40,7 @@ pub struct Section {
     pub body: fn() -> String,
     /// What differs from the paper, and why.
     pub differs: &'static str,
-    /// True if the section takes less than a second without optimisation.
+    /// True if it takes less than half a second, so that each run of the tests compares it.
     pub quick: bool,
 }
 

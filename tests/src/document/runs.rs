@@ -2,13 +2,16 @@
 
 use super::allocation::{ALIGN, H200, checked, figure_8, generated, ours, planned, theirs, with};
 use super::{Kind, Section};
+use crate::serving::{self, Call};
 use addresses::caching::{self, Segments};
 use addresses::generate::{Chunked, Model, Setup};
 use addresses::stats::stats;
+use lighterage_alloc::Plan;
 use papers::table::Table;
 use placement::trace::{Block, Trace};
 use placement::{Effort, lower_bound};
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 pub(super) fn sections() -> Vec<Section> {
     vec![
@@ -104,6 +107,19 @@ pub(super) fn sections() -> Vec<Section> {
                       does. The last row has the fastest configuration that fits, with the paper's \
                       TFLOPS: fragmentation costs PyTorch 5.1 % here, in the paper 7.1 % (or 24.5 \
                       % if recomputation is chosen).",
+            quick: false,
+        },
+        Section {
+            name: "stalloc-overhead",
+            title: "Figure 12: the share of a step that serving its requests takes",
+            kind: Kind::Timed,
+            command: Some("cargo bench -p lighterage-alloc --bench request"),
+            body: overhead,
+            differs: "The paper measures less than 0.05 % of throughput. Here the run-time \
+                      allocator serves the requests of three steps, on addresses without memory, \
+                      and a step is as long as its products at 464 TFLOP/s on each device, the \
+                      paper's best rate. PyTorch's own allocator, which this replaces, takes time \
+                      too. Throughput on a GPU was not measured.",
             quick: false,
         },
         Section {
@@ -520,6 +536,83 @@ fn other_framework() -> String {
         cells.push(share(checked(&trace, &theirs(&trace))));
         cells.push(share(checked(&trace, &our_plan(&trace))));
         table.push(cells);
+    }
+    table.markdown()
+}
+
+/// Operations of a rank's products in a step: 6 for each parameter and token, 8 with recomputation.
+fn operations(setup: &Setup) -> f64 {
+    let shape = setup.shape;
+    let products = if shape.gated { 3 } else { 2 };
+    let attention = 2 * shape.width * (shape.heads + shape.key_heads) * shape.head;
+    let layer = attention + products * shape.width * shape.hidden;
+    let parameters = shape.layers as u64 * layer / (setup.pipeline as u64 * setup.tensor);
+    let tokens = setup.sequence * setup.batch * setup.micro_batches as u64;
+    let each = if setup.recompute { 8.0 } else { 6.0 };
+    each * parameters as f64 * tokens as f64
+}
+
+/// Seconds in which the run-time allocator serves calls.
+fn served(trace: &Trace, calls: &[Call], plan: Plan) -> f64 {
+    let mut allocator = serving::allocator(plan);
+    let mut addresses = vec![0; trace.blocks.len()];
+    let start = Instant::now();
+    for call in calls {
+        let block = &trace.blocks[call.block];
+        if call.comes {
+            let address = allocator.malloc(block.bytes, block.origin.stream.into());
+            addresses[call.block] = address.expect("addresses should not end");
+        } else {
+            allocator.free(addresses[call.block]);
+        }
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    assert_eq!(
+        allocator.stats().fallback,
+        0,
+        "recorded requests are planned"
+    );
+    seconds
+}
+
+fn overhead() -> String {
+    const RATE: f64 = 464.3e12;
+    const STEPS: usize = 3;
+    let mut table = Table::new([
+        "trace",
+        "requests of a step",
+        "ns for a request and its free",
+        "serving ms",
+        "step s",
+        "share",
+    ]);
+    for (name, model, letters) in [
+        ("GPT-2", Model::Gpt2, ""),
+        ("GPT-2 R", Model::Gpt2, "R"),
+        ("Llama2-7B", Model::Llama2, ""),
+        ("Llama2-7B R", Model::Llama2, "R"),
+    ] {
+        let setup = Setup {
+            steps: STEPS,
+            ..with(&Setup::new(model), letters)
+        };
+        let trace = generated(&setup);
+        let calls = serving::calls(&trace);
+        let plan = serving::plan(&trace);
+        // Other work on the machine can only add time.
+        let runs = (0..5).map(|_| served(&trace, &calls, plan.clone()));
+        let fastest = runs.min_by(f64::total_cmp).unwrap_or(f64::NAN);
+        let seconds = fastest / STEPS as f64;
+        let n = trace.blocks.len() / STEPS;
+        let step = operations(&setup) / RATE;
+        table.push(vec![
+            name.into(),
+            n.to_string(),
+            format!("{:.0}", 1e9 * seconds / n as f64),
+            format!("{:.2}", 1e3 * seconds),
+            format!("{step:.2}"),
+            format!("{:.4} %", 100.0 * seconds / step),
+        ]);
     }
     table.markdown()
 }
