@@ -3,8 +3,9 @@
 #
 #   ir <- placement; ir, artifact, papers, placement <- passes <- codegen <- lighterage, cli
 #   placement <- papers, addresses <- trace <- cli      ir <- lower <- torch, onnx, config, trace <- cli
-#   passes, torch <- report <- cli, python      codegen, runtime <- python
+#   passes, torch <- report <- cli, python      papers, codegen, runtime <- python
 #   artifact <- codegen, runtime                        runtime <- cli, tests    ptx <- standin <- tests
+#   artifact <- checkpoint <- cli
 #   ops <- ir, runtime
 #
 # ops is the table of operations, which compiler and runtime share: plain data without dependencies,
@@ -32,12 +33,13 @@ allowed() {
     passes) echo ir artifact papers placement ;;
     trace) echo addresses lower placement ;;
     report) echo ir passes torch ;;
-    python) echo ir passes codegen runtime artifact torch report ;;
+    python) echo ir papers passes codegen runtime artifact torch report ;;
     lighterage) echo ir passes codegen trace papers placement ;;
     codegen) echo ir passes artifact ;;
     runtime) echo ops artifact ;;
+    checkpoint) echo artifact ;;
     standin) echo ptx ;;
-    cli | tests) echo ops ir passes codegen lower torch onnx config trace report artifact runtime alloc ptx standin placement addresses papers ;;
+    cli | tests) echo ops ir passes codegen lower torch onnx config trace report artifact runtime checkpoint alloc ptx standin placement addresses papers ;;
     *) return 1 ;;
     esac
 }

@@ -46,6 +46,10 @@ pub struct Device {
     pub link_micros: f64,
     /// Bytes per second that the host's cores read and write in an optimizer's update.
     pub host_bandwidth: f64,
+    /// Whether updates may run on the host, where their states live. They cannot if the host's
+    /// memory is a disk.
+    #[serde(default = "yes")]
+    pub host_updates: bool,
     /// From the end of a kernel to the start of an update on the host that waits for it, or the
     /// other way round, µs.
     #[serde(default)]
@@ -54,6 +58,10 @@ pub struct Device {
     /// of a processor.
     #[serde(default)]
     pub sm: Option<u32>,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// What is wrong with a description.

@@ -31,6 +31,7 @@
 pub mod blocks_search;
 pub mod estimate;
 pub mod offload;
+pub mod packing;
 pub mod protrain;
 pub mod remat;
 pub mod stalloc;

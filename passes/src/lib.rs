@@ -9,6 +9,7 @@ pub mod graph;
 pub mod list;
 mod loss_variants;
 mod manager;
+pub mod micro_batches;
 pub mod occupants;
 pub mod pipeline;
 pub mod plan;

@@ -124,8 +124,7 @@ pub static SHARED: [GraphPass; 5] = [
         name: "scale",
         run: |graph, c| match c.options.precision {
             Precision::Fp16 => {
-                let n = c.options.micro_batches.unwrap_or(1);
-                scale::run(graph, &c.options.loss_scale, n).map_err(|e| failed("scale", e))
+                scale::run(graph, &c.options.loss_scale).map_err(|e| failed("scale", e))
             }
             Precision::F32 | Precision::Tf32 | Precision::Bf16 => Ok(()),
         },
@@ -191,8 +190,8 @@ pub static PER_VARIANT: [GraphPass; 7] = [
     GraphPass {
         name: "microbatch",
         run: |graph, c| {
-            microbatch::run(graph, c.options.micro_batches.unwrap_or(1))
-                .map_err(|e| failed("microbatch", e))
+            let n = c.options.micro_batches.unwrap_or(1);
+            microbatch::run(graph, n, c.options.reduction).map_err(|e| failed("microbatch", e))
         },
     },
     // After canonical, which removes unused nodes: without an optimizer the last step of a gradient
@@ -303,7 +302,7 @@ pub fn names() -> Vec<&'static str> {
         .collect()
 }
 
-fn failed(pass: &'static str, error: impl ToString) -> Error {
+pub(crate) fn failed(pass: &'static str, error: impl ToString) -> Error {
     Error::Graph {
         pass,
         message: error.to_string(),

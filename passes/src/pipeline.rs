@@ -9,7 +9,9 @@ use crate::alloc;
 use crate::cost::Cost;
 use crate::decide::bound::{self, Certificate};
 use crate::decide::{self, Decided, Outcome};
-use crate::list::{GraphContext, SHARED, ScheduleContext, schedule_passes};
+use crate::graph::microbatch::{self, MicrobatchError};
+use crate::graph::reduction::Kind;
+use crate::list::{GraphContext, SHARED, ScheduleContext, failed, schedule_passes};
 use crate::loss_variants::{self, Problems, Slots, Stage};
 use crate::manager::{self, Manager};
 use crate::plan::machine::{DEVICE, HOST};
@@ -33,6 +35,8 @@ pub struct Compiled {
     pub timeline: Timeline,
     /// What the user chose.
     pub options: Options,
+    /// What the loss of several micro-batches is a function of.
+    pub loss_kind: Kind,
     /// The number of chunks of rows of the loss; 1 if it is whole.
     pub loss_chunks: u64,
     /// The ways to compute the loss that were planned, including the chosen one.
@@ -85,6 +89,14 @@ pub fn compile(
         loss_chunks: 1,
     };
     manager.run_graph(&SHARED, &mut graph, &context)?;
+    let loss_kind = match options.micro_batches {
+        Some(2..) => {
+            microbatch::whole(&graph, options.reduction)
+                .map_err(|e| failed("microbatch", MicrobatchError::from(e)))?
+                .kind
+        }
+        _ => Kind::default(),
+    };
 
     let mut start = Instant::now();
     let (slots, problems) = (Slots::new(), Problems::new());
@@ -142,6 +154,7 @@ pub fn compile(
     }
     Ok(Compiled {
         options: options.clone(),
+        loss_kind,
         loss_chunks: variants[chosen].chunks,
         loss_variants,
         ..compiled
@@ -265,6 +278,7 @@ fn measured(problem: &Problem<'_>, program: Program, decided: Decided) -> Compil
         program,
         timeline,
         options: Options::default(),
+        loss_kind: Kind::default(),
         loss_chunks: 1,
         loss_variants: vec![],
         decided,

@@ -23,6 +23,7 @@ mod access;
 mod code;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod disk;
 mod error;
 mod foreign;
 mod init;

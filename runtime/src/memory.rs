@@ -290,6 +290,16 @@ pub(crate) fn read(tensor: &Tensor, bytes: &mut [u8]) {
     unsafe { std::ptr::copy_nonoverlapping(tensor.data, bytes.as_mut_ptr(), bytes.len()) }
 }
 
+/// Reads some of the tensor's bytes to the host, from byte `from` on. Panics if they are not in it.
+pub(crate) fn read_part(tensor: &Tensor, from: usize, bytes: &mut [u8]) {
+    let fits = from
+        .checked_add(bytes.len())
+        .is_some_and(|to| to <= tensor.bytes);
+    assert!(fits, "the host's bytes should lie in the tensor");
+    // SAFETY: as for `read`; the range lies in the tensor by the assertion.
+    unsafe { std::ptr::copy_nonoverlapping(tensor.data.add(from), bytes.as_mut_ptr(), bytes.len()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,6 +6,7 @@ use passes::cost::Roofline;
 use passes::decide::record::Origin;
 use passes::decide::{Decided, Decisions, Gap, Means, Problem, Reason};
 use passes::graph::optimizer::Optimizer;
+use passes::graph::reduction::Kind;
 use passes::pipeline::{Compiled, Kernels, Options};
 use passes::plan::machine::HOST;
 use passes::realise::Finished;
@@ -114,6 +115,7 @@ pub fn finish(
             ..Options::default()
         },
         timeline,
+        loss_kind: Kind::default(),
         loss_chunks: 1,
         loss_variants: vec![],
         decided,

@@ -25,6 +25,7 @@ use passes::decide::{Decisions, Extent, Gap, Means, Planner, Problem, Reason, de
 use passes::graph::loss::Chunks;
 use passes::graph::optimizer::{Master, Optimizer, Rounding};
 use passes::graph::precision::Precision;
+use passes::graph::reduction::Combination;
 use passes::graph::scale::LossScale;
 use passes::list::{GraphContext, ScheduleContext, graph_passes, schedule_passes};
 use passes::pipeline::{Budget, Kernels, Options};
@@ -124,6 +125,7 @@ impl Header<'_> {
             micro_batches: given
                 .remove("micro_batches")
                 .map(|text| bytes(text) as usize),
+            reduction: Combination::Auto,
             loss_chunks: given
                 .remove("loss_chunks")
                 .map_or(Chunks::Auto, |text| Chunks::Of(bytes(text))),

@@ -20,6 +20,7 @@ mod gpu_models;
 mod kernels;
 mod loss;
 mod mutants;
+mod onnx_gradients;
 mod onnx_models;
 mod onnx_nodes;
 mod ops;

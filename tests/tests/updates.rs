@@ -12,6 +12,7 @@ use lighterage_tests::{forced, run};
 use passes::cost::Roofline;
 use passes::decide::{Decisions, Gap, Means, Planner, Problem, Reason};
 use passes::graph::optimizer::{Attach, HYPER, Master, Optimizer, Rounding};
+use passes::graph::reduction::Combination;
 use passes::pipeline::{self, Budget, Compiled, Error, Kernels, Options};
 use passes::schedule::lives::Variant;
 use passes::schedule::order::{self, Update};
@@ -658,6 +659,7 @@ fn micro_batches_are_batches_one_after_the_other() {
             let options = Options {
                 optimizer: Optimizer::AdamW,
                 micro_batches: Some(n),
+                reduction: Combination::Mean,
                 kernels,
                 ..Options::default()
             };
@@ -759,7 +761,7 @@ fn micro_batches_need_one_more_set_of_gradients() {
 fn nothing_to_accumulate_is_told() {
     let mut graph = linears(1, 4, 2);
     graph.gradients.clear();
-    let error = graph::microbatch::run(&mut graph, 2).unwrap_err();
+    let error = graph::microbatch::run(&mut graph, 2, Combination::Auto).unwrap_err();
     assert_eq!(
         error.to_string(),
         "micro-batches accumulate gradients, and the graph names none"

@@ -1,5 +1,6 @@
 //! The command line. Every option says what it takes, and every subcommand shows an example.
 
+mod checkpoints;
 mod data;
 mod metrics;
 mod patterns;
@@ -7,6 +8,7 @@ mod patterns;
 use crate::page::update_name;
 use crate::size::{parse_budget, parse_bytes, parse_count, parse_dim, parse_rate};
 use addresses::generate::Model;
+pub(crate) use checkpoints::{CheckpointArgs, CheckpointCommand, CheckpointCommandArgs, Every};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use codegen::kernels::Target;
@@ -21,6 +23,7 @@ use passes::graph::criterion::Loss;
 use passes::graph::loss::Chunks;
 use passes::graph::optimizer::{Master, Optimizer, Rounding};
 use passes::graph::precision::Precision;
+use passes::graph::reduction::Combination;
 use passes::graph::scale::LossScale;
 use passes::pipeline::{self, Budget, Kernels};
 use passes::schedule::order::Update;
@@ -48,7 +51,7 @@ pub(crate) struct Cli {
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 the system refused, for example a full disk; \
     2 wrong usage or input; 3 no plan fits; 4 training has NaNs or infinities to save; 101 a bug; \
-    130 Ctrl-C";
+    130 Ctrl-C, 143 SIGTERM, 129 SIGHUP";
 
 /// A subcommand.
 #[derive(Subcommand, Debug)]
@@ -94,6 +97,13 @@ pub(crate) enum Command {
         batches, one after the other. docs/training.md describes data, metrics and evaluation."
     )]
     Train(Box<TrainArgs>),
+    /// List, verify and convert checkpoints
+    #[command(after_help = "Examples:\n  lighterage checkpoint list runs/gpt2\n  \
+        lighterage checkpoint verify runs/gpt2\n  \
+        lighterage checkpoint convert runs/gpt2 -o model.safetensors\n\n\
+        `train --checkpoints` writes them, and `train --resume` goes on from them. \
+        docs/checkpoints.md describes the files.")]
+    Checkpoint(CheckpointCommandArgs),
     /// Write trained values back into the .onnx file that they came from
     #[command(after_help = "Example:\n  \
         lighterage train model.onnx --differentiate --optimizer adamw --steps 60 \\\n      \
@@ -163,7 +173,16 @@ pub(crate) enum Command {
 }
 
 /// The most micro-batches of a step: each adds its own lines to the program.
-const MOST_MICRO_BATCHES: u64 = 4096;
+pub(crate) const MOST_MICRO_BATCHES: u64 = 4096;
+
+/// The number of micro-batches of a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum MicroBatches {
+    /// The divisor of the batch with the fastest step.
+    Auto,
+    /// A number of batches.
+    Of(u64),
+}
 
 impl Command {
     /// The model that a command reads, and how a forward becomes a step.
@@ -274,10 +293,14 @@ pub(crate) struct Compiling {
     /// Do not train the parameters whose paths match, such as 'embed.*'; may be given several times
     #[arg(long, value_name = "PATTERN", value_parser = Paths::parse)]
     pub(crate) freeze: Vec<Paths>,
-    /// Accumulate gradients over N batches for one update, and use their mean [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64)
-        .range(1..=MOST_MICRO_BATCHES))]
-    pub(crate) micro_batches: Option<u64>,
+    /// Accumulate gradients over N batches for one update, that of all their samples. auto: cut the
+    /// batch, a symbolic size that --dim gives, into the number with the fastest step [default: 1]
+    #[arg(long, value_name = "auto|N", value_parser = parse_micro_batches)]
+    pub(crate) micro_batches: Option<MicroBatches>,
+    /// The loss of all micro-batches. auto: that of one batch with all their samples, as the model
+    /// defines it. mean, sum: of their losses [default: auto]
+    #[arg(long, value_parser = named(&Combination::ALL, Combination::name))]
+    pub(crate) reduction: Option<Combination>,
     /// Compute the loss in at most N chunks of rows, so that the full logits are never stored. 1:
     /// do not cut the loss. auto: cut it if that gives a better plan for the budget [default: auto]
     #[arg(long, value_name = "auto|N", value_parser = parse_chunks)]
@@ -326,6 +349,10 @@ pub(crate) struct Compiling {
     /// the one in the device's file. `train` also slows copies down to it
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     pub(crate) link: Option<f64>,
+    /// The disk of this folder takes the place of the host's memory, for a step on the processor:
+    /// what a budget moves out lies in a file there. Its rate is measured, unless --link says it
+    #[arg(long, value_name = "DIR", conflicts_with = "profile")]
+    pub(crate) disk: Option<PathBuf>,
     /// Use the times that `profile` measured, instead of times computed from the device's file
     #[arg(long, value_name = "FILE.prof")]
     pub(crate) profile: Option<PathBuf>,
@@ -436,17 +463,18 @@ pub(crate) struct TrainArgs {
     pub(crate) compiling: Compiling,
     #[command(flatten)]
     pub(crate) data: DataArgs,
-    /// How many steps to run
+    /// How many steps to run; with --resume, how many the run has with those before
     #[arg(long, value_name = "N", help_heading = "Training")]
     pub(crate) steps: u64,
     #[command(flatten)]
     pub(crate) hyper: HyperArgs,
     /// Initial values of the parameters. normal:STD draws them at random (gains become 1, biases
-    /// 0). A file has a tensor for each path [default: the values in the model's file]
+    /// 0). A file has a tensor for each path, and so have a folder of Hugging Face's libraries and
+    /// a checkpoint [default: the values in the model's file]
     #[arg(
         long,
         visible_alias = "weights",
-        value_name = "normal:STD|FILE.safetensors",
+        value_name = "normal:STD|FILE.safetensors|DIR",
         help_heading = "Training"
     )]
     pub(crate) init: Option<String>,
@@ -456,8 +484,9 @@ pub(crate) struct TrainArgs {
     /// Write all states to a file at the end
     #[arg(long, value_name = "OUT.safetensors", help_heading = "Training")]
     pub(crate) save: Option<PathBuf>,
-    /// Let --save replace a file even if parameters or moments are NaN or infinite
-    #[arg(long, requires = "save", help_heading = "Training")]
+    /// Let --save replace a file, and write checkpoints, even if parameters or moments are NaN or
+    /// infinite
+    #[arg(long, help_heading = "Training")]
     pub(crate) save_nonfinite: bool,
     /// Run the machine code of a .lit file that was not compiled here. It can do everything that a
     /// program can do
@@ -477,6 +506,8 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024),
         help_heading = "Training")]
     pub(crate) threads: Option<u16>,
+    #[command(flatten)]
+    pub(crate) checkpoints: CheckpointArgs,
     #[command(flatten)]
     pub(crate) eval: EvalArgs,
     #[command(flatten)]
@@ -1208,6 +1239,16 @@ fn parse_chunks(text: &str) -> Result<Chunks, String> {
         (_, Ok(n @ 1..=MOST_CHUNKS)) => Ok(Chunks::Of(n)),
         _ => Err(format!(
             "{text:?} is neither auto nor a number from 1 to {MOST_CHUNKS}"
+        )),
+    }
+}
+
+fn parse_micro_batches(text: &str) -> Result<MicroBatches, String> {
+    match (text.trim(), text.trim().parse()) {
+        ("auto", _) => Ok(MicroBatches::Auto),
+        (_, Ok(n @ 1..=MOST_MICRO_BATCHES)) => Ok(MicroBatches::Of(n)),
+        _ => Err(format!(
+            "{text:?} is neither auto nor a number from 1 to {MOST_MICRO_BATCHES}"
         )),
     }
 }

@@ -3,6 +3,7 @@
 use crate::args::{CodeFor, CompileArgs, Compiling, Emit};
 use crate::data::{check_writable, file_size, save_atomically};
 use crate::failure::Failure;
+use crate::micro_batches;
 use crate::model::{self, Model};
 use crate::observe::Dumps;
 use crate::out::{self, out};
@@ -26,7 +27,7 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), Failure> {
         &args.compiling.forward,
     )?;
     let path = match (args.emit, &args.output) {
-        (Some(emit), output) => return kernels(&model, emit, args, output.as_deref()),
+        (Some(emit), output) => return kernels(model, emit, args, output.as_deref()),
         (None, Some(path)) => path,
         (None, None) => {
             return Err(Failure::Input(
@@ -85,7 +86,7 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), Failure> {
 
 /// Writes the text of the kernels of a model's step.
 fn kernels(
-    model: &Model,
+    model: Model,
     emit: Emit,
     args: &CompileArgs,
     output: Option<&Path>,
@@ -113,7 +114,8 @@ fn kernels(
     }
     let mut machine = model::machine(&args.compiling)?;
     machine.device.sm = target.sm();
-    let compiled = model::compile(&model.graph, &args.compiling, &machine, Dumps::Stderr)?;
+    let (model, compiling) = micro_batches::decide(model, &args.compiling, &machine)?;
+    let compiled = model::compile(&model.graph, &compiling, &machine, Dumps::Stderr)?;
     let form = match emit {
         Emit::Mlir => Form::Mlir,
         Emit::Llvm => Form::Llvm,
@@ -193,7 +195,8 @@ pub(crate) fn artifact_on(
     let target = target(code_for, &machine.device)?;
     // Scratch differs by what runs the kernels.
     machine.device.sm = target.and_then(|target| target.sm());
-    let compiled = model::compile(&model.graph, compiling, &machine, dumps)?;
+    let (model, compiling) = micro_batches::decide(model, compiling, &machine)?;
+    let compiled = model::compile(&model.graph, &compiling, &machine, dumps)?;
     let data = model
         .tensors
         .into_iter()

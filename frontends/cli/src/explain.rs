@@ -2,6 +2,7 @@
 
 use crate::args::ExplainArgs;
 use crate::failure::Failure;
+use crate::micro_batches;
 use crate::model;
 use crate::observe::Dumps;
 use crate::out::{self, out};
@@ -22,7 +23,8 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
         &args.compiling.forward,
     )?;
     let machine = model::machine(&args.compiling)?;
-    let compiled = model::compile(&model.graph, &args.compiling, &machine, Dumps::Stderr)?;
+    let (model, compiling) = micro_batches::decide(model, &args.compiling, &machine)?;
+    let compiled = model::compile(&model.graph, &compiling, &machine, Dumps::Stderr)?;
     let graph = &compiled.program.graph;
     let problem = Problem::new(graph, &machine.device, &*machine.cost);
     let asked = args.value.strip_prefix('%').unwrap_or(&args.value);

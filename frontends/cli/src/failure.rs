@@ -1,5 +1,6 @@
 //! Why a command fails, and its exit code.
 
+use crate::interrupt;
 use crate::size::{bytes, short};
 use codegen::kernels::GeneratorError;
 use passes::decide::{Infeasible, Planner};
@@ -23,7 +24,7 @@ pub(crate) enum Failure {
     NotFinite(String),
     /// Our bug.
     Bug(String),
-    /// The user pressed Ctrl-C.
+    /// Ctrl-C, or a signal.
     Interrupted(String),
 }
 
@@ -36,7 +37,7 @@ impl Failure {
             Failure::NoFit(_) | Failure::HostTooSmall(_) | Failure::NoSchedule(_) => 3,
             Failure::NotFinite(_) => 4,
             Failure::Bug(_) => 101,
-            Failure::Interrupted(_) => 130,
+            Failure::Interrupted(_) => interrupt::code(),
         }
     }
 }

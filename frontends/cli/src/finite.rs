@@ -1,4 +1,7 @@
 //! Checks whether a state should be saved: training from a checkpoint with NaNs gives NaNs.
+//!
+//! Without its sign, a number's bits are a smaller integer than those of infinity, and a NaN's are
+//! a larger one. So a tensor's largest integer tells, and finding it costs little beside copying.
 
 use artifact::{DType, StateKind};
 use half::{bf16, f16};
@@ -6,42 +9,52 @@ use half::{bf16, f16};
 /// True if training can continue from a state's values. Parameters and moments must be finite; a
 /// buffer may hold infinities (a mask does) but no NaN; constants and random states do not change.
 pub(crate) fn is_sound(kind: StateKind, dtype: DType, bytes: &[u8]) -> bool {
+    let Some((largest, infinity)) = largest(dtype, bytes) else {
+        return true;
+    };
     match kind {
-        StateKind::Param | StateKind::Moment => all(dtype, bytes, f64::is_finite),
-        StateKind::Buffer => all(dtype, bytes, |x| !x.is_nan()),
+        StateKind::Param | StateKind::Moment => largest < infinity,
+        StateKind::Buffer => largest <= infinity,
         StateKind::Const | StateKind::Rng => true,
     }
 }
 
-/// True if a predicate holds for all elements. For integers it always holds.
-fn all(dtype: DType, bytes: &[u8], holds: fn(f64) -> bool) -> bool {
-    match dtype {
-        DType::F64 => chunks(bytes).all(|b| holds(f64::from_le_bytes(b))),
-        DType::F32 => chunks(bytes).all(|b| holds(f32::from_le_bytes(b).into())),
-        DType::F16 => chunks(bytes).all(|b| holds(f16::from_le_bytes(b).into())),
-        DType::BF16 => chunks(bytes).all(|b| holds(bf16::from_le_bytes(b).into())),
-        DType::F8E4M3 => bytes.iter().all(|&b| holds(f8_e4m3(b))),
-        DType::F8E5M2 => bytes.iter().all(|&b| holds(f8_e5m2(b))),
-        DType::Bool | DType::U8 | DType::I8 | DType::I16 | DType::I32 | DType::I64 => true,
-    }
+/// The largest element's bits without the sign, and those of infinity. `None` for integers.
+fn largest(dtype: DType, bytes: &[u8]) -> Option<(u64, u64)> {
+    Some(match dtype {
+        DType::F64 => (
+            (chunks(bytes).map(|b| u64::from_le_bytes(b) & (u64::MAX >> 1)))
+                .max()
+                .unwrap_or(0),
+            f64::INFINITY.to_bits(),
+        ),
+        DType::F32 => (
+            (chunks(bytes).map(|b| u32::from_le_bytes(b) & (u32::MAX >> 1)))
+                .max()
+                .map_or(0, u64::from),
+            f32::INFINITY.to_bits().into(),
+        ),
+        DType::F16 => (halves(bytes), f16::INFINITY.to_bits().into()),
+        DType::BF16 => (halves(bytes), bf16::INFINITY.to_bits().into()),
+        // This format has no infinities: the value would be a NaN's, and is one less here.
+        DType::F8E4M3 => (eighths(bytes) * 2, 0x7f * 2 - 1),
+        DType::F8E5M2 => (eighths(bytes), 0x7c),
+        DType::Bool | DType::U8 | DType::I8 | DType::I16 | DType::I32 | DType::I64 => return None,
+    })
+}
+
+fn halves(bytes: &[u8]) -> u64 {
+    let bits = chunks(bytes).map(|b| u16::from_le_bytes(b) & (u16::MAX >> 1));
+    bits.max().map_or(0, u64::from)
+}
+
+fn eighths(bytes: &[u8]) -> u64 {
+    let bits = bytes.iter().map(|byte| byte & (u8::MAX >> 1));
+    bits.max().map_or(0, u64::from)
 }
 
 fn chunks<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u8; N]> {
     bytes.as_chunks().0.iter().copied()
-}
-
-/// A NaN, or 0 for every number: this format has no infinities.
-fn f8_e4m3(byte: u8) -> f64 {
-    if byte & 0x7f == 0x7f { f64::NAN } else { 0.0 }
-}
-
-/// A NaN, an infinity, or 0 for every number.
-fn f8_e5m2(byte: u8) -> f64 {
-    match byte & 0x7f {
-        0x7d.. => f64::NAN,
-        0x7c => f64::INFINITY,
-        _ => 0.0,
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! `lighterage fit`: on which machines a model's step fits, by which means, and how fast it would
 //! be.
 
-use crate::args::{Compiling, FitArgs};
+use crate::args::{Compiling, FitArgs, MicroBatches};
 use crate::failure::Failure;
 use crate::gpu;
 use crate::model;
@@ -70,7 +70,7 @@ impl Row {
         let compiling = Compiling {
             optimizer: Some(args.optimizer.unwrap_or(Optimizer::AdamW)),
             precision: args.precision,
-            micro_batches: args.micro_batches,
+            micro_batches: args.micro_batches.map(MicroBatches::Of),
             host: args.host,
             device: Some(device.clone()),
             forward: args.forward.clone(),

@@ -1,7 +1,7 @@
 //! The `lighterage` command: one file for each subcommand, and shared code.
 //!
 //! Exit codes: 0; 1 the system refused (a full disk); 2 bad usage or bad input; 3 no plan fits; 4
-//! training computed values that are not finite; 101 our bug; 130 Ctrl-C.
+//! training computed values that are not finite; 101 our bug; 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
 
 mod alloc;
 mod args;
@@ -9,6 +9,7 @@ mod check;
 mod compile;
 mod data;
 mod devices;
+mod disk;
 mod estimate;
 mod explain;
 mod export;
@@ -23,6 +24,7 @@ mod inspect;
 mod interrupt;
 mod logger;
 mod memory;
+mod micro_batches;
 mod model;
 mod observe;
 mod offload;
@@ -30,6 +32,7 @@ mod out;
 mod picture;
 mod plan;
 mod profile;
+mod stored;
 mod train;
 mod trust;
 
@@ -82,6 +85,7 @@ fn run(mut command: Command) -> Result<(), Failure> {
         Command::Plan(args) => plan::run(&args),
         Command::Compile(args) => compile::run(&args),
         Command::Train(args) => train::run(&args),
+        Command::Checkpoint(args) => stored::run(&args.command),
         Command::Export(args) => export::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Explain(args) => explain::run(&args),

@@ -1,7 +1,8 @@
 //! From a path to a graph, and from a graph to a compiled step.
 
-use crate::args::{Compiling, ForwardArgs, Reading};
+use crate::args::{Compiling, ForwardArgs, MicroBatches, Reading};
 use crate::data::read_whole;
+use crate::disk;
 use crate::failure::Failure;
 use crate::gpu::{self, Here};
 use crate::groups;
@@ -22,7 +23,7 @@ use passes::pipeline::{self, Compiled, Options};
 use passes::plan::Cancel;
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 /// A model from its file.
@@ -37,6 +38,10 @@ pub(crate) struct Model {
     detached: Vec<Value>,
     /// Paths that name one parameter.
     pub(crate) tied: Vec<Vec<String>>,
+    /// The file, and how it was read.
+    pub(crate) from: (PathBuf, Reading),
+    /// How the forward became a step.
+    pub(crate) forward: ForwardArgs,
 }
 
 /// A file's format, by its name, else by its first bytes.
@@ -110,6 +115,7 @@ pub(crate) fn read(
     forward: &ForwardArgs,
 ) -> Result<Model, Failure> {
     let mut model = read_as_it_is(path, reading)?;
+    model.forward = forward.clone();
     if forward.differentiate {
         let criterion = Criterion {
             loss: forward.loss.unwrap_or_default(),
@@ -141,6 +147,7 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
         refuse_onnx_options(path, reading)?;
     }
     let dims = &reading.dim;
+    let from = (path.to_path_buf(), reading.clone());
     match format {
         Format::Pt2 => {
             let spinner = out::spinner(format!("reading {}", path.display()));
@@ -153,6 +160,8 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
                 unsupported: model.unsupported,
                 detached: model.detached,
                 tied: model.tied,
+                from,
+                forward: ForwardArgs::default(),
             })
         }
         Format::Onnx => {
@@ -176,6 +185,8 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
                 unsupported: model.unsupported,
                 detached: vec![],
                 tied: vec![],
+                from,
+                forward: ForwardArgs::default(),
             })
         }
         Format::Config => {
@@ -190,6 +201,8 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
                 unsupported: vec![],
                 detached: vec![],
                 tied: vec![],
+                from,
+                forward: ForwardArgs::default(),
             })
         }
         Format::Ir => {
@@ -222,6 +235,8 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
                 unsupported,
                 detached: vec![],
                 tied: vec![],
+                from,
+                forward: ForwardArgs::default(),
             })
         }
         Format::Lit => {
@@ -335,6 +350,9 @@ pub(crate) fn machine_on(compiling: &Compiling, known: Option<Device>) -> Result
     if let Some(link) = compiling.link {
         device.link_bandwidth = link;
     }
+    if let Some(folder) = &compiling.disk {
+        disk::behind(&mut device, folder, compiling.link, compiling.host)?;
+    }
     let Some(path) = &compiling.profile else {
         let cost = Box::new(Roofline::new(&device).with_tf32(compiling.is_tf32()));
         return Ok(Machine {
@@ -414,7 +432,12 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         grad_norm: compiling.grad_norm,
         groups: BTreeMap::new(),
         group_options: vec![],
-        micro_batches: compiling.micro_batches.map(|n| n as usize),
+        micro_batches: match compiling.micro_batches {
+            Some(MicroBatches::Of(n)) => Some(n as usize),
+            // It is decided before a step is compiled.
+            Some(MicroBatches::Auto) | None => None,
+        },
+        reduction: compiling.reduction.unwrap_or_default(),
         loss_chunks: compiling.loss_chunks.unwrap_or_default(),
         update: compiling.update.unwrap_or_default(),
         budget: compiling.budget.unwrap_or_default(),
@@ -503,7 +526,9 @@ fn run(
             it out";
         return Err(Failure::Input(why.into()));
     }
-    if let Some(n) = compiling.micro_batches.filter(|&n| n > MANY_MICRO_BATCHES) {
+    if let Some(MicroBatches::Of(n)) = compiling.micro_batches
+        && n > MANY_MICRO_BATCHES
+    {
         out::note(&format!(
             "note: each of the {n} micro-batches has lines of its own, and compiling takes time in \
              proportion to them; -v prints its progress"

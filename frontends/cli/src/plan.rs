@@ -1,13 +1,14 @@
 //! `lighterage plan`: what a step needs, what was decided, what other budgets would cost.
 
-use crate::args::PlanArgs;
+use crate::args::{Compiling, PlanArgs};
 use crate::curve::{self, Point};
 use crate::data::{check_writable, save_atomically};
 use crate::failure::Failure;
+use crate::model::{Machine, Model};
 use crate::observe::Dumps;
-use crate::page::{self, update_name};
+use crate::page::{self, PassTime, update_name};
 use crate::size::{micros, short};
-use crate::{model, module, out, size};
+use crate::{micro_batches, model, module, out, size};
 use ir::{Device, Program, Stream};
 use passes::cost::{self, ProductKind, ProductRate};
 use passes::decide::bound::Certificate;
@@ -40,8 +41,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         &args.compiling.forward,
     )?;
     let machine = model::machine(&args.compiling)?;
-    let planned = model::plan(&model.graph, &args.compiling, &machine, Dumps::Stdout);
-    let (compiled, times) = planned.inspect_err(|failure| {
+    let planned = planned(model, &args.compiling, &machine);
+    let (model, compiling, compiled, times) = planned.inspect_err(|failure| {
         let object = match failure {
             Failure::NoFit(infeasible) => shortage(infeasible),
             Failure::HostTooSmall(host) => {
@@ -75,7 +76,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         let source = page::Source {
             compiled: &compiled,
             problem: &problem,
-            options: model::options(&args.compiling),
+            options: model::options(&compiling),
             tally: facts.tally,
             peak: &facts.peak,
             curve: &facts.curve,
@@ -95,6 +96,17 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         false => out::text(&report),
     }
     Ok(())
+}
+
+/// The plan of a model's step, with the options that were left open.
+fn planned(
+    model: Model,
+    compiling: &Compiling,
+    machine: &Machine,
+) -> Result<(Model, Compiling, Compiled, Vec<PassTime>), Failure> {
+    let (model, compiling) = micro_batches::decide(model, compiling, machine)?;
+    let (compiled, times) = model::plan(&model.graph, &compiling, machine, Dumps::Stdout)?;
+    Ok((model, compiling, compiled, times))
 }
 
 /// The command line as a shell takes it.
@@ -201,6 +213,7 @@ impl Facts<'_> {
             "device": program.schedule.device,
             "optimizer": options.optimizer.name(),
             "update": update_name(options.update),
+            "micro_batches": options.micro_batches.unwrap_or(1),
             "planner": options.planner.name(),
             "found_by": decided.origin.name(),
             "protrain": decided.layout.as_ref().map(protrain_json),

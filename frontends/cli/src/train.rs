@@ -1,5 +1,6 @@
 //! `lighterage train`: runs a step many times. After the last batch the first follows.
 
+mod checkpoints;
 mod eval_model;
 mod evaluation;
 mod events;
@@ -10,17 +11,20 @@ mod number;
 mod progress;
 mod rates;
 mod record;
+mod resume;
 mod schedule;
 mod source;
 mod states;
 mod summary;
 
 use crate::args::TrainArgs;
-use crate::data::{Feed, check_writable};
+use crate::data::{Data, Feed, check_writable};
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::out::{self, out};
 use artifact::{Artifact, Binding, Initial, Operand, StateKind};
+use checkpoint::Manifest;
+use checkpoints::{Checkpoints, Position, States};
 use evaluation::Evaluator;
 use hyper::Hyper;
 use metrics::Metrics;
@@ -33,6 +37,7 @@ use runtime::{Error, Machine, Options};
 use serde_json::json;
 use source::Source;
 use states::Init;
+use std::collections::BTreeMap;
 use summary::Summary;
 
 /// Runs the command.
@@ -48,6 +53,8 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         }
     }
     let init = Init::parse(args.init.as_deref())?;
+    // Before hours are spent: a folder that cannot be written, another process that writes there.
+    let store = checkpoints::open_store(args)?;
     let Source {
         mut artifact,
         tied,
@@ -64,7 +71,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     let fed = fed(&artifact);
     let micro_batches = artifact.summary.micro_batches.max(1);
     let inputs = of_one_batch(&fed, micro_batches);
-    let data = feeding::training(&args.data, &inputs)?;
+    let data = feeding::training(&args.data, &inputs, micro_batches)?;
     if let Init::Normal(_) = init {
         // Parameters with values in the file are drawn like the others.
         for state in artifact
@@ -86,14 +93,47 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         threads: args.threads.map(usize::from),
         gpu: source::gpu_number(args)?.unwrap_or(0),
     };
-    let evaluator = Evaluator::open(args, &artifact, options)?;
-    let choices = source::choices(args)?;
-    let machine = Machine::beside(artifact, options, choices.as_deref());
+    let mut evaluator = Evaluator::open(args, &artifact, options)?;
+    let states = States::of(&artifact);
+    let common = Manifest {
+        model: artifact.name.clone(),
+        plan: format!("{:08x}", artifact::fingerprint(&artifact)),
+        options: results_depend_on(args, &artifact, hyper.as_ref(), &data),
+        ..Manifest::default()
+    };
+    let mut checkpoints =
+        store.map(|store| Checkpoints::new(args, &artifact, store, states.clone(), common.clone()));
+    let machine = match &args.compiling.disk {
+        Some(folder) => Machine::on_disk(artifact, options, folder),
+        None => Machine::beside(artifact, options, source::choices(args)?.as_deref()),
+    };
     let mut machine = machine.map_err(failure)?;
     for note in machine.notes() {
         out::note(&format!("note: {note}"));
     }
-    states::give(&mut machine, &init, args.seed, &tied)?;
+    let resumed = resume::restore(&args.checkpoints, &mut machine, &states, &common.options)?;
+    let mut start = Position {
+        step: args.data.start_step,
+        batches: args.data.start_step.saturating_mul(micro_batches),
+        ..Position::default()
+    };
+    // With --resume, --steps are those of the whole run.
+    let mut steps = args.steps;
+    match &resumed {
+        None => states::give(&mut machine, &init, args.seed, &tied)?,
+        Some(from) => {
+            let Manifest { step, batches, .. } = *from.manifest();
+            (start.step, start.batches) = (step, batches);
+            steps = args.steps.saturating_sub(step);
+            if let Some(evaluator) = &mut evaluator {
+                evaluator.go_on(&from.manifest().numbers);
+            }
+            if let Some(checkpoints) = &mut checkpoints {
+                checkpoints.resumed(from)?;
+            }
+        }
+    }
+    drop(resumed);
 
     // From here on, Ctrl-C ends the run after the current step, so that the states can be saved;
     // before, it ends the process.
@@ -106,17 +146,22 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         epoch: data.epoch() as f64 / micro_batches as f64,
         json: args.json,
     };
-    let (first, end) = args.data.range(args.steps, micro_batches);
-    let mut feed = Feed::start(data, first, end, usize::from(args.data.prefetch))?;
-    let mut progress = Progress::new(args, &machine, items);
+    let end = (start.batches).saturating_add(steps.saturating_mul(micro_batches));
+    let mut feed = Feed::start(data, start.batches, end, usize::from(args.data.prefetch))?;
+    let mut progress = Progress::new(args, &machine, items, (start.step, steps));
     let mut run = Run {
-        before: args.data.start_step,
+        before: start.step,
         ..Run::default()
+    };
+    let position = |run: &Run, record: &Record| Position {
+        step: run.step(),
+        batches: start.batches + (run.step() - start.step) * micro_batches,
+        numbers: record.numbers(),
     };
     // A batch that cannot be read, or a measure that cannot be written, ends the run like Ctrl-C:
     // the states so far are saved.
     let mut broken = None;
-    'steps: for step in 0..args.steps {
+    'steps: for step in 0..steps {
         if interrupt::pressed() || (out::closed() && !leaves_files(args)) {
             break;
         }
@@ -135,12 +180,16 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         }
         // Updates and offloads overlap the next step, except those of the last step.
         machine.launch().map_err(failure)?;
-        let report = if step + 1 == args.steps {
+        let report = if step + 1 == steps {
             machine.wait()
         } else {
             machine.wait_io()
-        }
-        .map_err(failure)?;
+        };
+        let report = report.map_err(|error| match failure(error) {
+            // An index of the data, say: the states may be half new, and are not saved.
+            Failure::Input(why) => Failure::Input(format!("step {}: {why}", run.step() + 1)),
+            other => other,
+        })?;
         let mut read = |number: &Option<Number>| match number {
             Some(number) => number.read(&mut machine),
             None => Ok(None),
@@ -155,10 +204,16 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         };
         run.skipped += u64::from(numbers.found_inf == Some(1.0));
         progress.step(&run, numbers);
-        let is_last = step + 1 == args.steps;
+        let is_last = step + 1 == steps;
         let recorded = record.step(&run, numbers);
         let evaluated = recorded.and_then(|()| record.evaluate(&mut machine, &run, is_last));
-        match evaluated {
+        let saved = match (&evaluated, &mut checkpoints) {
+            (Ok(_), Some(checkpoints)) => {
+                checkpoints.after_step(&mut machine, run.step(), || position(&run, &record))
+            }
+            _ => Ok(()),
+        };
+        match saved.and(evaluated) {
             Ok(None) => {}
             Ok(Some(why)) => {
                 out::note(&format!("note: ended after step {}: {why}", run.step()));
@@ -170,13 +225,18 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
             }
         }
     }
-    if args.steps == 0 {
+    if steps == 0 {
         // Only an evaluation of the states as they are.
         broken = record.evaluate(&mut machine, &run, true).err();
     }
     machine.wait().map_err(failure)?;
     progress.finish();
-    let not_finite = states::save(args, &mut machine)?;
+    // Both are tried before an error of one is told.
+    let last = match &mut checkpoints {
+        Some(checkpoints) => checkpoints.finish(&mut machine, position(&run, &record)),
+        None => Ok(()),
+    };
+    let not_finite = states::save(args, &mut machine, &states)?;
     if let Some(path) = &args.trace {
         // Only writing the file can fail here.
         machine
@@ -190,9 +250,16 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         batches,
     };
     if args.json {
-        out!("{}", json!({"summary": report.json()}));
+        let mut summary = report.json();
+        if let Some(checkpoints) = &checkpoints {
+            summary["checkpoints"] = checkpoints.json();
+        }
+        out!("{}", json!({"summary": summary}));
     } else {
         out::text(&report.text());
+        if let Some(checkpoints) = &checkpoints {
+            out::text(&checkpoints.text());
+        }
         let saved = args.save.as_ref().filter(|_| not_finite.is_none());
         for path in [saved, args.trace.as_ref()].into_iter().flatten() {
             out!(
@@ -208,8 +275,11 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     if let Some(broken) = broken {
         return Err(broken);
     }
+    last?;
     if interrupt::pressed() {
-        let saved = args.save.as_ref().map_or(String::new(), |path| {
+        let newest = checkpoints.as_ref().and_then(Checkpoints::newest);
+        let saved = newest.or(args.save.as_ref());
+        let saved = saved.map_or(String::new(), |path| {
             format!("; saved to {}", path.display())
         });
         return Err(Failure::Interrupted(format!(
@@ -218,6 +288,33 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         )));
     }
     Ok(())
+}
+
+/// What results depend on beside the states and the step, as text by name. The budget, the kernels
+/// and the threads are not there.
+fn results_depend_on(
+    args: &TrainArgs,
+    artifact: &Artifact,
+    hyper: Option<&Hyper>,
+    data: &Data,
+) -> BTreeMap<String, String> {
+    let optimizer = artifact.summary.optimizer.as_ref();
+    let mut options: BTreeMap<String, String> = [
+        (
+            "optimizer",
+            optimizer.map_or("none".into(), |(name, _)| name.clone()),
+        ),
+        (
+            "micro-batches",
+            artifact.summary.micro_batches.max(1).to_string(),
+        ),
+        ("seed", args.seed.to_string()),
+        ("data", data.order()),
+    ]
+    .map(|(name, value)| (name.to_string(), value))
+    .into();
+    options.extend(hyper.into_iter().flat_map(Hyper::described));
+    options
 }
 
 /// The inputs that data are written to: all but the optimizer's options.
@@ -249,7 +346,7 @@ fn of_one_batch(fed: &[Binding], micro_batches: u64) -> Vec<(String, Operand)> {
 fn leaves_files(args: &TrainArgs) -> bool {
     let metrics = [&args.metrics.metrics, &args.metrics.tensorboard];
     let files = [&args.save, &args.trace].into_iter().chain(metrics);
-    files.flatten().next().is_some()
+    files.flatten().next().is_some() || args.checkpoints.folder().is_some()
 }
 
 /// Writes the inputs of one batch.

@@ -53,15 +53,21 @@ fn npy(descr: &str, shape: &str, data: &[u8]) -> Vec<u8> {
 
 /// A safetensors file with batches `from`, `from + 1`, ... of these tokens.
 fn batches(from: usize, ids: &[u16], labels: &[u16]) -> Vec<u8> {
+    batches_of(BATCH / LENGTH, from, ids, labels)
+}
+
+/// The same with this number of sequences in a batch.
+fn batches_of(rows: usize, from: usize, ids: &[u16], labels: &[u16]) -> Vec<u8> {
+    let batch = rows * LENGTH;
     let wide = |tokens: &[u16]| bytes(tokens, |token| i64::from(token).to_le_bytes());
     let mut parts = vec![];
-    let pairs = ids.chunks_exact(BATCH).zip(labels.chunks_exact(BATCH));
+    let pairs = ids.chunks_exact(batch).zip(labels.chunks_exact(batch));
     for (k, (ids, labels)) in pairs.enumerate() {
         parts.push((format!("batch.{}.input_ids", from + k), wide(ids)));
         parts.push((format!("batch.{}.labels", from + k), wide(labels)));
     }
     let views = parts.iter().map(|(name, bytes)| {
-        let shape = vec![2, LENGTH];
+        let shape = vec![rows, LENGTH];
         (name.as_str(), view(Dtype::I64, shape, bytes))
     });
     safetensors::serialize(views, None).unwrap()
@@ -214,6 +220,93 @@ fn each_epoch_has_every_sequence_once() {
     for (pair, mean) in shuffled.chunks(2).zip(pairs) {
         assert!((sum(pair) / 2.0 - mean).abs() < 1e-5);
     }
+}
+
+/// The batch of a file is cut into the number of micro-batches that is fastest with the budget; the
+/// losses are those of the whole batch.
+#[test]
+fn a_batch_is_cut_into_micro_batches() {
+    let folder = Folder::new("cut");
+    let all = tokens(2 * 16 * LENGTH);
+    let file = folder.write("b.safetensors", batches_of(16, 0, &all, &all));
+    let dynamic = model("gpt2-dynbatch/joint_coarse.pt2");
+    let of = |rest: &str| {
+        let data = format!("--batches {file} --steps 4 --json --init normal:0.02");
+        run(&format!(
+            "train {dynamic} --dim s72=16 --optimizer adamw --kernels plain {data} {rest}"
+        ))
+    };
+    let whole = losses(&of("").expect(0));
+    let cut = of("--micro-batches auto --budget 30%").expect(0);
+    cut.says_all(&["micro-batches: 2 of 8 (1 of 16:", "8 of 2:"]);
+    let losses = losses(&cut);
+    assert_eq!(losses.len(), 4);
+    for (whole, cut) in whole.iter().zip(losses) {
+        assert!((whole - cut).abs() < 1e-5, "{whole} {cut}");
+    }
+    assert!(whole[3] < whole[0]);
+
+    run(&format!("plan {} --micro-batches auto", model(GPT2)))
+        .expect(2)
+        .says(&[
+            "the batch cannot be cut",
+            "dynamic_shapes",
+            "--micro-batches N",
+        ]);
+    run(&format!(
+        "plan {dynamic} --dim s72=16 --micro-batches auto --budget 1KiB"
+    ))
+    .expect(3)
+    .says(&["does not fit"]);
+}
+
+#[test]
+fn documents_are_packed_into_rows() {
+    let folder = Folder::new("pack");
+    let graph = |inputs: &str| {
+        let text = format!(
+            "graph g {{\n  input  %input_ids : i64[2,8]\n  input  %labels : i64[2,8]\n{inputs}\n  \
+             fwd - %a = mul_scalar %{last} value=1000 : i64[2,8]\n  fwd - %b = add %input_ids, \
+             %labels : i64[2,8]\n  fwd - %c = add %a, %b : i64[2,8]\n  fwd - %f = cast %c \
+             dtype=f32 : f32[2,8]\n  fwd - %loss = sum %f dims=[0,1] keepdim=false : f32[]\n  \
+             output loss = %loss\n}}\n",
+            last = if inputs.is_empty() {
+                "labels"
+            } else {
+                "position_ids"
+            }
+        );
+        folder.write(&format!("g{}.ir", inputs.len()), text)
+    };
+    // Rows: the document of 7 tokens; those of 5 and 3; that of 2. A batch has two rows.
+    let file = folder.write(
+        "t.bin",
+        raw(&[1, 2, 0, 3, 4, 5, 6, 0, 7, 0, 8, 8, 8, 8, 8, 8, 0]),
+    );
+    let train = |graph: &str, rest: &str| {
+        run(&format!(
+            "train {graph} --kernels plain --tokens {file} {rest} --steps 1 --json"
+        ))
+    };
+    let packed = graph("  input  %position_ids : i64[2,8]");
+    let run = train(&packed, "--pack 0").expect(0);
+    run.says_all(&[
+        "17 tokens in 1 file: 4 documents in 3 rows of 8, 29.2 % padding",
+        "39.3 %",
+    ]);
+    let (ids, positions, labels) = (48 + 21, 21 + 13, -160 - 183);
+    assert_eq!(losses(&run), [f64::from(ids + 1000 * positions + labels)]);
+
+    train(&packed, "")
+        .expect(2)
+        .says(&["position_ids", "--pack"]);
+    train(&graph(""), "--pack 0")
+        .expect(2)
+        .says(&["would see each other", "position_ids or segment_ids"]);
+    // One document, cut into three pieces.
+    train(&packed, "--pack 9")
+        .expect(0)
+        .says_all(&["1 documents (2 cuts", "3 rows of 8"]);
 }
 
 #[test]

@@ -95,7 +95,7 @@ fn evaluation_has_the_bits_of_a_step_and_leaves_no_trace() {
         let losses = numbers(&evaluated, "eval_loss");
         assert_eq!(losses.len(), 3, "{plan}");
         let each: Vec<f64> = match plan.contains("--micro-batches") {
-            // A step's loss is the mean over its micro-batches.
+            // A step's loss is that of all its micro-batches.
             true => vec![loss_of(&held, &with, plan)],
             false => files.iter().map(|f| loss_of(f, &with, plan)).collect(),
         };

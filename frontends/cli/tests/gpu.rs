@@ -1,8 +1,10 @@
 //! Steps that are compiled for a GPU, trained on a library in the driver's place.
 
+use crate::checkpoints::contents;
 use crate::common::{Folder, Run, mlp, run, run_with, tensors, view};
 use standin::{Options, Standin};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// Of the bytes of keeping everything: some of the moments lie on the host.
 const BUDGET: &str = "60%";
@@ -125,6 +127,36 @@ fn evaluation_on_a_gpu_has_the_bits_of_a_step_and_leaves_no_trace() {
     run_with(&files.train(&lit, &with), &[driver, graphs])
         .expect(2)
         .says(&["LIGHTERAGE_CUDA_GRAPHS"]);
+}
+
+#[test]
+fn a_run_on_a_gpu_goes_on_from_a_checkpoint_there_and_on_the_processor() {
+    let files = Files::new("gpu-checkpoints");
+    let [gpu, cpu] =
+        [("g.lit", ""), ("c.lit", "--target cpu")].map(|(name, rest)| files.compile(name, rest));
+    let standin = Standin::new(&Options::default()).unwrap();
+    let driver = ("LIGHTERAGE_CUDA", standin.path().to_str().unwrap());
+    let whole = files.folder.file("whole");
+    let train = files.train(&gpu, &format!("--checkpoints {whole} --save-every 1"));
+    run_with(&train, &[driver]).expect(0);
+    for (name, lit) in [("gpu", &gpu), ("cpu", &cpu)] {
+        let folder = files.folder.file(name);
+        let (from, to) = [&whole, &folder]
+            .map(|f| Path::new(f).join("step-00000001"))
+            .into();
+        std::fs::create_dir_all(&to).unwrap();
+        for file in std::fs::read_dir(&from).unwrap() {
+            let file = file.unwrap();
+            std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
+        }
+        let train = files.train(lit, &format!("--checkpoints {folder} --resume {folder}"));
+        run_with(&train, &[driver])
+            .expect(0)
+            .says(&["after step 1"]);
+        let of = |folder: &str| contents(&Path::new(folder).join("step-00000002"));
+        // Sums of a processor may be rounded otherwise.
+        assert!(name == "cpu" || of(&folder) == of(&whole));
+    }
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! Tests of the command line.
 
 mod alloc;
+mod checkpoints;
 mod common;
 mod config;
 mod data;
 mod devices;
+mod disk_tier;
 mod estimate;
 mod evaluation;
 mod forward;
@@ -15,6 +17,7 @@ mod offload;
 mod onnx;
 mod page;
 mod plan;
+mod power;
 mod profile;
 mod report;
 mod robust;

@@ -6,6 +6,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::Command;
 
 fn file(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -171,6 +172,77 @@ fn trained_values_go_back_into_the_file() {
             file("gpt2.onnx")
         )))
     );
+}
+
+/// A Python with ONNX Runtime: that of `PYTHON`, of `make venv`, or the system's.
+fn python() -> Option<String> {
+    let venv = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.venv/bin/python");
+    let found = [
+        std::env::var("PYTHON").ok(),
+        Some(venv.to_str().unwrap().into()),
+        Some("python3".into()),
+    ];
+    let has_all = |python: &String| {
+        let import = ["-c", "import numpy, onnxruntime, safetensors"];
+        let run = Command::new(python).args(import).output();
+        run.is_ok_and(|run| run.status.success())
+    };
+    found.into_iter().flatten().find(has_all)
+}
+
+/// Models of torch, Keras and tf2onnx are trained and written back, and ONNX Runtime gives the
+/// written files the losses that Lighterage computes.
+#[test]
+fn onnx_runtime_gives_written_files_their_losses() {
+    let Some(python) = python() else {
+        eprintln!("skipped: no Python has onnxruntime and safetensors; `make venv` installs them");
+        return;
+    };
+    let folder = Folder::new("onnx-runtime");
+    let cross = "--trainable all --loss cross-entropy";
+    for (name, options, train, check) in [
+        ("gpt2", "", "", ""),
+        ("llama", "", "", ""),
+        ("bert", "", "", ""),
+        // For ONNX Runtime, a batch is normalised by the stored statistics.
+        (
+            "resnet",
+            "--dim batch=4",
+            "--batch-norm train",
+            "--batch-norm frozen",
+        ),
+        ("keras-mlp", "--dim unk__15=8", cross, cross),
+        ("keras-cnn", "--dim unk__45=8", cross, cross),
+        ("tf2onnx-mlp", "", cross, cross),
+        ("tf2onnx-cnn", "", cross, cross),
+    ] {
+        let all = if name.contains('-') {
+            "keras"
+        } else {
+            "models"
+        };
+        let all = file(&format!("{all}.safetensors"));
+        let batches = batches(&folder, name, all.as_ref());
+        let steps = format!("{options} --differentiate --kernels plain --batches {batches}");
+        let (original, out) = (
+            file(&format!("{name}.onnx")),
+            folder.file(&format!("{name}.onnx")),
+        );
+        let states = folder.file(&format!("{name}.safetensors"));
+        run(&format!(
+            "train {original} {steps} {train} --optimizer adamw --lr 1e-2 --steps 3 --save {states}"
+        ))
+        .expect(0);
+        run(&format!("export {original} --states {states} -o {out}")).expect(0);
+        let step = run(&format!("train {out} {steps} {check} --steps 1 --json")).expect(0);
+        let step = folder.write(&format!("{name}.json"), &step.out);
+        let checked = Command::new(&python)
+            .args([&file("check_out.py"), &out, &batches, &step])
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&[checked.stdout, checked.stderr].concat()).into_owned();
+        assert!(checked.status.success(), "{name}: {said}");
+    }
 }
 
 #[test]

@@ -496,14 +496,18 @@ fn micro_batches_are_consecutive_batches() {
             .expect(0)
             .json(),
     );
-    let mean: Vec<f64> = each
-        .chunks(2)
-        .map(|pair| f64::from((pair[0] as f32 + pair[1] as f32) / 2.0))
-        .collect();
+    // Each batch has another number of labels that count.
+    let counts = [58.0, 59.0, 56.0, 55.0];
+    let of_pair = |k: usize| {
+        let (a, b) = (counts[k], counts[k + 1]);
+        (each[k] * a + each[k + 1] * b) / (a + b)
+    };
+    let mean = [of_pair(0), of_pair(2)];
     let lines = run(&train_kept(&format!("{still} --micro-batches 2 --steps 2")))
         .expect(0)
         .json();
-    assert_eq!(losses(&lines), mean);
+    let close = |losses: &[f64]| losses.iter().zip(&mean).all(|(a, b)| (a - b).abs() < 1e-6);
+    assert!(close(&losses(&lines)), "{mean:?}");
     // The same from a file as from its model, with the same number of tokens a step.
     let folder = Folder::new("micro");
     let lit = folder.file("s.lit");
@@ -513,7 +517,7 @@ fn micro_batches_are_consecutive_batches() {
     ))
     .expect(0);
     let args = format!("train {lit} --batches {} {still} --steps 2", reference());
-    assert_eq!(losses(&run(&args).expect(0).json()), mean);
+    assert!(close(&losses(&run(&args).expect(0).json())), "{mean:?}");
     run(&format!("{args} --micro-batches 2"))
         .expect(2)
         .says(&["--micro-batches", "compiled already"]);

@@ -18,6 +18,8 @@ pub enum Argument {
     Bools(Vec<bool>),
     /// A string.
     Text(String),
+    /// Strings.
+    Texts(Vec<String>),
     /// An element type.
     Type(DType),
     /// Something that no op accepts.

@@ -111,6 +111,13 @@ impl Call<'_> {
             Some(_) => kind(name, "a string"),
         }
     }
+    pub fn texts_or(&mut self, name: &str, default: &[&str]) -> Result<Vec<String>> {
+        match self.arguments.read(name)? {
+            None => Ok(default.iter().map(ToString::to_string).collect()),
+            Some(Argument::Texts(list)) => Ok(list),
+            Some(_) => kind(name, "a list of strings"),
+        }
+    }
     pub fn opt_dtype(&mut self, name: &str) -> Result<Option<DType>> {
         match self.arguments.read(name)? {
             None => Ok(None),

@@ -22,6 +22,7 @@ const TENSOR: i32 = 4;
 const GRAPH: i32 = 5;
 const FLOATS: i32 = 6;
 const INTS: i32 = 7;
+const STRINGS: i32 = 8;
 
 impl<'a> Attributes<'a> {
     /// Those of a node; `given` are the attributes of the call of the function around it.
@@ -102,6 +103,7 @@ fn kind(a: &AttributeProto) -> i32 {
         0 if a.g.is_some() => GRAPH,
         0 if !a.floats.is_empty() => FLOATS,
         0 if !a.ints.is_empty() => INTS,
+        0 if !a.strings.is_empty() => STRINGS,
         kind => kind,
     }
 }
@@ -121,6 +123,11 @@ impl Arguments for Attributes<'_> {
                 Argument::Text(text.map_err(|_| Error::from("is no text"))?.into())
             }
             INTS => Argument::Ints(attribute.ints.clone()),
+            STRINGS => {
+                let text = |bytes: &prost::bytes::Bytes| String::from_utf8(bytes.to_vec());
+                let texts: std::result::Result<_, _> = attribute.strings.iter().map(text).collect();
+                Argument::Texts(texts.map_err(|_| Error::from("is no text"))?)
+            }
             _ => Argument::Other,
         }))
     }

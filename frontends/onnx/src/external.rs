@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 
 /// Tensors may share bytes of a file, as tied weights do. All tensors together are at most this
 /// many times as large as the files.
-const SHARED: u64 = 8;
+const SHARED: u64 = 3;
 
 /// The files beside a model.
 pub(crate) struct Files {
@@ -84,7 +84,8 @@ impl Files {
             ));
         }
         file.seek(SeekFrom::Start(offset)).map_err(wrong)?;
-        let mut data = vec![];
+        // The file has these bytes.
+        let mut data = Vec::with_capacity(usize::try_from(length).unwrap_or(0));
         file.take(length).read_to_end(&mut data).map_err(wrong)?;
         Ok(data)
     }

@@ -12,6 +12,7 @@ use crate::ops;
 use crate::proto::{FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto};
 use crate::sequence::{self, Item};
 use crate::tensor::{Elements, Numbers};
+use crate::tight::Tight;
 use crate::{BatchNorm, Error, Model, Options, Unsupported, control, dims, trained};
 use ir::graph::Output;
 use ir::{DType, State, StateKind, TensorType};
@@ -28,38 +29,33 @@ const NODES: u64 = 100_000;
 const DEPTH: usize = 40;
 
 /// Operators that are neither lowered nor folded: they give names, values or structure.
-pub(crate) const STRUCTURAL: &[&str] = &["Constant", "If", "Loop", "Scan"];
+pub(crate) const STRUCTURAL: &[&str] = &[
+    "Constant",
+    "If",
+    "Loop",
+    "OptionalGetElement",
+    "OptionalHasElement",
+    "Scan",
+];
 
 /// Operators that are refused, with the reasons. An operator that is in no table is refused too.
 pub(crate) const REFUSED: &[(&str, &str)] = &[
-    ("AffineGrid", "there is no op for it"),
     ("Bernoulli", "its random numbers have no counterpart"),
     ("Compress", SHAPE_FROM_DATA),
     ("ConvInteger", QUANTISED),
-    ("DFT", "there are no complex numbers"),
     ("DeformConv", "there is no op for it"),
-    ("DequantizeLinear", QUANTISED),
-    ("DynamicQuantizeLinear", QUANTISED),
-    ("GRU", RECURRENT),
     ("ImageDecoder", "reads images, not tensors"),
-    ("LSTM", RECURRENT),
-    ("MatMulInteger", QUANTISED),
     ("Multinomial", "its random numbers have no counterpart"),
     ("NonMaxSuppression", SHAPE_FROM_DATA),
     ("NonZero", SHAPE_FROM_DATA),
     ("QLinearConv", QUANTISED),
-    ("QLinearMatMul", QUANTISED),
-    ("QuantizeLinear", QUANTISED),
-    ("RNN", RECURRENT),
     ("RoiAlign", "there is no op for it"),
-    ("STFT", "there are no complex numbers"),
     ("StringNormalizer", "there are no strings"),
     ("Unique", SHAPE_FROM_DATA),
 ];
 
 const SHAPE_FROM_DATA: &str = "the shape of its result depends on the data";
-const QUANTISED: &str = "quantised numbers are not trained";
-const RECURRENT: &str = "a recurrent cell is no op; export it step by step";
+const QUANTISED: &str = "products of quantised numbers are not trained";
 
 /// Where nodes are read: in the model's graph, a function, or the body of a branch or loop.
 pub(crate) struct Frame<'a> {
@@ -277,7 +273,7 @@ impl<'a> Import<'a> {
     /// Reads the nodes that these outputs need.
     pub(crate) fn nodes(
         &mut self,
-        nodes: &'a [NodeProto],
+        nodes: &'a [Tight],
         outputs: &[&'a str],
         frame: &Frame<'a>,
     ) -> Result<(), Error> {
@@ -331,6 +327,19 @@ impl<'a> Import<'a> {
         }
         match node.op_type() {
             "Constant" => self.constant(node, &attributes, frame),
+            // A value that is given is one; nothing else is optional here.
+            "OptionalGetElement" => {
+                let given = items.into_iter().next().flatten();
+                let given = given.ok_or_else(|| Error::new("", "the value is missing"))?;
+                self.bind_all(node, vec![Some(given)], frame)
+            }
+            "OptionalHasElement" => {
+                let has = Numbers::boolean(items.into_iter().next().flatten().is_some());
+                let has = has.ok_or_else(|| Error::new("", "is no boolean"))?;
+                let name = node.output.first().map_or("", String::as_str);
+                let slot = self.builder.known(name, has);
+                self.bind_all(node, vec![Some(Item::Tensor(slot))], frame)
+            }
             "If" => control::branch(self, node, &attributes, items, frame),
             "Loop" => control::repeat(self, node, &attributes, items, frame),
             "Scan" => control::scan(self, node, &attributes, items, frame),
@@ -449,10 +458,13 @@ impl<'a> Import<'a> {
         }
         let place = Place { names, module };
         let version = (frame.opset, self.options.batch_norm);
-        match self
+        let before = self.builder.graph.order.len();
+        let made = self
             .builder
-            .lower(row, &mut attributes, &inputs, &place, version)
-        {
+            .lower(row, &mut attributes, &inputs, &place, version);
+        // A recurrent cell has nodes for each step.
+        self.charge((self.builder.graph.order.len() - before) as u64 / 64)?;
+        match made {
             Ok(slots) => {
                 for (state, slot) in statistics.iter().zip(slots.iter().skip(1)) {
                     self.leave_state(*state, *slot)?;
@@ -632,8 +644,8 @@ fn advice(domain: &str) -> &'static str {
 
 /// The work of reading nodes, at least 1: their number, more for those with long lists, and those
 /// of bodies within them.
-fn weight(nodes: &[NodeProto]) -> u64 {
-    let of = |node: &NodeProto| {
+fn weight(nodes: &[Tight]) -> u64 {
+    let of = |node: &Tight| {
         let attributes = node.attribute.iter();
         let lists = attributes
             .clone()
@@ -648,7 +660,7 @@ fn weight(nodes: &[NodeProto]) -> u64 {
 }
 
 /// Which nodes the outputs need.
-fn live(nodes: &[NodeProto], outputs: &[&str]) -> Vec<bool> {
+fn live(nodes: &[Tight], outputs: &[&str]) -> Vec<bool> {
     let mut needed: BTreeSet<&str> = outputs.iter().copied().collect();
     let mut live = vec![false; nodes.len()];
     for (node, live) in nodes.iter().zip(&mut live).rev() {

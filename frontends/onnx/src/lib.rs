@@ -29,6 +29,7 @@ mod ops;
 mod proto;
 mod sequence;
 mod tensor;
+mod tight;
 mod trained;
 mod write;
 

@@ -78,7 +78,7 @@ pub struct StringStringEntryProto {
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GraphProto {
     #[prost(message, repeated, tag = "1")]
-    pub node: ::prost::alloc::vec::Vec<NodeProto>,
+    pub node: ::prost::alloc::vec::Vec<crate::tight::Tight>,
     #[prost(string, optional, tag = "2")]
     pub name: ::core::option::Option<::prost::alloc::string::String>,
     #[prost(message, repeated, tag = "5")]
@@ -199,7 +199,7 @@ pub struct FunctionProto {
     #[prost(message, repeated, tag = "11")]
     pub attribute_proto: ::prost::alloc::vec::Vec<AttributeProto>,
     #[prost(message, repeated, tag = "7")]
-    pub node: ::prost::alloc::vec::Vec<NodeProto>,
+    pub node: ::prost::alloc::vec::Vec<crate::tight::Tight>,
     #[prost(message, repeated, tag = "9")]
     pub opset_import: ::prost::alloc::vec::Vec<OperatorSetIdProto>,
     #[prost(string, optional, tag = "10")]

@@ -3,5 +3,6 @@
 mod common;
 mod docs;
 mod hostile;
+mod memory;
 mod read;
 mod write;

@@ -13,7 +13,9 @@ mod errors;
 mod foreign;
 mod interrupt;
 mod machine;
+mod micro_batches;
 mod noted;
+mod packing;
 mod parts;
 mod plan;
 mod process;
@@ -29,6 +31,11 @@ fn _lighterage(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<parts::Arenas>()?;
     module.add_class::<parts::Ticket>()?;
     module.add_function(wrap_pyfunction!(plan::compile, module)?)?;
+    module.add_function(wrap_pyfunction!(
+        micro_batches::fastest_micro_batches,
+        module
+    )?)?;
+    module.add_function(wrap_pyfunction!(packing::first_fit_decreasing, module)?)?;
     module.add_function(wrap_pyfunction!(plan::devices, module)?)?;
     module.add_function(wrap_pyfunction!(plan::generator_at, module)?)?;
     module.add_function(wrap_pyfunction!(noted::have, module)?)?;

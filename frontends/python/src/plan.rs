@@ -15,7 +15,9 @@ use passes::decide::{Extent, Problem};
 use passes::explain::{self, Named};
 use passes::graph::optimizer::Optimizer;
 use passes::graph::precision::Precision;
+use passes::graph::reduction::Combination;
 use passes::graph::scale::LossScale;
+use passes::micro_batches;
 use passes::pipeline::{self, Budget, Compiled, Kernels, Options, Planner};
 use passes::plan::{Cancel, Parts};
 use pyo3::prelude::*;
@@ -114,7 +116,7 @@ fn kind_of_kernels(given: &str) -> PyResult<Kernels> {
 #[pyfunction]
 #[pyo3(signature = (pt2, *, optimizer, budget=None, device="cpu", host=None, kernels="auto",
     planner="auto", clip_norm=None, groups=None, parts=None, calls=None, precision="f32",
-    loss_scale=None, micro_batches=None, command=""))]
+    loss_scale=None, micro_batches=None, reduction="auto", command=""))]
 #[expect(
     clippy::too_many_arguments,
     reason = "Python's keyword arguments; its callers name each"
@@ -135,6 +137,7 @@ pub(crate) fn compile(
     precision: &str,
     loss_scale: Option<(f64, f64, f64, u32)>,
     micro_batches: Option<usize>,
+    reduction: &str,
     command: &str,
 ) -> PyResult<Plan> {
     let host = host.map(|text| parse_bytes(text).map_err(|e| error(format!("host: {e}"))));
@@ -161,6 +164,7 @@ pub(crate) fn compile(
         loss_scale: loss_scale.unwrap_or_default(),
         tf32: precision == Precision::Tf32,
         micro_batches,
+        reduction: chosen("reduction", reduction, &Combination::ALL, Combination::name)?,
         ..Options::default()
     };
     let mut device = self::device(device)?;
@@ -283,6 +287,24 @@ impl Plan {
     #[getter]
     fn micros(&self) -> f64 {
         self.compiled.timeline.micros
+    }
+
+    /// The time of the kernels of the forward and the backward, µs, if each runs once.
+    #[getter]
+    fn kernel_micros(&self) -> f64 {
+        micro_batches::kernel_micros(&self.compiled, &self.cost())
+    }
+
+    /// How many micro-batches a step has.
+    #[getter]
+    fn micro_batches(&self) -> usize {
+        self.compiled.options.micro_batches.unwrap_or(1)
+    }
+
+    /// What the loss is a function of, if a step has several batches: `mean`, `sum` or `mixed`.
+    #[getter]
+    fn loss_kind(&self) -> &'static str {
+        self.compiled.loss_kind.name()
     }
 
     /// The part of it in which something is computed again, µs.

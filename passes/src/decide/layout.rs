@@ -371,7 +371,9 @@ fn update_on_host(problem: &Problem<'_>, state: State, decisions: &mut Decisions
     let Some(update) = update.filter(|&node| graph.nodes[node].phase == Phase::Optimizer) else {
         return;
     };
-    decisions.on_host.insert(update);
+    if problem.device.host_updates {
+        decisions.on_host.insert(update);
+    }
     for state in states_of(problem, update) {
         if graph.states[state].kind == ir::StateKind::Moment {
             decisions.hosted.insert(state, problem.hosted_reason(state));

@@ -10,6 +10,7 @@ pub mod loss;
 pub mod microbatch;
 pub mod optimizer;
 pub mod precision;
+pub mod reduction;
 pub mod scale;
 pub mod simplify;
 

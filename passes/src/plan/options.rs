@@ -5,6 +5,7 @@ use super::parts::Parts;
 use crate::graph::loss::Chunks;
 use crate::graph::optimizer::{Attach, Master, Optimizer, Rounding};
 use crate::graph::precision::Precision;
+use crate::graph::reduction::Combination;
 use crate::graph::scale::LossScale;
 use crate::schedule::order::Update;
 use papers::protrain::Fixed;
@@ -57,6 +58,8 @@ pub struct Options {
     pub group_options: Vec<Vec<(String, f64)>>,
     /// The number of batches over which gradients are accumulated for one update; 1 if absent.
     pub micro_batches: Option<usize>,
+    /// How their losses and gradients are put together.
+    pub reduction: Combination,
     /// Where its updates run.
     pub update: Update,
     /// The number of chunks of rows of the loss.

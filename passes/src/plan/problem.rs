@@ -73,7 +73,7 @@ pub struct GroupData {
     pub chunks: Vec<Vec<State>>,
     /// The other states that their updates change: moments.
     pub moments: Vec<State>,
-    /// The updates.
+    /// The updates that the host may run.
     pub updates: Vec<Node>,
 }
 
@@ -238,7 +238,9 @@ impl<'a> Problem<'a> {
             let block = self.block_of[self.lines[first as usize]];
             let first = block.map_or(first, |block| *firsts.entry(block).or_insert(first));
             let group = groups.entry((first, block)).or_default();
-            group.updates.push(node);
+            if self.device.host_updates {
+                group.updates.push(node);
+            }
             for state in states {
                 let param = graph.states[state].kind == ir::StateKind::Param;
                 if param {

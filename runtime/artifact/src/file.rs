@@ -333,9 +333,19 @@ pub fn write_signed_file(
     replace_file(path.as_ref(), &[&header, &body, &artifact.data])
 }
 
+/// A checksum of everything in an artifact except the values that states start from. Equal plans
+/// have equal ones.
+pub fn fingerprint(artifact: &Artifact) -> u32 {
+    crc32fast::hash(&body(artifact))
+}
+
+fn body(artifact: &Artifact) -> Vec<u8> {
+    postcard::to_allocvec(artifact)
+        .expect("strings, numbers and lists of known length should encode")
+}
+
 fn encode(artifact: &Artifact, sign: impl FnOnce(&[u8]) -> Signature) -> ([u8; HEADER], Vec<u8>) {
-    let mut body = postcard::to_allocvec(artifact)
-        .expect("strings, numbers and lists of known length should encode");
+    let mut body = body(artifact);
     let bytes = body.len() as u64;
     body.resize(bytes.next_multiple_of(ALIGN) as usize, 0);
     let header = Header {

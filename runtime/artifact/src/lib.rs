@@ -7,10 +7,10 @@ mod replace;
 mod target;
 
 pub use file::{
-    FORMAT_VERSION, ReadError, Signature, Signed, UNSIGNED, read, read_file, read_signed_file,
-    write, write_file, write_signed_file,
+    FORMAT_VERSION, ReadError, Signature, Signed, UNSIGNED, fingerprint, read, read_file,
+    read_signed_file, write, write_file, write_signed_file,
 };
-pub use replace::replace_file;
+pub use replace::{replace_file, replace_file_with};
 use serde::{Deserialize, Serialize};
 pub use target::{Cpu, Sm, Target};
 

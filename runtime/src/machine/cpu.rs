@@ -1,10 +1,12 @@
 //! The CPU backend: every pool is host memory, each command is done when its call returns, and
-//! copies between a device's pool and the host's go over a [`Link`] that can be slowed.
+//! copies between a device's pool and the host's go over a [`Link`] that can be slowed. With
+//! [`Cpu::on_disk`] the host's pool is a file, and the copies read and write it.
 
 use super::backend::{Backend, CommandError, CommandId, Copy, Launch, LentPlace, StreamId};
 use super::host::{HostWork, put};
 use super::options::Options;
 use crate::Error;
+use crate::disk::Disk;
 use crate::foreign::Foreign;
 use crate::kernel::Tensor;
 use crate::link::{Link, Pace, Way};
@@ -12,6 +14,7 @@ use crate::memory::{self, Borrowed};
 use crate::sync::unpoisoned;
 use artifact::{Kernel, MemorySpace, Object, Operand, Place, Pool, Range};
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -21,6 +24,10 @@ pub(crate) struct Cpu {
     host: HostWork,
     /// The space of each pool.
     spaces: Vec<MemorySpace>,
+    /// The folder for pools of the host, if they are files.
+    folder: Option<PathBuf>,
+    /// By the pool's number; `None` for pools in memory.
+    disks: Vec<Option<Disk>>,
     /// By the command's number.
     copies: Vec<Option<Mutex<Transfer>>>,
     /// The copies that read or write a tensor of the caller.
@@ -29,11 +36,18 @@ pub(crate) struct Cpu {
     halted: AtomicBool,
 }
 
-/// A copy, resolved. `way` is `None` for a copy within a space, which takes no link.
-struct Transfer {
-    src: Tensor,
-    dst: Tensor,
-    way: Option<Way>,
+/// A copy, resolved.
+enum Transfer {
+    /// Within memory. `way` is `None` for a copy within a space, which takes no link.
+    Memory {
+        src: Tensor,
+        dst: Tensor,
+        way: Option<Way>,
+    },
+    /// From a pool on disk.
+    Load { src: Place, dst: Tensor },
+    /// To a pool on disk.
+    Store { src: Tensor, dst: Place },
 }
 
 /// An end of a copy in memory of the caller.
@@ -51,11 +65,21 @@ impl Cpu {
         Ok(Cpu {
             host: HostWork::new(options.team()).calling(foreign),
             spaces: Vec::new(),
+            folder: None,
+            disks: Vec::new(),
             copies: Vec::new(),
             lent: BTreeMap::new(),
             link: Link::new(pace(options)?),
             halted: AtomicBool::new(false),
         })
+    }
+
+    /// The same with the host's pool as a file in a folder.
+    pub(crate) fn on_disk(self, folder: &Path) -> Cpu {
+        Cpu {
+            folder: Some(folder.into()),
+            ..self
+        }
     }
 
     fn way(&self, copy: &Copy) -> Option<Way> {
@@ -69,14 +93,67 @@ impl Cpu {
     }
 }
 
+impl Cpu {
+    /// The pool of a place, if it is on disk.
+    fn disk(&self, place: Place) -> Option<&Disk> {
+        self.disks.get(place.pool as usize)?.as_ref()
+    }
+
+    /// The pool of a place that is on disk.
+    fn file(&self, place: Place) -> &Disk {
+        self.disk(place).expect("the pool should be on disk")
+    }
+
+    /// A copy with an end on disk, if one is there.
+    fn with_disk(&self, copy: &Copy) -> Result<Option<Transfer>, Error> {
+        let Copy { src, dst, bytes } = *copy;
+        let memory = |place: Place| self.host.range(Range { place, bytes });
+        match (self.disk(src), self.disk(dst)) {
+            (None, None) => Ok(None),
+            (Some(_), None) => {
+                let dst = memory(dst);
+                Ok(Some(Transfer::Load { src, dst }))
+            }
+            (None, Some(_)) => {
+                let src = memory(src);
+                Ok(Some(Transfer::Store { src, dst }))
+            }
+            (Some(_), Some(_)) => {
+                let why = "a copy from the disk to the disk";
+                Err(Error::Unsupported(why.into()))
+            }
+        }
+    }
+}
+
+/// An error of the disk, for the user.
+fn of_disk(e: std::io::Error) -> String {
+    format!("the disk: {e}")
+}
+
 impl Backend for Cpu {
     fn allocate(&mut self, pool: &Pool) -> Result<(), Error> {
         self.spaces.push(pool.space);
-        self.host.allocate(pool)
+        let folder = match pool.space {
+            MemorySpace::Host => self.folder.as_ref(),
+            MemorySpace::Device(_) => None,
+        };
+        let Some(folder) = folder else {
+            self.disks.push(None);
+            return self.host.allocate(pool);
+        };
+        let disk = Disk::new(folder, pool.bytes).map_err(|e| {
+            let (bytes, folder) = (pool.bytes, folder.display());
+            Error::Resources(format!("{folder}: no file of {bytes} bytes: {e}"))
+        })?;
+        self.disks.push(Some(disk));
+        self.host.skip_pool();
+        Ok(())
     }
 
     fn borrow(&mut self, pool: &Pool, lent: &[LentPlace]) -> Result<(), Error> {
         self.spaces.push(pool.space);
+        self.disks.push(None);
         self.host.borrow(lent);
         Ok(())
     }
@@ -86,8 +163,11 @@ impl Backend for Cpu {
             let transfer = self.copies[end.copy.0].as_ref();
             let transfer = transfer.expect("a copy should be prepared before it runs");
             let mut transfer = unpoisoned(transfer);
-            let Transfer { src, dst, .. } = &mut *transfer;
-            let tensor = if end.is_source { src } else { dst };
+            let tensor = match &mut *transfer {
+                Transfer::Memory { src, .. } | Transfer::Store { src, .. } if end.is_source => src,
+                Transfer::Memory { dst, .. } | Transfer::Load { dst, .. } => dst,
+                Transfer::Store { src, .. } => src,
+            };
             tensor.data = to.at(end.offset, tensor.bytes as u64);
         }
         Ok(())
@@ -107,6 +187,14 @@ impl Backend for Cpu {
         _stream: StreamId,
         launch: Launch<'_>,
     ) -> Result<(), Error> {
+        let operands = launch.ins.iter().chain(launch.outs);
+        let places = operands.map(|operand| operand.place);
+        let mut places = places.chain(launch.scratch.map(|scratch| scratch.place));
+        if places.any(|place| self.disk(place).is_some()) {
+            let why = "a kernel of this step works in the host's memory, a disk here; plan \
+                       the step for a disk";
+            return Err(Error::Unsupported(why.into()));
+        }
         self.host.prepare(command, launch);
         Ok(())
     }
@@ -118,10 +206,13 @@ impl Backend for Cpu {
         copy: Copy,
     ) -> Result<(), Error> {
         let Copy { src, dst, bytes } = copy;
-        let transfer = Transfer {
-            src: self.host.range(Range { place: src, bytes }),
-            dst: self.host.range(Range { place: dst, bytes }),
-            way: self.way(&copy),
+        let transfer = match self.with_disk(&copy)? {
+            Some(transfer) => transfer,
+            None => Transfer::Memory {
+                src: self.host.range(Range { place: src, bytes }),
+                dst: self.host.range(Range { place: dst, bytes }),
+                way: self.way(&copy),
+            },
         };
         for (place, is_source) in [(src, true), (dst, false)] {
             if let Some((lent, offset)) = self.host.lent(place) {
@@ -142,6 +233,10 @@ impl Backend for Cpu {
     }
 
     fn write(&self, to: Place, bytes: &[u8]) -> Result<(), Error> {
+        if let Some(disk) = self.disk(to) {
+            let written = disk.write(to.offset, bytes);
+            return written.map_err(|e| Error::Resources(of_disk(e)));
+        }
         if let Some(arena) = self.host.own(to) {
             arena.write(to.offset, bytes);
             return Ok(());
@@ -155,6 +250,10 @@ impl Backend for Cpu {
     }
 
     fn read(&self, from: Place, bytes: &mut [u8]) -> Result<(), Error> {
+        if let Some(disk) = self.disk(from) {
+            let read = disk.read(from.offset, bytes);
+            return read.map_err(|e| Error::Resources(of_disk(e)));
+        }
         if let Some(arena) = self.host.own(from) {
             arena.read(from.offset, bytes);
             return Ok(());
@@ -168,12 +267,19 @@ impl Backend for Cpu {
     }
 
     fn fill(&self, Range { place, bytes }: Range, byte: u8) -> Result<(), Error> {
+        if let Some(disk) = self.disk(place) {
+            let filled = disk.fill(place.offset, bytes, byte);
+            return filled.map_err(|e| Error::Resources(of_disk(e)));
+        }
         self.host.arena(place).fill(place.offset, bytes, byte);
         Ok(())
     }
 
     fn tensor(&self, operand: &Operand) -> Option<Tensor> {
-        Some(self.host.tensor(operand))
+        match self.disk(operand.place) {
+            Some(_) => None,
+            None => Some(self.host.tensor(operand)),
+        }
     }
 
     fn enter(&self, _stream: StreamId) {
@@ -187,16 +293,23 @@ impl Backend for Cpu {
     fn copy(&self, command: CommandId) -> Result<(), CommandError> {
         let transfer = self.copies[command.0].as_ref();
         let transfer = unpoisoned(transfer.expect("a copy should be prepared before it runs"));
-        let Transfer { src, dst, way } = &*transfer;
-        if !src.has_memory() || !dst.has_memory() {
-            return Err("the caller gave no memory for it".to_string().into());
-        }
-        match way {
-            Some(way) => {
-                let stopped = || self.halted.load(Ordering::SeqCst);
-                self.link.copy(*way, src, dst, stopped);
+        let stopped = || self.halted.load(Ordering::SeqCst);
+        match &*transfer {
+            Transfer::Memory { src, dst, .. } if !src.has_memory() || !dst.has_memory() => {
+                return Err("the caller gave no memory for it".to_string().into());
             }
-            None => memory::copy(src, dst, 0, src.bytes),
+            Transfer::Memory { src, dst, way } => match way {
+                Some(way) => self.link.copy(*way, src, dst, stopped),
+                None => memory::copy(src, dst, 0, src.bytes),
+            },
+            Transfer::Load { src, dst } => {
+                let loaded = self.file(*src).load(src.offset, dst, stopped);
+                loaded.map_err(of_disk)?;
+            }
+            Transfer::Store { src, dst } => {
+                let stored = self.file(*dst).store(src, dst.offset, stopped);
+                stored.map_err(of_disk)?;
+            }
         }
         Ok(())
     }

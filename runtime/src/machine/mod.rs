@@ -146,6 +146,18 @@ impl Machine {
         Machine::validated(backend, artifact, options, &BTreeMap::new())
     }
 
+    /// The same on the processor, with the pool of the host as a file in a folder: only a device's
+    /// pool is memory. An error if a kernel works in the host's pool.
+    pub fn on_disk(artifact: Artifact, options: Options, folder: &Path) -> Result<Machine, Error> {
+        validate::validate(&artifact)?;
+        if artifact.gpu().is_some() {
+            let what = "a step for a GPU has the host's memory, and no disk in its place";
+            return Err(Error::Unsupported(what.into()));
+        }
+        let cpu = Cpu::new(&options, None)?.on_disk(folder);
+        Machine::validated(Box::new(cpu), artifact, options, &BTreeMap::new())
+    }
+
     /// The same for a step with ops that have no kernel: `foreign` computes them. Such a step runs
     /// on the processor.
     pub fn calling(
@@ -350,6 +362,37 @@ impl Machine {
         } else {
             Err(Error::Host(format!("state {path} has no value yet")))
         }
+    }
+
+    /// Reads the bytes of a state from byte `start` on, as [`Machine::read_state`] does.
+    pub fn read_state_part(
+        &mut self,
+        path: &str,
+        start: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), Error> {
+        self.idle()?;
+        let slot = self.states.iter().find(|slot| slot.what.path == path);
+        let slot = slot.ok_or_else(|| Error::Host(format!("no state {path}")))?;
+        if !slot.has_value {
+            return Err(Error::Host(format!("state {path} has no value yet")));
+        }
+        let place = part(path, &slot.what.operand, start, bytes.len())?;
+        self.core.backend.read(place, bytes)
+    }
+
+    /// Writes the bytes of a state from byte `start` on. The caller writes all of them; with the
+    /// last one the state has a value.
+    pub fn write_state_part(&mut self, path: &str, start: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.idle()?;
+        let slot = self.states.iter_mut().find(|slot| slot.what.path == path);
+        let slot = slot.ok_or_else(|| Error::Host(format!("no state {path}")))?;
+        let operand = &slot.what.operand;
+        let place = part(path, operand, start, bytes.len())?;
+        self.core.backend.write(place, bytes)?;
+        slot.has_value |= start + bytes.len() as u64 == self::bytes(operand);
+        self.core.touch(slot.device_end);
+        Ok(())
     }
 
     /// Lends a tensor, so that the host reads and writes it where it lies: see [`Lent`]. `None` for
@@ -783,6 +826,21 @@ fn size(name: &str, operand: &Operand, given: usize) -> Result<(), Error> {
     Err(Error::Host(format!(
         "{name} has {bytes} bytes ({dtype:?}{shape:?}), not {given}"
     )))
+}
+
+/// Where a part of a tensor's bytes lies.
+fn part(name: &str, operand: &Operand, start: u64, length: usize) -> Result<Place, Error> {
+    let bytes = bytes(operand);
+    let end = start.checked_add(length as u64);
+    if end.is_none_or(|end| end > bytes) {
+        return Err(Error::Host(format!(
+            "{name} has {bytes} bytes; {length} from {start} on are not in it"
+        )));
+    }
+    Ok(Place {
+        offset: operand.place.offset + start,
+        ..operand.place
+    })
 }
 
 fn write(

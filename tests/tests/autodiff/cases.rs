@@ -111,6 +111,10 @@ const SMOOTH: &[&str] = &[
      padding=[0,1] stride=[1,2] : f64[1,3,3,2]",
     "input x f64[1,2,4,4] ; param w f64[2,2,3,3] ; param b f64[2] ; %y = convolution %x, %w, %b
      dilation=[1,1] groups=1 padding=[0,0] stride=[1,1] : f64[1,2,2,2]",
+    "param x f64[1,4,3] ; input s f64[1,2,6] ; param w f64[4,1,3] ; %y = convolution_bwd %x, %s, %w
+     dilation=[1] groups=2 mask=[1,0,0] padding=[1] stride=[2] : f64[1,2,6]",
+    "param x f64[1,3,3,2] ; input s f64[1,2,5,4] ; param w f64[3,2,2,3] ; %y = convolution_bwd %x,
+     %s, %w dilation=[2,1] groups=1 mask=[1,0,0] padding=[0,1] stride=[1,2] : f64[1,2,5,4]",
     "param a f64[1,2,4,4] ; %y, %i = max_pool2d %a ceil=false dilation=[1,1] kernel=[3,3]
      padding=[1,1] stride=[1,2] : f64[1,2,4,2], i64[1,2,4,2]",
     // Attention: causal, grouped queries, masks.

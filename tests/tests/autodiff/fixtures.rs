@@ -11,14 +11,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// A file, and how its gradients compare with PyTorch's.
+#[derive(Clone, Copy)]
 struct Fixture {
     model: &'static str,
     level: &'static str,
-    /// The least number of gradients' elements that have PyTorch's bits, in percent.
-    equal: f64,
+    /// The least number of gradients' elements that have PyTorch's bits, in percent: of the
+    /// forward as it was traced, and of the simplified one.
+    equal: [f64; 2],
 }
 
-const fn fixture(model: &'static str, level: &'static str, equal: f64) -> Fixture {
+const fn fixture(model: &'static str, level: &'static str, equal: [f64; 2]) -> Fixture {
     Fixture {
         model,
         level,
@@ -27,17 +29,17 @@ const fn fixture(model: &'static str, level: &'static str, equal: f64) -> Fixtur
 }
 
 const FIXTURES: [Fixture; 11] = [
-    fixture("gpt2-tiny", "coarse", 100.0),
-    fixture("gpt2-tiny", "core", 100.0),
-    fixture("bert-tiny", "coarse", 67.0),
-    fixture("bert-tiny", "core", 67.0),
-    fixture("llama-tiny", "coarse", 100.0),
-    fixture("llama-tiny", "core", 100.0),
-    fixture("resnet-tiny", "coarse", 100.0),
-    fixture("resnet-tiny", "core", 100.0),
-    fixture("moe-tiny", "core", 100.0),
-    fixture("dropout-tiny", "coarse", 100.0),
-    fixture("dropout-tiny", "core", 100.0),
+    fixture("gpt2-tiny", "coarse", [100.0, 100.0]),
+    fixture("gpt2-tiny", "core", [6.7, 100.0]),
+    fixture("bert-tiny", "coarse", [67.0, 67.0]),
+    fixture("bert-tiny", "core", [9.8, 67.0]),
+    fixture("llama-tiny", "coarse", [100.0, 100.0]),
+    fixture("llama-tiny", "core", [14.6, 100.0]),
+    fixture("resnet-tiny", "coarse", [100.0, 100.0]),
+    fixture("resnet-tiny", "core", [100.0, 100.0]),
+    fixture("moe-tiny", "core", [19.0, 100.0]),
+    fixture("dropout-tiny", "coarse", [100.0, 100.0]),
+    fixture("dropout-tiny", "core", [8.0, 100.0]),
 ];
 
 impl Fixture {
@@ -131,13 +133,15 @@ const CLOSE: f32 = 1e-6;
 
 #[test]
 fn the_backward_of_a_forward_is_pytorchs() {
-    for fixture in FIXTURES {
-        let name = format!("{} {}", fixture.model, fixture.level);
+    let modes = |fixture| [false, true].map(|simplified| (fixture, simplified));
+    let mut misses = vec![];
+    for (fixture, simplified) in FIXTURES.into_iter().flat_map(modes) {
+        let name = format!("{} {} {simplified}", fixture.model, fixture.level);
         let traced = fixture.read(fixture.level).graph;
         let mut own = forward(&traced);
-        autodiff::run(&mut own, true).unwrap_or_else(|e| panic!("{name}: {e}"));
+        autodiff::run(&mut own, simplified).unwrap_or_else(|e| panic!("{name}: {e}"));
         let mut again = forward(&traced);
-        autodiff::run(&mut again, true).unwrap();
+        autodiff::run(&mut again, simplified).unwrap();
         assert_eq!(text::print_graph(&again), text::print_graph(&own), "{name}");
         let (states, inputs) = fixture.tensors(&traced);
         let expected = gradients(&traced, &states, &inputs);
@@ -160,11 +164,11 @@ fn the_backward_of_a_forward_is_pytorchs() {
             }
         }
         let equal = 100.0 * n_equal / n;
-        assert!(
-            fixture.equal <= equal,
-            "{name}: {equal} % of the bits are equal"
-        );
+        if equal < fixture.equal[usize::from(simplified)] {
+            misses.push(format!("{name}: {equal} % of the bits are equal"));
+        }
     }
+    assert!(misses.is_empty(), "{misses:#?}");
 }
 
 #[test]

@@ -29,6 +29,12 @@ pub(crate) struct DataArgs {
         conflicts_with = "batches",
         value_parser = named(&Labels::ALL, Labels::name))]
     pub(crate) token_labels: Labels,
+    /// Documents end with this token. They are packed into the model's sequences, first-fit
+    /// decreasing; none sees another one. The model has an input position_ids, segment_ids or
+    /// attention_mask
+    #[arg(long, value_name = "TOKEN", conflicts_with = "batches",
+        value_parser = clap::value_parser!(i64).range(0..))]
+    pub(crate) pack: Option<i64>,
     /// The model's input that gets the tokens [default: input_ids, ids, tokens, idx, x, inputs or
     /// input]
     #[arg(long, value_name = "NAME", conflicts_with = "batches")]
@@ -50,13 +56,4 @@ pub(crate) struct DataArgs {
     #[arg(long, value_name = "N", default_value_t = 2,
         value_parser = clap::value_parser!(u16).range(0..=1024))]
     pub(crate) prefetch: u16,
-}
-
-impl DataArgs {
-    /// The batches of a run, numbered from the first of the data: the first, and one past the last.
-    pub(crate) fn range(&self, steps: u64, micro_batches: u64) -> (u64, u64) {
-        let first = self.start_step.saturating_mul(micro_batches);
-        let count = steps.saturating_mul(micro_batches);
-        (first, first.saturating_add(count))
-    }
 }

@@ -65,6 +65,11 @@ impl Source for Batches {
         1
     }
 
+    fn with_rows(&self) -> Vec<bool> {
+        let operands = self.inputs.iter().map(|(_, operand)| operand);
+        operands.map(|operand| !operand.shape.is_empty()).collect()
+    }
+
     fn batch(&self, units: &[u64]) -> Result<Vec<Vec<u8>>, Failure> {
         let unit = units.first().copied().unwrap_or(0);
         let at = self.shards.partition_point(|shard| shard.end <= unit);

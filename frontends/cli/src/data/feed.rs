@@ -2,6 +2,7 @@
 
 use super::{Order, Source};
 use crate::failure::Failure;
+use std::cell::RefCell;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{self, JoinHandle};
 
@@ -12,28 +13,65 @@ pub(crate) type Batch = Vec<Vec<u8>>;
 pub(crate) struct Data {
     source: Box<dyn Source>,
     order: Order,
+    /// Into how many batches each one of the source is cut, along its rows.
+    parts: u64,
+    /// The source's batch that was read last, with its number.
+    whole: RefCell<Option<(u64, Batch)>>,
 }
 
 impl Data {
     /// The source's units, shuffled if there is a seed.
     pub(crate) fn new(source: Box<dyn Source>, seed: Option<u64>) -> Data {
         let order = Order::new(source.units(), source.units_per_batch(), seed);
-        Data { source, order }
+        Data {
+            source,
+            order,
+            parts: 1,
+            whole: RefCell::new(None),
+        }
+    }
+
+    /// The same, with each batch of the source cut into `parts` batches with equal numbers of rows.
+    /// What has no rows is in each of them.
+    pub(crate) fn in_parts(self, parts: u64) -> Data {
+        Data { parts, ..self }
     }
 
     /// The number of whole batches; 0 for a model without inputs.
     pub(crate) fn batches(&self) -> u64 {
-        self.source.units() / self.source.units_per_batch()
+        self.source.units() / self.source.units_per_batch() * self.parts
+    }
+
+    /// What the order of batches depends on, as text.
+    pub(crate) fn order(&self) -> String {
+        self.order.to_string()
     }
 
     /// The number of batches in an epoch, at least 1.
     pub(crate) fn epoch(&self) -> u64 {
-        self.order.batches()
+        self.order.batches() * self.parts
     }
 
     /// A batch, by its number in the run; after the last batch of an epoch the next epoch follows.
     pub(crate) fn batch(&self, number: u64) -> Result<Batch, Failure> {
-        self.source.batch(&self.order.units_of(number))
+        let (whole, part) = (number / self.parts, number % self.parts);
+        let read = || self.source.batch(&self.order.units_of(whole));
+        if self.parts == 1 {
+            return read();
+        }
+        let mut last = self.whole.borrow_mut();
+        let (_, batch) = match last.take() {
+            Some(last_read) if last_read.0 == whole => last.insert(last_read),
+            _ => last.insert((whole, read()?)),
+        };
+        let cut = |(bytes, has_rows): (&Vec<u8>, bool)| match has_rows {
+            true => {
+                let length = bytes.len() / self.parts as usize;
+                bytes[part as usize * length..][..length].to_vec()
+            }
+            false => bytes.clone(),
+        };
+        Ok(batch.iter().zip(self.source.with_rows()).map(cut).collect())
     }
 }
 

@@ -5,6 +5,7 @@ mod feed;
 mod files;
 mod npy;
 mod order;
+mod packed;
 mod tensors;
 mod tokens;
 
@@ -13,7 +14,8 @@ pub(crate) use batches::Batches;
 pub(crate) use feed::{Data, Feed};
 pub(crate) use files::{check_writable, file_size, read_whole, save_atomically};
 pub(crate) use order::Order;
-pub(crate) use tensors::{Saved, Tensors, save, type_name};
+pub(crate) use packed::Packed;
+pub(crate) use tensors::{Tensors, type_name};
 pub(crate) use tokens::{Labels, TokenType, Tokens, TokensOptions};
 
 /// What training reads. A source has units, which may be read in any order; a batch consists of
@@ -24,6 +26,9 @@ pub(crate) trait Source: Send {
 
     /// The number of units of a batch, at least 1.
     fn units_per_batch(&self) -> u64;
+
+    /// Which of the model's inputs have rows, a sample in each.
+    fn with_rows(&self) -> Vec<bool>;
 
     /// The bytes of each of the model's inputs, in their order, for a batch of these units.
     fn batch(&self, units: &[u64]) -> Result<Vec<Vec<u8>>, Failure>;

@@ -6,6 +6,8 @@
 //! Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Only integers are used, so all machines
 //! agree.
 
+use std::fmt;
+
 /// Rounds of the network. Four make it a pseudorandom permutation (Luby and Rackoff); the others
 /// are a margin, because the halves may have few bits.
 const ROUNDS: u64 = 8;
@@ -48,6 +50,21 @@ impl Order {
                 let key = mix(seed ^ mix(epoch));
                 positions.map(|at| permuted(at, self.units, key)).collect()
             }
+        }
+    }
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Order {
+            units,
+            per_batch,
+            seed,
+        } = self;
+        write!(f, "{units} units, {per_batch} in a batch")?;
+        match seed {
+            None => Ok(()),
+            Some(seed) => write!(f, ", shuffled by seed {seed}"),
         }
     }
 }

@@ -1,54 +1,72 @@
-//! Tensors in safetensors files: initial values, batches, saved states.
+//! Tensors in safetensors files: initial values, batches.
 
-use super::files::{Input, save_atomically};
+use super::files::{Input, read_whole};
 use crate::failure::Failure;
 use artifact::{DType, Operand};
-use safetensors::SafeTensorError;
-use safetensors::tensor::{Dtype, Metadata, TensorInfo, View};
-use std::borrow::Cow;
-use std::collections::BTreeMap;
+use checkpoint::tensors::{dtype, file_dtype, read_header};
+use safetensors::tensor::Dtype;
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// The type of a tensor, and the range of its bytes after the header.
+/// The type of a tensor, and the range of its bytes in a file.
 struct Entry {
     dtype: Dtype,
     shape: Vec<u64>,
+    file: usize,
     bytes: Range<u64>,
 }
 
-/// A safetensors file. Only its header is in memory, unless it comes from a pipe.
+/// A safetensors file, or a folder with several. Only headers are in memory, unless a file comes
+/// from a pipe.
 pub(crate) struct Tensors {
-    input: Input,
-    /// Bytes of the header, after which the tensors lie.
-    header: u64,
+    path: PathBuf,
+    files: Vec<Input>,
     entries: BTreeMap<String, Entry>,
 }
 
 impl Tensors {
-    /// Opens a file; a cut or damaged file is an error.
+    /// Opens a file, or the model of a folder of Hugging Face's libraries or of a checkpoint; a cut
+    /// or damaged file is an error.
     pub(crate) fn open(path: &Path) -> Result<Tensors, Failure> {
+        let mut tensors = Tensors {
+            path: path.to_path_buf(),
+            files: vec![],
+            entries: BTreeMap::new(),
+        };
+        if path.is_dir() {
+            for file in files_of(path)? {
+                tensors.add(&file)?;
+            }
+        } else {
+            tensors.add(path)?;
+        }
+        Ok(tensors)
+    }
+
+    fn add(&mut self, path: &Path) -> Result<(), Failure> {
         let input = Input::open(path)?;
-        let (header, metadata) = read_header(&input)?;
-        let entry = |(name, info): (String, &TensorInfo)| {
+        let read = |start: u64, length: usize| input.read(start, length);
+        let (header, metadata) =
+            read_header(path, input.length(), read).map_err(|e| Failure::Input(e.to_string()))?;
+        for (name, info) in metadata.tensors() {
             let (start, end) = info.data_offsets;
             let entry = Entry {
                 dtype: info.dtype,
                 shape: info.shape.iter().map(|&d| d as u64).collect(),
-                bytes: start as u64..end as u64,
+                file: self.files.len(),
+                bytes: (header.len() + start) as u64..(header.len() + end) as u64,
             };
-            (name, entry)
-        };
-        Ok(Tensors {
-            input,
-            header,
-            entries: metadata.tensors().into_iter().map(entry).collect(),
-        })
+            self.entries.insert(name, entry);
+        }
+        self.files.push(input);
+        Ok(())
     }
 
-    /// The file.
+    /// The file or folder.
     pub(crate) fn path(&self) -> &Path {
-        self.input.path()
+        &self.path
     }
     /// All names, sorted.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
@@ -61,10 +79,10 @@ impl Tensors {
     /// The bytes of a tensor that must have an operand's type.
     pub(crate) fn get(&self, name: &str, operand: &Operand) -> Result<Vec<u8>, Failure> {
         let entry = self.entry(name, operand)?;
-        let start = self.header + entry.bytes.start;
         let length = (entry.bytes.end - entry.bytes.start) as usize;
-        self.input.read(start, length).map_err(|e| {
-            let path = self.path().display();
+        let file = &self.files[entry.file];
+        file.read(entry.bytes.start, length).map_err(|e| {
+            let path = file.path().display();
             Failure::System(format!("{path}: {name} cannot be read: {e}"))
         })
     }
@@ -89,11 +107,8 @@ impl Tensors {
             )));
         };
         if file_dtype(operand.dtype) != entry.dtype || operand.shape != entry.shape {
-            let known = ALL_DTYPES
-                .into_iter()
-                .find(|&dtype| file_dtype(dtype) == entry.dtype);
             let found = type_name(
-                &known.map_or(format!("{:?}", entry.dtype), dtype_name),
+                &dtype(entry.dtype).map_or(format!("{:?}", entry.dtype), dtype_name),
                 &entry.shape,
             );
             return Err(Failure::Input(format!(
@@ -104,106 +119,36 @@ impl Tensors {
     }
 }
 
-/// The number of bytes of the header with its length field, and its contents.
-fn read_header(input: &Input) -> Result<(u64, Metadata), Failure> {
-    let (path, length) = (input.path(), input.length());
-    let read = |start: u64, length: usize| {
-        let bytes = input.read(start, length);
-        bytes.map_err(|e| Failure::Input(format!("{}: {e}", path.display())))
-    };
-    let damaged = |e: SafeTensorError| {
-        let path = path.display();
-        Failure::Input(format!("{path}: not a whole safetensors file: {e}"))
-    };
-    if length < LENGTH_BYTES as u64 {
-        return Err(damaged(SafeTensorError::HeaderTooSmall));
+/// The files with a model's tensors in a folder.
+fn files_of(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
     }
-    let json_bytes = read(0, LENGTH_BYTES)?;
-    let json_bytes = u64::from_le_bytes(json_bytes[..].try_into().expect("8 bytes"));
-    if json_bytes > MOST_HEADER_BYTES {
-        return Err(damaged(SafeTensorError::HeaderTooLarge));
+    let refused = |path: &Path, why: String| Failure::Input(format!("{}: {why}", path.display()));
+    let index = folder.join(checkpoint::INDEX);
+    let single = folder.join("model.safetensors");
+    if !index.exists() {
+        if single.exists() {
+            return Ok(vec![single]);
+        }
+        let why = format!(
+            "a folder without {} and model.safetensors",
+            checkpoint::INDEX
+        );
+        return Err(refused(folder, why));
     }
-    let header = LENGTH_BYTES as u64 + json_bytes;
-    if header > length {
-        return Err(damaged(SafeTensorError::InvalidHeaderLength));
-    }
-    let json = read(LENGTH_BYTES as u64, json_bytes as usize)?;
-    let metadata: Metadata = serde_json::from_slice(&json)
-        .map_err(|e| damaged(SafeTensorError::InvalidHeaderDeserialization(e)))?;
-    if header.checked_add(metadata.data_len() as u64) != Some(length) {
-        return Err(damaged(SafeTensorError::MetadataIncompleteBuffer));
-    }
-    Ok((header, metadata))
-}
-
-/// Bytes of the length that a safetensors file begins with.
-const LENGTH_BYTES: usize = 8;
-/// The longest header that the format allows.
-const MOST_HEADER_BYTES: u64 = 100_000_000;
-
-/// A tensor to be saved.
-pub(crate) struct Saved {
-    /// Its element type.
-    pub(crate) dtype: DType,
-    /// Its shape.
-    pub(crate) shape: Vec<usize>,
-    /// Its bytes.
-    pub(crate) bytes: Vec<u8>,
-}
-
-impl View for Saved {
-    fn dtype(&self) -> Dtype {
-        file_dtype(self.dtype)
-    }
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.bytes)
-    }
-    fn data_len(&self) -> usize {
-        self.bytes.len()
-    }
-}
-
-/// Saves tensors by name; the same tensors give the same bytes.
-pub(crate) fn save(path: &Path, tensors: BTreeMap<String, Saved>) -> Result<(), Failure> {
-    let bytes = safetensors::serialize(tensors, None)
-        .map_err(|e| Failure::System(format!("{}: {e}", path.display())))?;
-    save_atomically(path, &[&bytes])
-}
-
-/// Every element type.
-const ALL_DTYPES: [DType; 12] = [
-    DType::Bool,
-    DType::U8,
-    DType::I8,
-    DType::I16,
-    DType::I32,
-    DType::I64,
-    DType::F16,
-    DType::BF16,
-    DType::F32,
-    DType::F64,
-    DType::F8E4M3,
-    DType::F8E5M2,
-];
-
-fn file_dtype(dtype: DType) -> Dtype {
-    match dtype {
-        DType::Bool => Dtype::BOOL,
-        DType::U8 => Dtype::U8,
-        DType::I8 => Dtype::I8,
-        DType::I16 => Dtype::I16,
-        DType::I32 => Dtype::I32,
-        DType::I64 => Dtype::I64,
-        DType::F16 => Dtype::F16,
-        DType::BF16 => Dtype::BF16,
-        DType::F32 => Dtype::F32,
-        DType::F64 => Dtype::F64,
-        DType::F8E4M3 => Dtype::F8_E4M3,
-        DType::F8E5M2 => Dtype::F8_E5M2,
-    }
+    let read: Index = serde_json::from_slice(&read_whole(&index)?)
+        .map_err(|e| refused(&index, format!("not an index of tensors: {e}")))?;
+    let names: BTreeSet<String> = read.weight_map.into_values().collect();
+    let files = names.into_iter().map(|name| match name.contains('/') {
+        true => Err(refused(
+            &index,
+            format!("{name:?} is outside of the folder"),
+        )),
+        false => Ok(folder.join(name)),
+    });
+    files.collect()
 }
 
 /// The name in text: `f32`.
@@ -221,6 +166,7 @@ pub(crate) fn type_name(dtype: &str, shape: &[u64]) -> String {
 mod tests {
     use super::*;
     use artifact::Place;
+    use checkpoint::{Part, Tensor};
     use std::fs::{self, File};
 
     #[test]
@@ -231,12 +177,18 @@ mod tests {
             shape: vec![8],
             place: Place { pool: 0, offset: 0 },
         };
-        let saved = Saved {
+        let tensor = Tensor {
+            name: "w".into(),
             dtype: DType::U8,
             shape: vec![8],
-            bytes: vec![7; 8],
+            part: Part::Model,
         };
-        save(&path, BTreeMap::from([("w".to_string(), saved)])).unwrap();
+        let mut file = File::create(&path).unwrap();
+        checkpoint::tensors::write_all(&mut file, &[tensor], &mut |_, _, bytes| {
+            bytes.fill(7);
+            Ok(())
+        })
+        .unwrap();
         let tensors = Tensors::open(&path).unwrap();
         assert_eq!(tensors.get("w", &operand).unwrap(), [7; 8]);
 

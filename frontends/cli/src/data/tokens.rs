@@ -35,6 +35,13 @@ const IDS: [&str; 7] = ["input_ids", "ids", "tokens", "idx", "x", "inputs", "inp
 /// Names of the input with the labels.
 const LABELS: [&str; 5] = ["labels", "label", "targets", "target", "y"];
 
+/// Names of the input with each token's position in its document.
+const POSITIONS: [&str; 2] = ["position_ids", "positions"];
+/// Names of the input with each token's document.
+const SEGMENTS: [&str; 4] = ["segment_ids", "segments", "document_ids", "seq_idx"];
+/// Names of the input that says which tokens a token sees.
+const MASKS: [&str; 2] = ["attention_mask", "mask"];
+
 /// How tokens become inputs.
 #[derive(Clone, Debug)]
 pub(crate) struct TokensOptions {
@@ -46,6 +53,8 @@ pub(crate) struct TokensOptions {
     pub(crate) ids: Option<String>,
     /// The input with the labels, if its name is not a usual one.
     pub(crate) labels_input: Option<String>,
+    /// Whether sequences consist of documents.
+    pub(crate) packs: bool,
 }
 
 /// An integer in a file, in little-endian order.
@@ -99,21 +108,40 @@ struct Part {
 }
 
 /// An input of the model.
-struct Slot {
+pub(super) struct Slot {
     name: String,
     dtype: DType,
+    pub(super) role: Role,
+}
+
+impl Slot {
     /// 1 for labels that are the next tokens, else 0.
-    shift: usize,
+    fn shift(&self) -> usize {
+        usize::from(self.role == Role::Labels(Labels::Next))
+    }
+}
+
+/// What an input gets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Role {
+    Ids,
+    Labels(Labels),
+    /// The position of each token in its document.
+    Positions,
+    /// The number of each token's document in its row.
+    Segments,
+    /// Which tokens a token sees: those of its document up to itself.
+    Mask,
 }
 
 /// A stream of tokens.
 pub(crate) struct Tokens {
     parts: Vec<Part>,
-    slots: Vec<Slot>,
+    pub(super) slots: Vec<Slot>,
     /// Tokens of a sequence.
-    length: u64,
+    pub(super) length: u64,
     /// Sequences of a batch.
-    rows: u64,
+    pub(super) rows: u64,
     sequences: u64,
 }
 
@@ -140,10 +168,10 @@ impl Tokens {
         }
 
         let total = parts.last().map_or(0, |part| part.end);
-        let shift = slots.iter().map(|slot| slot.shift as u64).max();
+        let shift = slots.iter().map(|slot| slot.shift() as u64).max();
         let shift = shift.unwrap_or(0);
         let sequences = total.saturating_sub(shift) / length;
-        if sequences < rows {
+        if sequences < rows && !options.packs {
             let needed = rows.saturating_mul(length).saturating_add(shift);
             let files: Vec<String> = paths.iter().map(|p| p.display().to_string()).collect();
             return Err(Failure::Input(format!(
@@ -162,27 +190,47 @@ impl Tokens {
 
     /// What was found, for the user: a wrong choice of inputs or labels must show.
     pub(crate) fn note(&self) -> String {
-        let total = self.parts.last().map_or(0, |part| part.end);
+        format!(
+            "note: {}: {} batches of {} sequences of {}; {}",
+            self.amount(),
+            self.sequences / self.rows,
+            self.rows,
+            self.length,
+            self.inputs()
+        )
+    }
+
+    /// The number of all tokens.
+    pub(super) fn total(&self) -> u64 {
+        self.parts.last().map_or(0, |part| part.end)
+    }
+
+    /// `1000 tokens in 2 files`.
+    pub(super) fn amount(&self) -> String {
         let files = match self.parts.len() {
             1 => "1 file".to_string(),
             n => format!("{n} files"),
         };
-        let inputs = self.slots.iter().map(|slot| match slot.shift {
-            0 => format!("{} = tokens", slot.name),
-            _ => format!("{} = next tokens", slot.name),
+        format!("{} tokens in {files}", self.total())
+    }
+
+    /// What each input gets.
+    pub(super) fn inputs(&self) -> String {
+        let inputs = self.slots.iter().map(|slot| {
+            let what = match slot.role {
+                Role::Ids | Role::Labels(Labels::Same) => "tokens",
+                Role::Labels(Labels::Next) => "next tokens",
+                Role::Positions => "positions in documents",
+                Role::Segments => "numbers of documents",
+                Role::Mask => "earlier tokens of the document",
+            };
+            format!("{} = {what}", slot.name)
         });
-        let inputs: Vec<String> = inputs.collect();
-        format!(
-            "note: {total} tokens in {files}: {} batches of {} sequences of {}; {}",
-            self.sequences / self.rows,
-            self.rows,
-            self.length,
-            inputs.join(", ")
-        )
+        inputs.collect::<Vec<_>>().join(", ")
     }
 
     /// Reads tokens from a position in the stream, across the borders of files.
-    fn read(&self, mut from: u64, count: u64) -> Result<Vec<i64>, Failure> {
+    pub(super) fn read(&self, mut from: u64, count: u64) -> Result<Vec<i64>, Failure> {
         let mut tokens = Vec::with_capacity(count as usize);
         let end = from + count;
         while from < end {
@@ -220,13 +268,17 @@ impl Source for Tokens {
         self.rows
     }
 
+    fn with_rows(&self) -> Vec<bool> {
+        vec![true; self.slots.len()]
+    }
+
     fn batch(&self, units: &[u64]) -> Result<Vec<Vec<u8>>, Failure> {
-        let shift = self.slots.iter().map(|slot| slot.shift).max().unwrap_or(0);
+        let shift = self.slots.iter().map(Slot::shift).max().unwrap_or(0);
         let mut inputs = vec![vec![]; self.slots.len()];
         for &unit in units {
             let tokens = self.read(unit * self.length, self.length + shift as u64)?;
             for (slot, bytes) in self.slots.iter().zip(&mut inputs) {
-                let row = &tokens[slot.shift..][..self.length as usize];
+                let row = &tokens[slot.shift()..][..self.length as usize];
                 write_row(row, slot, bytes)?;
             }
         }
@@ -235,7 +287,11 @@ impl Source for Tokens {
 }
 
 /// Appends tokens in the type of an input.
-fn write_row(row: &[i64], slot: &Slot, bytes: &mut Vec<u8>) -> Result<(), Failure> {
+pub(super) fn write_row(row: &[i64], slot: &Slot, bytes: &mut Vec<u8>) -> Result<(), Failure> {
+    if slot.dtype == DType::Bool {
+        bytes.extend(row.iter().map(|&token| u8::from(token != 0)));
+        return Ok(());
+    }
     let width = integer_bytes(slot.dtype).unwrap_or(8);
     let signed = slot.dtype != DType::U8;
     let bits = 8 * width as u32 - u32::from(signed);
@@ -295,15 +351,29 @@ fn slots(
     let mut slots = vec![];
     for (name, operand) in inputs {
         let is_labels = labels.is_some_and(|(labels, _)| labels == name);
-        if name != ids_name && !is_labels {
+        let of_documents = options.packs.then(|| role_in_documents(name)).flatten();
+        let role = if name == ids_name {
+            Role::Ids
+        } else if is_labels {
+            Role::Labels(options.labels)
+        } else if let Some(role) = of_documents {
+            role
+        } else {
             return Err(Failure::Input(format!(
                 "--tokens: no values for the input {name} {}: tokens are values for ids and \
                  labels; use --batches, or export the model without it (a wrong guess? --ids, \
-                 --labels-input)",
-                shown(operand)
+                 --labels-input{})",
+                shown(operand),
+                if role_in_documents(name).is_some() {
+                    ", --pack"
+                } else {
+                    ""
+                }
             )));
-        }
-        if integer_bytes(operand.dtype).is_none() || operand.shape != first.shape {
+        };
+        if role == Role::Mask {
+            check_mask(name, operand, first)?;
+        } else if integer_bytes(operand.dtype).is_none() || operand.shape != first.shape {
             return Err(Failure::Input(format!(
                 "--tokens: the input {name} is {}; ids and labels are integers of one shape",
                 shown(operand)
@@ -312,8 +382,17 @@ fn slots(
         slots.push(Slot {
             name: name.clone(),
             dtype: operand.dtype,
-            shift: usize::from(is_labels && options.labels == Labels::Next),
+            role,
         });
+    }
+    let sees_documents = |slot: &Slot| !matches!(slot.role, Role::Ids | Role::Labels(_));
+    if options.packs && !slots.iter().any(sees_documents) {
+        return Err(Failure::Input(format!(
+            "--pack: documents in a row would see each other, because none of the model's inputs \
+             says where they begin; it has {}; export it with an input position_ids or segment_ids \
+             of the ids' shape, or with attention_mask bool[rows,1,length,length]",
+            has()
+        )));
     }
     let (&length, rows) = first.shape.split_last().unwrap_or((&0, &[]));
     let rows = rows.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
@@ -326,6 +405,32 @@ fn slots(
         )));
     }
     Ok((slots, rows, length))
+}
+
+/// What an input with a usual name gets if sequences consist of documents.
+fn role_in_documents(name: &str) -> Option<Role> {
+    let roles: [(&[&str], Role); 3] = [
+        (&POSITIONS, Role::Positions),
+        (&SEGMENTS, Role::Segments),
+        (&MASKS, Role::Mask),
+    ];
+    let found = roles.iter().find(|(names, _)| names.contains(&name));
+    found.map(|&(_, role)| role)
+}
+
+/// A mask has a number for each two tokens of a row.
+fn check_mask(name: &str, operand: &Operand, ids: &Operand) -> Result<(), Failure> {
+    let (&length, rows) = ids.shape.split_last().unwrap_or((&0, &[]));
+    let rows: u64 = rows.iter().product();
+    let fits = [vec![rows, 1, length, length], vec![rows, length, length]];
+    if operand.dtype == DType::Bool && fits.contains(&operand.shape) {
+        return Ok(());
+    }
+    Err(Failure::Input(format!(
+        "--pack: the input {name} is {}; a mask that keeps documents apart is \
+         bool[{rows},1,{length},{length}]",
+        shown(operand)
+    )))
 }
 
 /// The input that an option names, or the first with a usual name.
@@ -427,7 +532,7 @@ mod tests {
             let slot = Slot {
                 name: "ids".into(),
                 dtype,
-                shift: 0,
+                role: Role::Ids,
             };
             let mut bytes = vec![];
             write_row(&[token], &slot, &mut bytes).map(|()| bytes).ok()

@@ -27,6 +27,7 @@ pub(super) fn artifact(args: &TrainArgs, path: &Path) -> Result<Artifact, Failur
             kernels: args.compiling.kernels,
             precision: args.compiling.precision,
             link: args.compiling.link,
+            disk: args.compiling.disk.clone(),
             ..Compiling::default()
         };
         let model = model::read(path, &args.reading, &ForwardArgs::default())?;

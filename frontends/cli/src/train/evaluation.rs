@@ -8,6 +8,7 @@ use crate::failure::Failure;
 use crate::interrupt;
 use artifact::{Artifact, Binding};
 use runtime::{Evaluation, Machine, NotEvaluable, Options};
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// What to evaluate, and when.
@@ -78,10 +79,10 @@ impl Evaluator {
         let fed = fed(artifact);
         let micro_batches = artifact.summary.micro_batches.max(1);
         let inputs = of_one_batch(&fed, micro_batches);
-        let data = feeding::held_out(&args.data, &args.eval.eval, &inputs)?;
+        let data = feeding::held_out(&args.data, &args.eval.eval, &inputs, micro_batches)?;
         let most = args.eval.eval_batches.unwrap_or(u64::MAX);
         let batches = data.batches().min(most);
-        // A step's loss is the mean over its micro-batches, so they are evaluated together.
+        // A step's loss is that of all its micro-batches, so they are evaluated together.
         let n_turns = batches / micro_batches;
         if n_turns == 0 {
             return Err(refused(format!(
@@ -140,11 +141,31 @@ impl Evaluator {
         }))
     }
 
+    /// What a run that goes on must know, as numbers by name.
+    pub(super) fn numbers(&self) -> BTreeMap<String, u64> {
+        let Patience { lowest, since, .. } = self.patience;
+        [(LOWEST, lowest.to_bits()), (SINCE, since)]
+            .map(|(name, number)| (name.to_string(), number))
+            .into()
+    }
+
+    /// Goes on with the numbers of a run before.
+    pub(super) fn go_on(&mut self, numbers: &BTreeMap<String, u64>) {
+        if let (Some(&lowest), Some(&since)) = (numbers.get(LOWEST), numbers.get(SINCE)) {
+            let lowest = f64::from_bits(lowest);
+            (self.patience.lowest, self.patience.since) = (lowest, since);
+        }
+    }
+
     /// Why the run should end, if the loss has not fallen for long enough.
     pub(super) fn exhausted(&self) -> Option<String> {
         self.patience.exhausted()
     }
 }
+
+/// Names of numbers in checkpoints: the bits of the lowest loss, and evaluations since it.
+const LOWEST: &str = "evaluation.lowest";
+const SINCE: &str = "evaluation.since";
 
 /// How long to wait for a loss that falls.
 struct Patience {

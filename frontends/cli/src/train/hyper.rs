@@ -43,6 +43,8 @@ fn optimizers() -> String {
 pub(super) struct Hyper {
     /// Each group's input, and its options without the schedule.
     groups: Vec<(String, Vec<f64>)>,
+    /// The options' names.
+    names: Vec<String>,
     /// The place of the learning rate among the options.
     lr: usize,
     rates: Rates,
@@ -88,7 +90,24 @@ impl Hyper {
             }
             groups.push((input, values));
         }
-        Ok((!groups.is_empty()).then_some(Hyper { groups, lr, rates }))
+        let names = defaults.iter().map(|(name, _)| name.clone()).collect();
+        Ok((!groups.is_empty()).then_some(Hyper {
+            groups,
+            names,
+            lr,
+            rates,
+        }))
+    }
+
+    /// All options as text by name.
+    pub(super) fn described(&self) -> impl Iterator<Item = (String, String)> {
+        let groups = self.groups.iter().flat_map(|(input, values)| {
+            let named = self.names.iter().zip(values);
+            let group = input.strip_prefix(artifact::OPTIMIZER_INPUT).unwrap_or("");
+            named.map(move |(name, value)| (format!("{name}{group}"), value.to_string()))
+        });
+        let rates = ("schedule".to_string(), self.rates.to_string());
+        groups.chain([rates])
     }
 
     /// Writes the options of a step, from 0.

@@ -26,15 +26,21 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    pub(super) fn new(args: &TrainArgs, machine: &Machine, items: Items) -> Progress {
+    /// The display of a run of `steps` that begins after some.
+    pub(super) fn new(
+        args: &TrainArgs,
+        machine: &Machine,
+        items: Items,
+        (before, steps): (u64, u64),
+    ) -> Progress {
         let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {eta} left")
             .unwrap_or(ProgressStyle::default_bar());
-        let bar = out::bar(ProgressBar::new(args.steps).with_style(style));
+        let bar = out::bar(ProgressBar::new(steps).with_style(style));
         Progress {
             bar,
             json: args.json,
-            first: args.data.start_step + 1,
-            last: args.data.start_step.saturating_add(args.steps),
+            first: before + 1,
+            last: before.saturating_add(steps),
             items,
             peak: short(machine.device_pool_bytes()),
             noted_nan: false,

@@ -7,6 +7,7 @@ use crate::failure::Failure;
 use crate::out::{self, out};
 use crate::size::micros;
 use runtime::Machine;
+use std::collections::BTreeMap;
 
 /// What measures.
 pub(super) struct Record {
@@ -31,6 +32,12 @@ impl Record {
         ];
         measures.extend(numbers.named().map(|(name, number)| (name, Some(number))));
         self.metrics.add(run.step(), &measures)
+    }
+
+    /// What a run that goes on must know, as numbers by name.
+    pub(super) fn numbers(&self) -> BTreeMap<String, u64> {
+        let evaluator = self.evaluator.as_ref();
+        evaluator.map_or_else(BTreeMap::new, Evaluator::numbers)
     }
 
     /// Evaluates if that is due after the last step. Returns why the run should end, if it should.

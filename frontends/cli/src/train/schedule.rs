@@ -3,6 +3,7 @@
 use crate::args::{HyperArgs, Schedule};
 use crate::failure::Failure;
 use std::f64::consts::PI;
+use std::fmt;
 
 /// Of `OneCycleLR`: the share of steps in which the rate rises, the first rate is `1/FIRST` of the
 /// highest one, and the last `1/LAST` of the first.
@@ -77,6 +78,25 @@ impl Rates {
                 self.least + (lr - self.least) * (1.0 + (PI * at / length).cos()) / 2.0
             }
             Schedule::OneCycle => one_cycle(step as f64, self.steps as f64, lr),
+        }
+    }
+}
+
+impl fmt::Display for Rates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Rates {
+            schedule,
+            steps,
+            warmup,
+            least,
+        } = self;
+        write!(f, "{}", schedule.name())?;
+        if *schedule != Schedule::Constant {
+            write!(f, " over {steps} steps to {least}")?;
+        }
+        match warmup {
+            0 => Ok(()),
+            warmup => write!(f, ", warm-up {warmup}"),
         }
     }
 }

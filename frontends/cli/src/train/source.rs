@@ -11,7 +11,7 @@ use crate::out;
 use crate::page::update_name;
 use crate::size::bytes;
 use crate::trust;
-use artifact::Artifact;
+use artifact::{Artifact, MemorySpace, Pool};
 use passes::graph::optimizer::Optimizer;
 use passes::pipeline::Kernels;
 use std::path::PathBuf;
@@ -132,6 +132,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         no_decay,
         freeze,
         micro_batches,
+        reduction,
         loss_chunks,
         update,
         device,
@@ -142,8 +143,9 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         kernels,
         precision,
         loss_scale,
-        // The running machine simulates the link.
+        // The running machine simulates the link, and has the disk.
         link: _,
+        disk: _,
         profile,
         without,
         dump_ir_after,
@@ -174,6 +176,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         ("--no-decay", *no_decay),
         ("--freeze", !freeze.is_empty()),
         ("--micro-batches", micro_batches.is_some()),
+        ("--reduction", reduction.is_some()),
         ("--loss-chunks", loss_chunks.is_some()),
         ("--update", other_update),
         ("--device", other_device),
@@ -211,7 +214,9 @@ pub(super) fn check_memory(args: &TrainArgs, artifact: &Artifact) -> Result<(), 
     let Some(most) = args.most_memory else {
         return Ok(());
     };
-    let pools = artifact.pools.iter().map(|pool| pool.bytes);
+    let in_memory = |pool: &&Pool| args.compiling.disk.is_none() || pool.space != MemorySpace::Host;
+    let pools = artifact.pools.iter().filter(in_memory);
+    let pools = pools.map(|pool| pool.bytes);
     let total = pools.fold(0, u64::saturating_add);
     if total <= most {
         return Ok(());
@@ -227,9 +232,14 @@ pub(super) fn check_memory(args: &TrainArgs, artifact: &Artifact) -> Result<(), 
 /// Before the first step, refuses names under which no reader would find a saved state.
 pub(super) fn check_names(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure> {
     let reserved = artifact.states.iter().any(|state| state.path == RESERVED);
-    if args.save.is_some() && reserved {
+    let given = [
+        ("--save", args.save.is_some()),
+        ("--checkpoints", args.checkpoints.folder().is_some()),
+    ];
+    let option = given.into_iter().find(|(_, given)| *given);
+    if let Some((option, _)) = option.filter(|_| reserved) {
         return Err(Failure::Input(format!(
-            "--save: a state is called {RESERVED}, which safetensors files keep for themselves; \
+            "{option}: a state is called {RESERVED}, which safetensors files keep for themselves; \
              rename it in the model"
         )));
     }

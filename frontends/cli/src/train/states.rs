@@ -1,14 +1,15 @@
 //! Where the states' values come from, and where they are saved.
 
+use super::checkpoints::States;
 use super::failure;
 use crate::args::TrainArgs;
-use crate::data::{self, Saved, Tensors};
+use crate::data::Tensors;
 use crate::failure::Failure;
-use crate::finite;
 use artifact::StateKind;
+use checkpoint::tensors;
 use passes::graph::optimizer::{MASTER, STEP};
 use runtime::{Machine, StateInit};
-use std::collections::BTreeMap;
+use std::io;
 use std::path::PathBuf;
 
 /// The largest number of names in an error.
@@ -122,7 +123,7 @@ fn name_in<'a>(tensors: &Tensors, path: &'a str, tied: &'a [Vec<String>]) -> Opt
 }
 
 /// `5 states: a, b, c and 2 more`.
-fn listed(names: &[String]) -> String {
+pub(super) fn listed(names: &[String]) -> String {
     let shown = names
         .iter()
         .take(NAMED)
@@ -143,51 +144,43 @@ fn listed(names: &[String]) -> String {
 }
 
 /// Saves all states, if the user names a file. If parameters or moments are not finite, returns a
-/// message; an existing file is then not replaced.
-pub(super) fn save(args: &TrainArgs, machine: &mut Machine) -> Result<Option<String>, Failure> {
+/// message; an existing file is then not replaced. The states are read in pieces.
+pub(super) fn save(
+    args: &TrainArgs,
+    machine: &mut Machine,
+    states: &States,
+) -> Result<Option<String>, Failure> {
     let Some(path) = &args.save else {
         return Ok(None);
     };
-    let saved = states(machine)?;
-    let kinds: BTreeMap<String, StateKind> = machine
-        .states()
-        .map(|state| (state.path.clone(), state.kind))
-        .collect();
-    let broken: Vec<String> = saved
-        .iter()
-        .filter(|(path, state)| !finite::is_sound(kinds[*path], state.dtype, &state.bytes))
-        .map(|(path, _)| path.clone())
-        .collect();
-    if broken.is_empty() || args.save_nonfinite {
-        data::save(path, saved)?;
-        return Ok(None);
-    }
+    let is_replaced = path.exists();
+    let mut broken: Vec<String> = vec![];
+    let written = artifact::replace_file_with(path, |file| {
+        let mut source = |number: usize, start: u64, bytes: &mut [u8]| {
+            let name = &states.tensors()[number].name;
+            let read = machine.read_state_part(name, start, bytes);
+            read.map_err(|e| io::Error::other(e.to_string()))?;
+            if !states.is_sound(number, bytes) && broken.last() != Some(name) {
+                broken.push(name.clone());
+            }
+            Ok(())
+        };
+        tensors::write_all(file, states.tensors(), &mut source)?;
+        match broken.is_empty() || args.save_nonfinite || !is_replaced {
+            true => Ok(()),
+            false => Err(io::Error::other("NaN or infinite values")),
+        }
+    });
+    broken.sort();
     let found = format!("NaN or infinite values in {}", listed(&broken));
-    if path.exists() {
-        return Ok(Some(format!(
+    let is_broken = !broken.is_empty() && !args.save_nonfinite;
+    match written {
+        Err(_) if is_broken && is_replaced => Ok(Some(format!(
             "{found}\n  {} is left as it was; --save-nonfinite replaces it",
             path.display()
-        )));
+        ))),
+        Err(e) => Err(Failure::System(format!("{}: {e}", path.display()))),
+        Ok(()) if is_broken => Ok(Some(format!("{found}\n  they are in {}", path.display()))),
+        Ok(()) => Ok(None),
     }
-    data::save(path, saved)?;
-    Ok(Some(format!("{found}\n  they are in {}", path.display())))
-}
-
-/// All states by path.
-pub(super) fn states(machine: &mut Machine) -> Result<BTreeMap<String, Saved>, Failure> {
-    let states: Vec<artifact::State> = machine.states().cloned().collect();
-    let mut saved = BTreeMap::new();
-    for state in states {
-        let bytes = machine.read_state(&state.path).map_err(failure)?;
-        let shape = state.operand.shape.iter().map(|&d| d as usize).collect();
-        saved.insert(
-            state.path,
-            Saved {
-                dtype: state.operand.dtype,
-                shape,
-                bytes,
-            },
-        );
-    }
-    Ok(saved)
 }

@@ -25,6 +25,9 @@ pub(super) const OPS: &[(&str, Fold)] = &[
     ("Floor", |f| unary(f, Some, f64::floor)),
     ("Ceil", |f| unary(f, Some, f64::ceil)),
     ("Round", |f| unary(f, Some, f64::round_ties_even)),
+    ("Relu", |f| {
+        unary(f, |x| Some(x.max(0)), |x| if x < 0.0 { 0.0 } else { x })
+    }),
     ("Sqrt", |f| unary(f, |_| None, f64::sqrt)),
     ("Reciprocal", |f| unary(f, |_| None, f64::recip)),
     ("Exp", |f| unary(f, |_| None, f64::exp)),

@@ -34,6 +34,7 @@ pub(super) const OPS: &[Row] = &[
     op("BitwiseAnd", |c, x| tensors(c, x, OpKind::BitwiseAnd)),
     op("BitwiseOr", |c, x| tensors(c, x, OpKind::BitwiseOr)),
     op("BitwiseXor", |c, x| tensors(c, x, OpKind::BitwiseXor)),
+    op("BitShift", shift),
     op("Where", select),
 ];
 
@@ -182,6 +183,43 @@ fn compare(
             one(c.step(op, &[], &[a, b])?)
         }
     }
+}
+
+/// Bits moved up or down, as products and quotients with powers of two. Shifts by the width of the
+/// type or more leave zeros, or the sign; negative ones are taken as such, too.
+fn shift(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
+    let is_left = match c.string_or("direction", "")?.as_str() {
+        "LEFT" => true,
+        "RIGHT" => false,
+        other => return Err(format!("no direction {other}").into()),
+    };
+    let (x, by) = (inputs.at(c, 0)?, inputs.at(c, 1)?);
+    let dtype = c.dtype(x);
+    let bits = 8 * dtype.bytes() as i64;
+    lower::ensure(bits <= 32, "integers of 64 bits are not shifted")?;
+    let by = c.cast(by, DType::I64)?;
+    let is_within = c.scalar_step(OpKind::GeScalar, by, Scalar::Int(0))?;
+    let is_below = c.scalar_step(OpKind::LtScalar, by, Scalar::Int(bits))?;
+    let is_within = c.step(OpKind::LogicalAnd, &[], &[is_within, is_below])?;
+    let by = c.masked(is_within, by)?;
+    let by = c.cast(by, DType::F64)?;
+    let power = c.exp2(by)?;
+    let power = c.rounded_to_even(power)?;
+    let power = c.cast(power, DType::I64)?;
+    let wide = c.cast(x, DType::I64)?;
+    if is_left {
+        let y = c.step(OpKind::Mul, &[], &[wide, power])?;
+        let y = c.masked(is_within, y)?;
+        return one(c.cast(y, dtype)?);
+    }
+    let (a, b) = (Operand::Tensor(wide), Operand::Tensor(power));
+    let y = c.quotient(a, b, DType::I64, Rounding::Floor)?;
+    // Only the sign is left.
+    let sign = c.scalar_step(OpKind::LtScalar, wide, Scalar::Int(0))?;
+    let sign = c.cast(sign, DType::I64)?;
+    let sign = c.map(OpKind::Neg, sign)?;
+    let y = c.step(OpKind::Where, &[], &[is_within, y, sign])?;
+    one(c.cast(y, dtype)?)
 }
 
 fn tensors(c: &mut Call<'_>, inputs: &Inputs<'_>, op: OpKind) -> Result<Results> {

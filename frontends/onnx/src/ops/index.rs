@@ -4,7 +4,7 @@ use super::inputs::{Inputs, Row, op, op_with};
 use crate::tensor;
 use ir::op::OpKind;
 use ir::{Attr, DType};
-use lower::{Call, Error, Indexed, Ref, Result, Results, Scalar, ensure, one};
+use lower::{Call, Error, Indexed, Operand, Ref, Result, Results, Scalar, ensure, one};
 
 pub(super) const OPS: &[Row] = &[
     op("Gather", gather),
@@ -13,6 +13,7 @@ pub(super) const OPS: &[Row] = &[
     op("ScatterElements", scatter_elements),
     op("Scatter", scatter_elements),
     op("ScatterND", scatter_nd),
+    op("TensorScatter", tensor_scatter),
     op_with("OneHot", &[1], one_hot),
     op("EyeLike", eye_like),
 ];
@@ -117,6 +118,40 @@ fn scatter_nd(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let indices = points(c, x, index, 0)?;
     ensure(!indices.is_empty(), "the indices are empty")?;
     one(Indexed::new(c, x, &indices)?.put(c, updates, accumulate)?)
+}
+
+/// A cache whose elements along a dimension are replaced, from a place on that each batch names.
+fn tensor_scatter(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
+    let is_circular = match c.string_or("mode", "linear")?.as_str() {
+        "linear" => false,
+        "circular" => true,
+        other => return Err(format!("no mode {other}").into()),
+    };
+    let (x, updates) = (inputs.at(c, 0)?, inputs.at(c, 1)?);
+    let axis = c.dim("axis", Some(-2), c.rank(x))?;
+    ensure(axis > 0, "replaces whole batches")?;
+    let (size, shape) = (c.shape_of(x)[axis], c.shape_of(updates));
+    ensure(
+        shape.len() == c.rank(x),
+        "the update does not fit the cache",
+    )?;
+    let mut at = c.arange(DType::I64, shape[axis], Scalar::Int(0), Scalar::Int(1))?;
+    let mut beside = vec![1; shape.len()];
+    beside[axis] = shape[axis];
+    at = c.reshape(at, &beside)?;
+    if let Some(start) = inputs.opt(c, 2)? {
+        let mut beside = vec![1; shape.len()];
+        beside[0] = shape[0];
+        let start = c.cast(start, DType::I64)?;
+        let start = c.reshape(start, &beside)?;
+        at = c.step(OpKind::Add, &[], &[start, at])?;
+    }
+    if is_circular {
+        let size = Operand::Scalar(Scalar::Int(size as i64));
+        at = c.remainder(Operand::Tensor(at), size, DType::I64)?;
+    }
+    let at = c.expand(at, &shape)?;
+    one(c.step(OpKind::Scatter, &[dim_attr(axis)], &[x, at, updates])?)
 }
 
 /// One of two values at each class.

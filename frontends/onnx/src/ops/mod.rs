@@ -9,10 +9,14 @@ mod inputs;
 mod loss;
 mod norm;
 mod product;
+mod quantise;
 mod random;
+mod recurrent;
 mod reduce;
 mod resize;
+mod sample;
 mod shape;
+mod signal;
 mod unary;
 mod window;
 
@@ -20,7 +24,7 @@ pub(crate) use inputs::{Input, Inputs, Row};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-const FAMILIES: [&[Row]; 12] = [
+const FAMILIES: [&[Row]; 16] = [
     attention::OPS,
     binary::OPS,
     index::OPS,
@@ -28,9 +32,13 @@ const FAMILIES: [&[Row]; 12] = [
     norm::OPS,
     product::OPS,
     random::OPS,
+    quantise::OPS,
+    recurrent::OPS,
     reduce::OPS,
     resize::OPS,
+    sample::OPS,
     shape::OPS,
+    signal::OPS,
     unary::OPS,
     window::OPS,
 ];

@@ -238,7 +238,7 @@ fn softsign(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     one(c.step(OpKind::Div, &[], &[x, size])?)
 }
 
-fn hard_sigmoid(c: &mut Call<'_>, x: Ref, alpha: f64, beta: f64) -> Result<Ref> {
+pub(super) fn hard_sigmoid(c: &mut Call<'_>, x: Ref, alpha: f64, beta: f64) -> Result<Ref> {
     let y = c.scalar_step(OpKind::MulScalar, x, float(alpha))?;
     let y = c.scalar_step(OpKind::AddScalar, y, float(beta))?;
     let dtype = c.dtype(x);

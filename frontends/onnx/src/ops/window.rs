@@ -1,6 +1,6 @@
 //! Convolutions and pooling.
 
-use super::inputs::{Inputs, Row, flag, op};
+use super::inputs::{Inputs, Row, flag, op, op_with};
 use ir::Attr;
 use ir::op::OpKind;
 use lower::{Call, Error, Ref, Result, Results, Rounding, Scalar, ensure, one};
@@ -14,6 +14,8 @@ pub(super) const OPS: &[Row] = &[
     op("GlobalAveragePool", |c, x| global(c, x, OpKind::Mean)),
     op("GlobalMaxPool", |c, x| global(c, x, OpKind::Amax)),
     op("GlobalLpPool", global_lp_pool),
+    op_with("MaxUnpool", &[2], max_unpool),
+    op_with("Col2Im", &[1, 2], columns_to_images),
 ];
 
 /// Elements before and after each dimension.
@@ -144,6 +146,13 @@ impl Windows {
         inside.pads.fill((0, 0));
         inside.extra.fill(0);
         Ok((c.pad(x, &pads, value)?, inside))
+    }
+
+    /// The number of windows along a dimension.
+    fn count(&self, i: usize, size: i64) -> i64 {
+        let reach = (self.kernel[i] - 1) * self.dilation[i] + 1;
+        let room = size + self.pads[i].0 + self.pads[i].1 - reach;
+        room.div_euclid(self.stride[i]) + 1
     }
 
     fn elements(&self) -> f64 {
@@ -531,4 +540,100 @@ fn global_lp_pool(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let x = lp_power(c, x, p)?;
     let sum = c.reduce(OpKind::Sum, x, &dims, true)?;
     one(lp_root(c, sum, p)?)
+}
+
+// --- back to images ---
+
+/// Zeros with the elements at the places that `MaxPool` gave.
+fn max_unpool(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
+    let (x, index) = (inputs.at(c, 0)?, inputs.at(c, 1)?);
+    let wanted = inputs.opt_ints(2)?;
+    let shape = c.shape_of(x);
+    let sizes = spatial(&shape)?;
+    let windows = Windows::read(c, &sizes, &[])?;
+    let mut made = shape[..2].to_vec();
+    for (i, &size) in sizes.iter().enumerate() {
+        let (before, after) = windows.pads[i];
+        let size = (size - 1) * windows.stride[i] + windows.kernel[i] - before - after;
+        made.push(u64::try_from(size).map_err(|_| Error::from("an image has no size"))?);
+    }
+    let numel = [c.ty(x).numel()];
+    let (x, index) = (c.reshape(x, &numel)?, c.reshape(index, &numel)?);
+    let zeros = c.full(Scalar::Int(0), c.dtype(x), &[lower::count(&made)?])?;
+    let dim = [("dim", Attr::Int(0))];
+    let y = c.step(OpKind::Scatter, &dim, &[zeros, index, x])?;
+    let y = c.reshape(y, &made)?;
+    let Some(wanted) = wanted else { return one(y) };
+    ensure(
+        wanted.len() == made.len(),
+        "the shape of the output does not fit the input",
+    )?;
+    let both = wanted.iter().zip(&made).rev();
+    let pad: Vec<i64> = both
+        .flat_map(|(&wanted, &made)| [0, wanted.saturating_sub(made as i64)])
+        .collect();
+    one(c.pad(y, &pad, Scalar::Int(0))?)
+}
+
+/// Images whose elements are the sums of what lies there in the windows, which are columns.
+fn columns_to_images(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
+    let (sizes, kernel) = (inputs.ints(1)?, inputs.ints(2)?);
+    let n = sizes.len();
+    let x = inputs.at(c, 0)?;
+    let fits = |list: &[i64]| list.len() == n && list.iter().all(|d| (1..1 << 28).contains(d));
+    ensure(fits(&sizes) && fits(&kernel), "a window has no size")?;
+    c.ignore(&["kernel_shape", "auto_pad"]);
+    let windows = Windows::read(c, &sizes, &kernel)?;
+    let &[batch, rows, columns] = &c.shape_of(x)[..] else {
+        return Err("the columns do not have three dimensions".into());
+    };
+    let counts: Vec<i64> = (0..n).map(|i| windows.count(i, sizes[i])).collect();
+    ensure(
+        counts.iter().all(|&n| n > 0),
+        "a window does not fit the image",
+    )?;
+    let whole = |list: &[i64]| -> Result<u64> {
+        let list: Vec<u64> = list.iter().map(|&d| d as u64).collect();
+        lower::count(&list)
+    };
+    let (elements, places) = (whole(&kernel)?, whole(&counts)?);
+    let fits = rows.is_multiple_of(elements) && columns == places;
+    ensure(fits, "the columns do not fit the windows")?;
+    let channels = rows / elements;
+    // The place of each element of each window in the image with its padding.
+    let padded: Vec<i64> = (0..n)
+        .map(|i| sizes[i] + windows.pads[i].0 + windows.pads[i].1)
+        .collect();
+    let mut place = None;
+    for i in 0..n {
+        let inner = padded[i + 1..].iter().product::<i64>();
+        for (dim, size, step) in [
+            (i, kernel[i], windows.dilation[i]),
+            (n + i, counts[i], windows.stride[i]),
+        ] {
+            let step = Scalar::Int(step.saturating_mul(inner));
+            let at = c.arange(ir::DType::I64, size as u64, Scalar::Int(0), step)?;
+            let mut beside = vec![1; 2 * n];
+            beside[dim] = size as u64;
+            let at = c.reshape(at, &beside)?;
+            place = Some(match place {
+                Some(place) => c.step(OpKind::Add, &[], &[place, at])?,
+                None => at,
+            });
+        }
+    }
+    let place = place.ok_or("the images have no dimension")?;
+    let place = c.reshape(place, &[elements * places])?;
+    let images = batch * channels;
+    let x = c.reshape(x, &[images, elements * places])?;
+    let x = c.permute(x, &[1, 0])?;
+    let zeros = c.full(Scalar::Int(0), c.dtype(x), &[whole(&padded)?, images])?;
+    let put = [("accumulate", Attr::Bool(true))];
+    let y = c.step(OpKind::IndexPut, &put, &[zeros, x, place])?;
+    let y = c.permute(y, &[1, 0])?;
+    let inner: Vec<u64> = padded.iter().map(|&d| d as u64).collect();
+    let y = c.reshape(y, &[&[batch, channels], &inner[..]].concat())?;
+    let cut = windows.pads.iter().rev();
+    let cut: Vec<i64> = cut.flat_map(|&(a, b)| [-a, -b]).collect();
+    one(c.pad(y, &cut, Scalar::Int(0))?)
 }

@@ -89,7 +89,8 @@ class Eager:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     trained: list[str]  # parameters
-    times: int  # how often it runs, on the same batch; loss and gradients are means
+    times: int  # how often it runs, on the same batch
+    is_sum: bool = False  # loss and gradients of several runs are sums, else means
 
     def run(self) -> Outcome:
         """Run the model. Its buffers are left as they were, and `grad` of parameters is not touched."""
@@ -110,8 +111,11 @@ class Eager:
                 for name, buffer in buffers.items():
                     buffer.copy_(kept[name])
         columns = zip(*found, strict=True)
-        gradients = {name: _mean(column, parameters[name]) for name, column in zip(self.trained, columns, strict=True)}
-        return Outcome(torch.stack(losses).mean(0), gradients, after)
+        factor = self.times if self.is_sum else 1
+        gradients = {
+            name: factor * _mean(column, parameters[name]) for name, column in zip(self.trained, columns, strict=True)
+        }
+        return Outcome(factor * torch.stack(losses).mean(0), gradients, after)
 
     def exact(self) -> Outcome:
         """The same in float64, on a copy of the model."""

@@ -4,7 +4,20 @@ from collections.abc import Callable
 from os import PathLike
 from typing import Any, final
 
-__all__ = ["Arenas", "Machine", "Plan", "Ticket", "View", "compile", "devices", "generator_at", "have", "have_at"]
+__all__ = [
+    "Arenas",
+    "Machine",
+    "Plan",
+    "Ticket",
+    "View",
+    "compile",
+    "devices",
+    "fastest_micro_batches",
+    "first_fit_decreasing",
+    "generator_at",
+    "have",
+    "have_at",
+]
 
 @final
 class Plan:
@@ -29,6 +42,18 @@ class Plan:
     @property
     def micros(self) -> float:
         """The predicted time of a step on the device, in microseconds."""
+
+    @property
+    def kernel_micros(self) -> float:
+        """The time of the kernels of the forward and the backward in microseconds, if each runs once."""
+
+    @property
+    def micro_batches(self) -> int:
+        """How many micro-batches a step has."""
+
+    @property
+    def loss_kind(self) -> str:
+        """What the loss is a function of, if a step has several batches: `mean`, `sum` or `mixed`."""
 
     @property
     def recomputed_micros(self) -> float:
@@ -212,6 +237,7 @@ def compile(
     precision: str = "f32",
     loss_scale: tuple[float, float, float, int] | None = None,
     micro_batches: int | None = None,
+    reduction: str = "auto",
     command: str = "",
 ) -> Plan:
     """Compile a traced step, the bytes of a joint `.pt2` file.
@@ -221,12 +247,25 @@ def compile(
     precision: `f32`, `tf32`, `bf16` or `fp16`, as of `lighterage.compile`.
     loss_scale: of fp16, the first scale, its growth, its backoff, and the updates until it grows.
     micro_batches: how many batches a step takes, whose inputs get the suffixes `.0`, `.1` and so on.
+    reduction: `auto`, `mean` or `sum`, as of `lighterage.compile`.
     calls: for a step that is to run, on this machine's processor. It gets the calls without a kernel (operator, node,
         module, reason), and raises an exception or returns what computes them: `compute(node, operands, results)`,
         with capsules of DLPack. Without it, the step is planned for the device.
 
     Raises Infeasible, Error, and what `calls` raises.
     """
+
+def fastest_micro_batches(batch: int, least: Callable[[int], float], plan: Callable[[int], float | None]) -> int | None:
+    """The number of micro-batches, a divisor of `batch`, with the fastest plan; None if no plan fits.
+
+    least: what kernels of that number of micro-batches take at least, in microseconds.
+    plan: the predicted time of the plan for a number, in microseconds, or None if nothing fits.
+
+    Raises what the functions raise.
+    """
+
+def first_fit_decreasing(lengths: list[int], limit: int) -> list[list[int]] | None:
+    """The numbers of the sequences in each bin of at most `limit` tokens; None if one is longer."""
 
 def devices() -> list[str]:
     """Names of the devices that come with Lighterage."""

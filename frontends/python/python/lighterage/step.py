@@ -25,11 +25,12 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.utils import _pytree as pytree
 
-from . import _check, _foreign, _kernels, _lighterage, _optimizer, _scaler
+from . import _check, _foreign, _kernels, _lighterage, _micro, _optimizer, _scaler
 from ._capture import Loss, call_model
 from ._guard import Batch, Guard
 from ._lighterage import Machine, Plan
 from .errors import Error, ShapeError
+from .export import Step as Traced
 from .export import export_joint, save
 
 logger = logging.getLogger("lighterage")
@@ -52,6 +53,8 @@ def plan(
     planner: str = "auto",
     clip_grad_norm: float | None = None,
     accumulate: int = 1,
+    micro_batches: int | str = 1,
+    reduction: str = "auto",
     precision: str = "f32",
 ) -> Plan:
     """Plan a training step for a machine, without running it. A weightless model (`export.weightless`) is enough.
@@ -65,27 +68,26 @@ def plan(
     Raises CaptureError, Infeasible, Error. Unsupported: there is no memory for a tensor, such as a complex one.
     """
     name = optimizer if isinstance(optimizer, str) else _optimizer.kind_of(optimizer).name
-    args, kwargs = _arguments(example)
     _check_loss(loss_fn)
-    traced = export_joint(model, args, kwargs, loss=loss_fn, trainable=_trained_by(optimizer))
-    _foreign.check(traced.program.graph)
-    file = io.BytesIO()
-    save(traced, file, weights=False)
-    command = f"lighterage.plan(..., optimizer={name!r}, budget={budget!r}, device={device!r})"
-    return _lighterage.compile(
-        file.getvalue(),
-        optimizer=name,
-        budget=budget,
-        device=device,
-        host=host,
-        # Planning needs no generator.
-        kernels="generated",
-        planner=planner,
-        clip_norm=clip_grad_norm,
-        micro_batches=_micro_batches(accumulate),
-        precision=precision,
-        command=command,
+    planning = _Planning(
+        model,
+        loss_fn,
+        _trained_by(optimizer),
+        _arguments(example),
+        _batches(accumulate),
+        {
+            "optimizer": name,
+            "device": device,
+            # Planning needs no generator.
+            "kernels": "generated",
+            "clip_norm": clip_grad_norm,
+            "reduction": reduction,
+            "precision": precision,
+            "command": f"lighterage.plan(..., optimizer={name!r}, budget={budget!r}, device={device!r})",
+        },
+        {"budget": budget, "host": host, "planner": planner},
     )
+    return planning.plan(planning.number(micro_batches))
 
 
 def compile(
@@ -101,6 +103,8 @@ def compile(
     planner: str = "auto",
     clip_grad_norm: float | None = None,
     accumulate: int = 1,
+    micro_batches: int | str = 1,
+    reduction: str = "auto",
     precision: str = "f32",
     scaler: GradScaler | None = None,
     fallback: str = "torch",
@@ -125,7 +129,12 @@ def compile(
     planner: `auto`, `keep`, `greedy`, `offload` or `protrain`.
     clip_grad_norm: the largest norm over all gradients, as in `torch.nn.utils.clip_grad_norm_`.
     accumulate: how many batches a step takes, one after the other, in the memory of one. Its gradients and its loss are
-        their means. With more than 1, a step is called with a list of batches that are like the example.
+        those of one batch with all their samples. With more than 1, a step is called with a list of batches that are
+        like the example.
+    micro_batches: into how many equal parts a step cuts each batch along its first dimension. The parts run one after
+        the other, in the memory of one. `auto` takes the number with the fastest plan for the budget.
+    reduction: how losses and gradients of several batches or parts are put together. `auto` reads in the loss whether
+        it is a mean, a mean over labels that count, or a sum; `mean` and `sum` take theirs, whatever they are.
     precision: `f32`, or `bf16` or `fp16`, which compute as a model in f32 does under `torch.autocast`: parameters,
         gradients and moments stay in f32. For other types, bring a model in them, or autocast in `loss_fn`.
     scaler: of the loss in `fp16`, by default `GradScaler("cpu")`. The step does what its `scale`, `step` and `update`
@@ -152,28 +161,30 @@ def compile(
     _check_loss(loss_fn)
     _check_cpu(model)
     start = time.perf_counter()
-    traced = export_joint(model, args, kwargs, loss=loss_fn, trainable=_trained_by(optimizer))
-    _foreign.check(traced.program.graph)
-    calls = _foreign.Calls(traced.program.graph, fallback)
-    file = io.BytesIO()
-    save(traced, file, weights=False)
-    captured = time.perf_counter()
-    plan = _lighterage.compile(
-        file.getvalue(),
-        optimizer=kind.name,
-        budget=budget,
-        device=device,
-        host=host,
-        kernels=kernels,
-        planner=planner,
-        clip_norm=clip_grad_norm,
-        micro_batches=_micro_batches(accumulate),
-        groups=groups,
-        calls=calls,
-        precision=precision,
-        loss_scale=_scaler.numbers_of(scaler),
-        command=f"lighterage.compile(..., budget={budget!r}, device={device!r})",
+    planning = _Planning(
+        model,
+        loss_fn,
+        _trained_by(optimizer),
+        (args, kwargs),
+        _batches(accumulate),
+        {
+            "optimizer": kind.name,
+            "device": device,
+            "kernels": kernels,
+            "clip_norm": clip_grad_norm,
+            "groups": groups,
+            "reduction": reduction,
+            "precision": precision,
+            "loss_scale": _scaler.numbers_of(scaler),
+            "command": f"lighterage.compile(..., budget={budget!r}, device={device!r})",
+        },
+        {"budget": budget, "host": host, "planner": planner},
     )
+    parts = planning.number(micro_batches)
+    traced = planning.traced(parts)
+    calls = _foreign.Calls(traced.program.graph, fallback)
+    captured = time.perf_counter()
+    plan = planning.plan(parts, calls)
     calls.warn(plan)
     _kernels.tell(kernels, plan)
     planned = time.perf_counter()
@@ -188,12 +199,16 @@ def compile(
     )
     seed = int(torch.randint(2**62, ())) if seed is None else seed
     batch = Batch(model, loss_fn, args, kwargs)
-    step = Step(model, optimizer, loss_fn, plan, machine, batch, kind, accumulate, seed, scaler)
+    step = Step(model, optimizer, loss_fn, plan, machine, batch, kind, accumulate, parts, seed, scaler)
     random = calls.is_random or any(kind == "rng" for _, kind in machine.states)
     if check and random:
         logger.info("not compared with eager: the step draws random numbers, and its generator is not torch's")
+    elif check and accumulate > 1 and plan.loss_kind == "mixed":
+        logger.info("not compared with eager: the loss is a mean and a sum, and the batches are equal")
     elif check and not kind.shows_gradients:
-        step.check = _check_of_twin(model, optimizer, loss_fn, example, clip_grad_norm, accumulate, fallback, seed)
+        step.check = _check_of_twin(
+            model, optimizer, loss_fn, example, clip_grad_norm, accumulate, parts, reduction, fallback, seed
+        )
     elif check:
         types = _check.types_of(traced.program.graph)
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
@@ -213,6 +228,8 @@ def compile(
             planner=planner,
             clip_grad_norm=clip_grad_norm,
             accumulate=accumulate,
+            micro_batches=micro_batches,
+            reduction=reduction,
             precision=precision,
             scaler=scaler,
             fallback=fallback,
@@ -245,15 +262,18 @@ class Step:
         batch: Batch,
         kind: _optimizer.Kind,
         accumulate: int,
+        micro_batches: int,
         seed: int,
         scaler: GradScaler | None,
     ) -> None:
         self.scaler = scaler
-        self.plan, self.check, self._turn, self._accumulate = plan, None, threading.Lock(), accumulate
+        self.plan, self.check, self._turn = plan, None, threading.Lock()
+        self._accumulate, self._parts = accumulate, micro_batches
         self._model, self._loss_fn, self._machine, self._batch = model, loss_fn, machine, batch
         inputs = set(machine.inputs)
         # Each batch of several has inputs of its own.
-        suffixes = [f".{k}" for k in range(accumulate)] if accumulate > 1 else [""]
+        several = accumulate * micro_batches
+        suffixes = [f".{k}" for k in range(several)] if several > 1 else [""]
         names = [name + suffix for suffix in suffixes for name in batch.names]
         self._inputs = [(i, _optimizer.lent(machine, "input", name)) for i, name in enumerate(names) if name in inputs]
         self._loss = _optimizer.lent(machine, "output", machine.loss).reshape(())
@@ -283,14 +303,14 @@ class Step:
         """Run one step on a batch: forward, backward and update. Returns the loss, a scalar in memory of its own.
 
         A step that was compiled with `accumulate` above 1 is called with a list of that many batches, each a tensor, a
-        tuple of positional arguments or a dict of named ones. The loss is the mean of theirs.
+        tuple of positional arguments or a dict of named ones. The loss is that of all their samples.
 
         Raises ShapeError: the batch is not like the example. StaleError: the model or the optimizer is not what was
         compiled. Error: a line of the step failed, for example on an index that is out of range; the step cannot run
         again then, and the model has the parameters that the line left.
         """
         try:
-            batch = self._batch.leaves(args, kwargs) if self._accumulate == 1 else self._leaves_of_all(args, kwargs)
+            batches = [self._batch.leaves(args, kwargs)] if self._accumulate == 1 else self._leaves_of_all(args, kwargs)
         except ShapeError:
             if (loss := self._of_other_shapes(args, kwargs)) is None:
                 raise
@@ -300,7 +320,7 @@ class Step:
             self._guard.check()
             self._adopt()
             self._state.write_options()
-            self._run(batch)
+            self._run(batches)
             self._state.stepped()
             return self._loss_of_its_own()
 
@@ -310,14 +330,14 @@ class Step:
         if self._scaler is not None:
             self._scaler.adopt()
 
-    def _leaves_of_all(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The leaves of several batches, one batch after the other."""
+    def _leaves_of_all(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[list[Any]]:
+        """The leaves of each of several batches."""
         n = self._accumulate
         if kwargs or len(args) != 1 or not isinstance(args[0], list):
             raise ShapeError(f"the step accumulates over {n} batches: call it with a list of {n}")
         if len(args[0]) != n:
             raise ShapeError(f"{len(args[0])} batches, and the step accumulates over {n}")
-        return [leaf for batch in args[0] for leaf in self._batch.leaves(*_forms(batch))]
+        return [self._batch.leaves(*_forms(batch)) for batch in args[0]]
 
     def _of_other_shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
         """The loss of a step with the plan for these shapes; none if there is no such plan, and may not be."""
@@ -342,9 +362,12 @@ class Step:
             finally:
                 self.set_rng_state(other.rng_state())
 
-    def _run(self, batch: list[Any]) -> None:
+    def _run(self, batches: list[list[Any]]) -> None:
+        leaves = batches[0]
+        if len(batches) > 1 or self._parts > 1:
+            leaves = [leaf for batch in batches for part in _micro.cut(batch, self._parts) for leaf in part]
         for i, view in self._inputs:
-            view.copy_(batch[i])
+            view.copy_(leaves[i])
         self._machine.step()
         # What the user computed of the former values cannot be differentiated any more, and autograd says so.
         torch.autograd.graph.increment_version(self._changed)
@@ -417,7 +440,13 @@ class Step:
         Raises MismatchError: the step is further from eager than rounding explains.
         """
         eager = _check.Eager(
-            self._model, self._loss_fn or call_model, args, kwargs, self._state.paths, self._accumulate
+            self._model,
+            self._loss_fn or call_model,
+            args,
+            kwargs,
+            self._state.paths,
+            self._accumulate,
+            is_sum=self.plan.loss_kind == "sum",
         )
         with torch.autocast("cpu", half or torch.bfloat16, enabled=half is not None):
             outcome = eager.run().clipped(clip_norm)
@@ -432,7 +461,7 @@ class Step:
             if self._scaler is not None:
                 # As in eager mode, where the loss is not scaled.
                 self._scaler.set(1.0)
-            self._run(self._batch.leaves(args, kwargs) * self._accumulate)
+            self._run([self._batch.leaves(args, kwargs)] * self._accumulate)
             gradients = self._state.gradients(kept)
             buffers = {b.path: b.tensor.detach().clone() for b in self._bound if b.is_buffer}
         finally:
@@ -451,6 +480,8 @@ def _check_of_twin(
     example: Example,
     clip_grad_norm: float | None,
     accumulate: int,
+    micro_batches: int,
+    reduction: str,
     fallback: str,
     seed: int,
 ) -> _check.Check | None:
@@ -470,9 +501,78 @@ def _check_of_twin(
         planner="keep",
         clip_grad_norm=clip_grad_norm,
         accumulate=accumulate,
+        micro_batches=micro_batches,
+        reduction=reduction,
         fallback=fallback,
         seed=seed,
     ).check
+
+
+class _Planning:
+    """Plans of a step with several numbers of micro-batches."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Loss | None,
+        trainable: Any,
+        batch: _micro.Arguments,
+        batches: int,
+        options: dict[str, Any],
+        limits: dict[str, Any],
+    ) -> None:
+        """batch: an example. batches: how many a step takes. options, limits: of the native `compile`."""
+        self._model, self._loss_fn, self._trainable, self._batch = model, loss_fn, trainable, batch
+        self._batches, self._options, self._limits = batches, options, limits
+        # The last number, and what was traced for it.
+        self._last: tuple[int, Traced] | None = None
+
+    def traced(self, n: int) -> Traced:
+        """The step on the first of `n` micro-batches.
+
+        Raises CaptureError, Unsupported.
+        """
+        if self._last is None or self._last[0] != n:
+            args, kwargs = _micro.first(self._batch, n)
+            traced = export_joint(self._model, args, kwargs, loss=self._loss_fn, trainable=self._trainable)
+            _foreign.check(traced.program.graph)
+            self._last = n, traced
+        return self._last[1]
+
+    def plan(self, n: int, calls: _foreign.Calls | None = None) -> Plan:
+        """The plan for `n` micro-batches. calls: computes what has no kernel, if the step is to run.
+
+        Raises Infeasible, Error.
+        """
+        return self._planned(n, calls=calls, micro_batches=self._batches * n, **self._limits)
+
+    def number(self, given: int | str) -> int:
+        """The number of micro-batches.
+
+        Raises Error: the batch cannot be cut. Infeasible.
+        """
+        if given == "auto":
+            # A share is of what the whole batch needs.
+            self._limits["budget"] = self._bytes(self._limits["budget"])
+        return _micro.number(given, self._batch, lambda n, kept: self._kept(n) if kept else self.plan(n))
+
+    def _bytes(self, budget: Budget) -> Budget:
+        share = budget
+        if isinstance(budget, str) and budget.strip().endswith("%"):
+            try:
+                share = float(budget.strip().removesuffix("%")) / 100
+            except ValueError:
+                return budget  # the compiler says what is wrong with it
+        return int(share * self._kept(1).keep_peak) if isinstance(share, float) else budget
+
+    def _kept(self, n: int) -> Plan:
+        """The plan of one micro-batch, with all memory that it needs."""
+        return self._planned(n, budget=2**63, planner="keep")
+
+    def _planned(self, n: int, **options: Any) -> Plan:
+        file = io.BytesIO()
+        save(self.traced(n), file, weights=False)
+        return _lighterage.compile(file.getvalue(), **self._options, **options)
 
 
 class _Others:
@@ -512,7 +612,7 @@ def _arguments(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return args, kwargs
 
 
-def _micro_batches(accumulate: int) -> int:
+def _batches(accumulate: int) -> int:
     """Raises Error: it is no number of batches."""
     if not isinstance(accumulate, int) or accumulate < 1:
         raise Error(f"accumulate={accumulate!r}: it is a number of batches, from 1")

@@ -40,21 +40,68 @@ fn cross_entropy(c: &mut Call<'_>) -> Result<Results> {
     Ok(losses(c, x)?.into_iter().take(1).collect())
 }
 
-/// The loss of log-probabilities, and the number of targets that count.
+/// The loss of log-probabilities, and the number of targets that count, or the sum of their
+/// weights.
 fn losses(c: &mut Call<'_>, x: Ref) -> Result<Results> {
     let target = c.tensor("target")?;
-    ensure(c.opt_tensor("weight")?.is_none(), "weighs the classes")?;
     let reduction = c.int_or("reduction", MEAN)?;
     let ignore = c.int_or("ignore_index", IGNORED)?;
-    all(c.nll_loss(x, target, reduction, ignore)?)
+    let Some(classes) = c.opt_tensor("weight")? else {
+        return all(c.nll_loss(x, target, reduction, ignore)?);
+    };
+    let weights = weights(c, classes, target, ignore)?;
+    let rows = c.nll_loss(x, target, NO_REDUCTION, ignore)?[0];
+    let (shape, n) = (c.shape_of(target), c.ty(target).numel());
+    let rows = c.reshape(rows, &[n])?;
+    let rows = c.step(OpKind::Mul, &[], &[rows, weights])?;
+    let total = c.reduce(OpKind::Sum, weights, &[0], false)?;
+    let loss = match reduction {
+        NO_REDUCTION => c.reshape(rows, &shape)?,
+        _ => c.reduce(OpKind::Sum, rows, &[0], false)?,
+    };
+    let loss = match reduction {
+        MEAN => c.step(OpKind::Div, &[], &[loss, total])?,
+        _ => loss,
+    };
+    all(vec![loss, total])
+}
+
+/// The weights of the classes that are targets, in a row; 0 where a target is ignored.
+fn weights(c: &mut Call<'_>, classes: Ref, target: Ref, ignore: i64) -> Result<Ref> {
+    let (n, dtype) = (c.ty(target).numel(), c.dtype(classes));
+    let target = c.reshape(target, &[n])?;
+    let counts = c.scalar_step(OpKind::NeScalar, target, Scalar::Int(ignore))?;
+    let first = c.full(Scalar::Int(0), c.dtype(target), &[1])?;
+    let at = c.step(OpKind::Where, &[], &[counts, target, first])?;
+    let n_classes = c.ty(classes).numel();
+    let table = c.reshape(classes, &[n_classes, 1])?;
+    let found = c.step(
+        OpKind::Embedding,
+        &[("padding", Attr::Int(-1))],
+        &[table, at],
+    )?;
+    let found = c.reshape(found, &[n])?;
+    let counts = c.cast(counts, dtype)?;
+    c.step(OpKind::Mul, &[], &[found, counts])
 }
 
 fn nll_loss_backward(c: &mut Call<'_>) -> Result<Results> {
     let dy = c.tensor("grad_output")?;
     let (x, target) = (c.tensor("self")?, c.tensor("target")?);
-    ensure(c.opt_tensor("weight")?.is_none(), "weighs the classes")?;
-    let (reduction, ignore) = (c.int("reduction")?, c.int("ignore_index")?);
-    let weight = c.tensor("total_weight")?;
+    let (mut reduction, ignore) = (c.int("reduction")?, c.int("ignore_index")?);
+    let (mut dy, weight) = (dy, c.tensor("total_weight")?);
+    if let Some(classes) = c.opt_tensor("weight")? {
+        let weights = weights(c, classes, target, ignore)?;
+        if reduction == MEAN {
+            dy = c.step(OpKind::Div, &[], &[dy, weight])?;
+        }
+        let n = c.ty(target).numel();
+        if reduction == NO_REDUCTION {
+            dy = c.reshape(dy, &[n])?;
+        }
+        dy = c.step(OpKind::Mul, &[], &[weights, dy])?;
+        reduction = NO_REDUCTION;
+    }
     let (shape, n) = (c.shape_of(x), c.ty(target).numel());
     let classes = shape.get(1).or(shape.first());
     let classes = *classes.ok_or("there are no classes")?;

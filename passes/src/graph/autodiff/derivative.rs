@@ -24,8 +24,8 @@ const fn rule(apply: Apply) -> Derivative {
     Derivative::Rule(Rule(apply))
 }
 
-const SECOND: Derivative =
-    Refused("it is a derivative itself, and there are no second derivatives");
+/// Why a derivative has none.
+pub(super) const SECOND: &str = "it is a derivative itself, and there are no second derivatives";
 const UPDATE: Derivative = Refused("it belongs to an optimizer, which comes after the backward");
 
 /// The derivative of an op.
@@ -39,7 +39,8 @@ pub fn derivative(op: OpKind) -> Derivative {
         Sum | Mean | Amax | Amin | Cumsum | TopK | Softmax | LogSoftmax => rule(rules::reduction),
         LayerNorm | BatchNorm => rule(rules::norm),
         Matmul | Addmm | MatmulSum => rule(rules::product),
-        Convolution | MaxPool2d => rule(rules::window),
+        // Of an operand alone, it is a transposed convolution.
+        Convolution | ConvolutionBwd | MaxPool2d => rule(rules::window),
         Sdpa | SdpaRows => rule(rules::attention),
         NllLoss | NllSum => rule(rules::loss),
         Embedding | Gather | Scatter | ScatterAdd | ScatterValue | Index | IndexPut => {
@@ -53,8 +54,8 @@ pub fn derivative(op: OpKind) -> Derivative {
         | LogicalAnd | LogicalOr | Any | Full | Arange | Rand | Randn | RngNext => Zero,
 
         TanhBwd | SigmoidBwd | SiluBwd | GeluBwd | ThresholdBwd | SoftmaxBwd | LogSoftmaxBwd
-        | LayerNormBwd | BatchNormBwd | ConvolutionBwd | MaxPool2dBwd | SdpaBwd | SdpaRowsBwd
-        | EmbeddingBwd | NllLossBwd | DropoutBwd => SECOND,
+        | LayerNormBwd | BatchNormBwd | MaxPool2dBwd | SdpaBwd | SdpaRowsBwd | EmbeddingBwd
+        | NllLossBwd | DropoutBwd => Refused(SECOND),
         SumSquares | ClipScale | RoundRandom | Adamw | AdamwSplit | Sgd | SgdMomentum => UPDATE,
         Fused => Refused("it is a kernel of several ops; differentiate the graph before `fuse`"),
         Extern => Refused("the op is not known, so neither is its derivative"),

@@ -1,0 +1,3 @@
+//! Tests of checkpoints on disk.
+
+mod folder;
