@@ -124,15 +124,7 @@ pub static SHARED: [GraphPass; 5] = [
         name: "scale",
         run: |graph, c| match c.options.precision {
             Precision::Fp16 => {
-                let n = match c.options.micro_batches.unwrap_or(1) {
-                    1 => 1,
-                    n => {
-                        let whole = microbatch::whole(graph, c.options.reduction);
-                        let whole = whole.map_err(|e| failed("scale", e))?;
-                        if whole.sums { 1 } else { n }
-                    }
-                };
-                scale::run(graph, &c.options.loss_scale, n).map_err(|e| failed("scale", e))
+                scale::run(graph, &c.options.loss_scale).map_err(|e| failed("scale", e))
             }
             Precision::F32 | Precision::Tf32 | Precision::Bf16 => Ok(()),
         },

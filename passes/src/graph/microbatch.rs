@@ -8,8 +8,8 @@
 //! the sum over the micro-batches, added up in their order in the gradient's own type, and so is
 //! the output `loss`: as [`reduction`] reads the loss, so that both equal those of the whole batch.
 //! What counts samples there is computed for all micro-batches first, and each micro-batch reads
-//! the count of all. Of a scaled mean, each micro-batch has its part of the scale already
-//! ([`super::scale`]), so gradients are only added up. Other outputs become `NAME.0`, ….
+//! the count of all. Of a scaled loss ([`super::scale`]) that is a mean, each micro-batch has its
+//! part of the scale, and gradients are only added up. Other outputs become `NAME.0`, ….
 //!
 //! The optimizer comes after this pass: gradients are complete in the backward of the last
 //! micro-batch.
@@ -100,8 +100,8 @@ struct Many<'a> {
     names: BTreeSet<String>,
     /// The value of each state before the next micro-batch.
     found: Vec<Value>,
-    /// The gradients are of the nth part of the loss.
-    is_scaled: bool,
+    /// The state that is the scale of the loss, if it is scaled.
+    scale: Option<Value>,
     /// The results of nodes that all micro-batches share.
     shared: BTreeMap<Node, Vec<Value>>,
     /// The gradients that each node computes, by their position in `one.gradients`.
@@ -137,6 +137,7 @@ impl<'a> Many<'a> {
             vec![None; one.gradients.len()],
             vec![None; one.outputs.len()],
         );
+        let scale = one.states.values().find(|state| state.path == SCALE);
         Many {
             one,
             graph,
@@ -145,7 +146,7 @@ impl<'a> Many<'a> {
             targets: BTreeMap::new(),
             names,
             found,
-            is_scaled: one.states.values().any(|state| state.path == SCALE),
+            scale: scale.map(|state| state.before),
             shared: BTreeMap::new(),
             computed,
             sums,
@@ -310,9 +311,8 @@ impl<'a> Many<'a> {
             return Ok(());
         }
         if let Some(values) = self.shared.get(&node) {
-            for (&output, &value) in data.outputs.iter().zip(values) {
-                self.here[k][output].get_or_insert(value);
-            }
+            let values = data.outputs.iter().zip(values);
+            values.for_each(|(&output, &value)| self.here[k][output] = Some(value));
             return Ok(());
         }
         let inputs: Vec<Value> = data.inputs.iter().map(|&v| now(&self.here[k], v)).collect();
@@ -333,8 +333,18 @@ impl<'a> Many<'a> {
         }
         if is_cast_parameter(self.one, node) {
             self.shared.insert(node, outputs);
+        } else if self.is_scale(data) && !self.whole.sums {
+            let op = divided_by(self.here.len());
+            let (name, output) = (format!("loss_scale.part.{k}"), data.outputs[0]);
+            let part = self.node(op, &outputs, name, data.phase, &data.module)?;
+            self.here[k][output] = Some(part);
         }
         Ok(())
+    }
+
+    /// True for the node that reads the scale of the loss: see [`super::scale::current`].
+    fn is_scale(&self, data: &NodeData) -> bool {
+        data.op == Op::Where && data.inputs.get(2).copied() == self.scale && self.scale.is_some()
     }
 
     /// Adds the part of a mean over targets that micro-batch `k` has: the sum over its targets,
@@ -403,7 +413,7 @@ impl<'a> Many<'a> {
             }
             None => gradient,
         };
-        if is_last && !self.whole.sums && !self.is_scaled {
+        if is_last && !self.whole.sums && self.scale.is_none() {
             let name = format!("grad.{name}");
             sum = self.node(divided_by(k + 1), &[sum], name, Phase::Backward, module)?;
         }
@@ -443,6 +453,16 @@ fn now(here: &Table<Value, Option<Value>>, value: Value) -> Value {
     here[value].expect("a graph's order should be topological")
 }
 
+/// True for a cast of a parameter, which no micro-batch changes.
+fn is_cast_parameter(graph: &Graph, node: Node) -> bool {
+    let data = &graph.nodes[node];
+    let root = |&value: &Value| graph.values[graph.root(value)].def;
+    matches!(data.op, Op::Cast(_))
+        && matches!(data.inputs.first().map(root), Some(Def::State(state))
+            if graph.states[state].kind == StateKind::Param
+                && graph.states[state].before == graph.states[state].after)
+}
+
 /// The nodes that values depend on.
 fn ancestors(graph: &Graph, values: Vec<Value>) -> BTreeSet<Node> {
     let mut nodes = BTreeSet::new();
@@ -459,16 +479,6 @@ fn ancestors(graph: &Graph, values: Vec<Value>) -> BTreeSet<Node> {
 
 fn cast(dtype: DType) -> Op {
     Op::Cast(Cast { dtype })
-}
-
-/// True for a cast of a parameter, which no micro-batch changes.
-fn is_cast_parameter(graph: &Graph, node: Node) -> bool {
-    let data = &graph.nodes[node];
-    let root = |&value: &Value| graph.values[graph.root(value)].def;
-    matches!(data.op, Op::Cast(_))
-        && matches!(data.inputs.first().map(root), Some(Def::State(state))
-            if graph.states[state].kind == StateKind::Param
-                && graph.states[state].before == graph.states[state].after)
 }
 
 /// The output that is put together: the loss, a number.

@@ -111,9 +111,8 @@ pub enum ScaleError {
     Graph(#[from] graph::Error),
 }
 
-/// Scales the loss. A graph without gradients is left alone. Of `n` micro-batches, whose mean
-/// is the loss, the loss is scaled by the nth part, as if it were divided first.
-pub fn run(graph: &mut Graph, numbers: &LossScale, n: usize) -> Result<(), ScaleError> {
+/// Scales the loss. A graph without gradients is left alone.
+pub fn run(graph: &mut Graph, numbers: &LossScale) -> Result<(), ScaleError> {
     if let Some(fault) = numbers.fault() {
         return Err(ScaleError::Numbers(fault));
     }
@@ -137,8 +136,6 @@ pub fn run(graph: &mut Graph, numbers: &LossScale, n: usize) -> Result<(), Scale
     if full.dtype != DType::F32 {
         scale = add(Op::Cast(Cast { dtype: full.dtype }), &[scale], "cast")?;
     }
-    let value = Number::Float(n as f64);
-    scale = add(Op::DivScalar(Scalar { value }), &[scale], "part")?;
     let value = Number::Float(full.value.to_f64());
     scale = add(Op::MulScalar(Scalar { value }), &[scale], "scaled")?;
     let shape = full.shape;
