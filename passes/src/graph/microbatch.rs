@@ -4,9 +4,9 @@
 //! Before: forward and backward of one batch, and the gradients. After: the same nodes once for
 //! each of `n` micro-batches, one after the other, on inputs `NAME.0` to `NAME.n-1` of the same
 //! types. All read the same parameters. Other states (of the random generator, running statistics)
-//! go from one micro-batch to the next. A parameter is cast once for all. A gradient is the mean or the sum over the micro-batches,
-//! added up in their order in the gradient's own type, and so is the output `loss`: as
-//! [`reduction`] reads the loss, so that both equal those of the whole batch.
+//! go from one micro-batch to the next. A parameter is cast once for all. A gradient is the mean or
+//! the sum over the micro-batches, added up in their order in the gradient's own type, and so is
+//! the output `loss`: as [`reduction`] reads the loss, so that both equal those of the whole batch.
 //! What counts samples there is computed for all micro-batches first, and each micro-batch reads
 //! the count of all. Of a scaled loss ([`super::scale`]) that is a mean, each micro-batch has its
 //! part of the scale, and gradients are only added up. Other outputs become `NAME.0`, ….
