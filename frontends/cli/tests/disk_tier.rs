@@ -40,7 +40,7 @@ fn a_step_on_disk_has_the_bits_of_one_in_memory() {
         std::fs::read(out).unwrap()
     };
     let memory = saved("memory.safetensors", "");
-    for (name, budget) in [("half.safetensors", "50%"), ("least.safetensors", "20%")] {
+    for (name, budget) in [("half.safetensors", "50%"), ("least.safetensors", "30%")] {
         let options = format!("--budget {budget} --disk {disk} --link 1GB/s");
         assert!(saved(name, &options) == memory, "{budget}");
     }
