@@ -661,7 +661,11 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
                 let block = i / 64;
                 let size = DYNAMIC[ins[1].data[block] as usize] * ins[2].data[block / 256] as f32;
                 let byte = ins[0].data[i / 2] as usize;
-                let code = if i.is_multiple_of(2) { byte / 16 } else { byte % 16 };
+                let code = if i.is_multiple_of(2) {
+                    byte / 16
+                } else {
+                    byte % 16
+                };
                 f64::from(NF4[code] * (size + ins[3].data[0] as f32))
             };
             vec![(0..n).map(number).collect()]
