@@ -200,22 +200,6 @@ pub fn read_header(
     Ok((bytes, metadata))
 }
 
-/// Every element type.
-const ALL_DTYPES: [DType; 12] = [
-    DType::Bool,
-    DType::U8,
-    DType::I8,
-    DType::I16,
-    DType::I32,
-    DType::I64,
-    DType::F16,
-    DType::BF16,
-    DType::F32,
-    DType::F64,
-    DType::F8E4M3,
-    DType::F8E5M2,
-];
-
 /// The type in files.
 pub fn file_dtype(dtype: DType) -> Dtype {
     match dtype {
@@ -236,5 +220,5 @@ pub fn file_dtype(dtype: DType) -> Dtype {
 
 /// The type of a file's type; `None` if steps have no such type.
 pub fn dtype(dtype: Dtype) -> Option<DType> {
-    ALL_DTYPES.into_iter().find(|&d| file_dtype(d) == dtype)
+    DType::ALL.into_iter().find(|&d| file_dtype(d) == dtype)
 }

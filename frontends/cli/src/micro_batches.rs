@@ -156,7 +156,7 @@ fn graph_with(model: &Model, symbol: &str, size: u64) -> Result<Graph, Failure> 
             *value = size;
         }
     }
-    Ok(model::read(&path, &reading, &model.forward)?.graph)
+    Ok(model::read_silently(&path, &reading, &model.forward)?.graph)
 }
 
 /// The symbolic size that is the first dimension of every input, and its value.

@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 /// A model from its file.
+#[derive(Default)]
 pub(crate) struct Model {
     /// The step.
     pub(crate) graph: Graph,
@@ -36,6 +37,8 @@ pub(crate) struct Model {
     pub(crate) unsupported: Vec<torch::Unsupported>,
     /// Values through which no gradient flows, though the graph does not say so.
     detached: Vec<Value>,
+    /// What the reader left out, or assumed.
+    notes: Vec<String>,
     /// Paths that name one parameter.
     pub(crate) tied: Vec<Vec<String>>,
     /// The file, and how it was read.
@@ -108,14 +111,30 @@ pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
         .map_err(|_| Failure::Input(format!("{}: not a text file", path.display())))
 }
 
-/// Reads a model, and attaches the loss to a forward.
+/// Reads a model, attaches the loss to a forward, and tells what the reader left out.
 pub(crate) fn read(
     path: &Path,
     reading: &Reading,
     forward: &ForwardArgs,
 ) -> Result<Model, Failure> {
-    let mut model = read_as_it_is(path, reading)?;
-    model.forward = forward.clone();
+    let model = read_silently(path, reading, forward)?;
+    for note in &model.notes {
+        out::note(&format!("note: {}: {note}", path.display()));
+    }
+    Ok(model)
+}
+
+/// The same without notes, for a model that is read once more.
+pub(crate) fn read_silently(
+    path: &Path,
+    reading: &Reading,
+    forward: &ForwardArgs,
+) -> Result<Model, Failure> {
+    let mut model = Model {
+        from: (path.to_path_buf(), reading.clone()),
+        forward: forward.clone(),
+        ..read_as_it_is(path, reading)?
+    };
     if forward.differentiate {
         let criterion = Criterion {
             loss: forward.loss.unwrap_or_default(),
@@ -147,7 +166,6 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
         refuse_onnx_options(path, reading)?;
     }
     let dims = &reading.dim;
-    let from = (path.to_path_buf(), reading.clone());
     match format {
         Format::Pt2 => {
             let spinner = out::spinner(format!("reading {}", path.display()));
@@ -160,8 +178,7 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
                 unsupported: model.unsupported,
                 detached: model.detached,
                 tied: model.tied,
-                from,
-                forward: ForwardArgs::default(),
+                ..Model::default()
             })
         }
         Format::Onnx => {
@@ -176,33 +193,22 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
             };
             let model = onnx::read(path, &options).map_err(|e| Failure::Input(e.to_string()))?;
             drop(spinner);
-            for note in &model.notes {
-                out::note(&format!("note: {}: {note}", path.display()));
-            }
             Ok(Model {
                 graph: model.graph,
                 tensors: tensors(model.tensors),
                 unsupported: model.unsupported,
-                detached: vec![],
-                tied: vec![],
-                from,
-                forward: ForwardArgs::default(),
+                notes: model.notes,
+                ..Model::default()
             })
         }
         Format::Config => {
             let dims: BTreeMap<String, u64> = dims.iter().cloned().collect();
             let model = config::read(path, &dims).map_err(|e| Failure::Input(e.to_string()))?;
-            for note in &model.notes {
-                out::note(&format!("note: {}: {note}", path.display()));
-            }
             Ok(Model {
                 graph: model.graph,
                 tensors: tensors(model.tensors),
-                unsupported: vec![],
-                detached: vec![],
-                tied: vec![],
-                from,
-                forward: ForwardArgs::default(),
+                notes: model.notes,
+                ..Model::default()
             })
         }
         Format::Ir => {
@@ -231,12 +237,8 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
             let unsupported = externs(&graph);
             Ok(Model {
                 graph,
-                tensors: BTreeMap::new(),
                 unsupported,
-                detached: vec![],
-                tied: vec![],
-                from,
-                forward: ForwardArgs::default(),
+                ..Model::default()
             })
         }
         Format::Lit => {

@@ -343,20 +343,24 @@ impl Decoder {
             }
             Mlp::Gated => {
                 let gate = net.linear(&at("gate_proj"), x, inner, bias, conv)?;
-                let active = net.op(self.activation.op(), &[gate])?;
                 let up = net.linear(&at("up_proj"), x, inner, bias, conv)?;
-                let gated = net.op(Op::Mul, &[active, up])?;
-                net.linear(&at("down_proj"), gated, self.width, bias, conv)
+                self.gated(net, gate, up)
             }
             Mlp::JointGate => {
                 let joint = net.linear(&at("gate_up_proj"), x, 2 * inner, bias, conv)?;
                 let gate = net.columns(joint, 0, inner)?;
                 let up = net.columns(joint, inner, 2 * inner)?;
-                let active = net.op(self.activation.op(), &[gate])?;
-                let gated = net.op(Op::Mul, &[up, active])?;
-                net.linear(&at("down_proj"), gated, self.width, bias, conv)
+                self.gated(net, gate, up)
             }
         }
+    }
+
+    /// `down(f(gate) up)`.
+    fn gated(&self, net: &mut Net, gate: Value, up: Value) -> Result<Value, Error> {
+        let active = net.op(self.activation.op(), &[gate])?;
+        let gated = net.op(Op::Mul, &[active, up])?;
+        let down = format!("{}.down_proj", net.module);
+        net.linear(&down, gated, self.width, self.mlp_bias, self.conv)
     }
 }
 

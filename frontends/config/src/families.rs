@@ -65,6 +65,10 @@ impl Decoder {
             let why = format!("{heads} heads cannot share {shared} heads of keys and values");
             return Err(Error::new("num_key_value_heads", why));
         }
+        if let Some(token) = self.padding.filter(|&token| self.vocabulary <= token) {
+            let why = format!("{token} is no token of a vocabulary of {}", self.vocabulary);
+            return Err(Error::new("pad_token_id", why));
+        }
         Ok(())
     }
 }

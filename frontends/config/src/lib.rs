@@ -45,7 +45,8 @@ pub fn families() -> Vec<&'static str> {
 /// Reads a file. `dims` are the values of [`DIMS`]; without a value a batch is one sequence.
 pub fn read(path: &Path, dims: &BTreeMap<String, u64>) -> Result<Model, Error> {
     let of = |e: Error| e.of(path.display().to_string());
-    let text = std::fs::read_to_string(path).map_err(|e| of(Error::new("", e.to_string())))?;
+    let bytes = std::fs::read(path).map_err(|e| of(Error::new("", e.to_string())))?;
+    let text = String::from_utf8(bytes).map_err(|_| of(Error::new("", "not a text file")))?;
     parse(&text, dims).map_err(of)
 }
 
@@ -156,6 +157,18 @@ mod tests {
             "mish is not known",
         );
         says(r#"{"model_type": "gpt2", "n_positions": 4}"#, "for 4");
+        let llama = |more: &str| {
+            format!(
+                r#"{{"model_type": "llama", "hidden_size": 8, "intermediate_size": 8,
+                "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 9, {more}}}"#
+            )
+        };
+        says(&llama(r#""pad_token_id": 9"#), "9 is no token");
+        says(&llama(r#""num_key_value_heads": 4"#), "cannot share");
+        let scaled = r#""rope_scaling": {"rope_type": "llama3", "factor": 0,
+            "low_freq_factor": 1, "high_freq_factor": 4,
+            "original_max_position_embeddings": 2}"#;
+        says(&llama(scaled), "not finite");
         // Sizes that are allowed one by one, and too large together.
         let large = r#"{"model_type": "gpt2", "n_embd": 4294967296, "vocab_size": 4294967296}"#;
         assert!(!refused(large, &dims(8)).is_empty());

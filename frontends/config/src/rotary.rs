@@ -50,6 +50,10 @@ impl Rotary {
                     .help("known are default, linear and llama3"));
             }
         }
+        if frequencies.iter().any(|f| !f.is_finite()) {
+            let why = "its numbers give frequencies that are not finite";
+            return Err(Error::new("rope_parameters", why));
+        }
         Ok(Rotary { frequencies })
     }
 }

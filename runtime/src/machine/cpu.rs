@@ -164,9 +164,9 @@ impl Backend for Cpu {
             let transfer = transfer.expect("a copy should be prepared before it runs");
             let mut transfer = unpoisoned(transfer);
             let tensor = match &mut *transfer {
-                Transfer::Memory { src, .. } | Transfer::Store { src, .. } if end.is_source => src,
-                Transfer::Memory { dst, .. } | Transfer::Load { dst, .. } => dst,
+                Transfer::Memory { src, .. } if end.is_source => src,
                 Transfer::Store { src, .. } => src,
+                Transfer::Memory { dst, .. } | Transfer::Load { dst, .. } => dst,
             };
             tensor.data = to.at(end.offset, tensor.bytes as u64);
         }

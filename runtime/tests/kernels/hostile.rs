@@ -8,21 +8,6 @@ use lighterage_runtime::kernels::owned::OwnedTensor;
 use lighterage_runtime::kernels::{Signature, find};
 use proptest::prelude::*;
 
-const DTYPES: [DType; 12] = [
-    DType::Bool,
-    DType::U8,
-    DType::I8,
-    DType::I16,
-    DType::I32,
-    DType::I64,
-    DType::F16,
-    DType::BF16,
-    DType::F32,
-    DType::F64,
-    DType::F8E4M3,
-    DType::F8E5M2,
-];
-
 /// Numbers at which arithmetic goes wrong.
 const EDGES: [i64; 13] = [
     i64::MIN,
@@ -57,7 +42,7 @@ fn mutate(attr: &mut Attr, rng: &mut Rng) {
             false => drop(list.pop()),
         },
         Attr::Bool(b) => *b = !*b,
-        Attr::Type(dtype) => *dtype = rng.pick(&DTYPES),
+        Attr::Type(dtype) => *dtype = rng.pick(&DType::ALL),
         other => {
             *other = rng.pick(&[
                 Attr::Int(1),
@@ -109,7 +94,7 @@ proptest! {
                 4 => {
                     // One element type is replaced everywhere, so that some signatures are
                     // accepted.
-                    let (from, to) = (case.outs[0].0, rng.pick(&DTYPES));
+                    let (from, to) = (case.outs[0].0, rng.pick(&DType::ALL));
                     case.outs.iter_mut().filter(|o| o.0 == from).for_each(|o| o.0 = to);
                     for x in case.ins.iter_mut().filter(|x| x.dtype() == from) {
                         *x = rng.tensor(to, x.shape());
