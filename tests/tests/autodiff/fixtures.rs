@@ -177,9 +177,15 @@ fn it_needs_no_more_memory_or_time_than_pytorchs() {
         let name = format!("{} {}", fixture.model, fixture.level);
         let traced = fixture.read(fixture.level).graph;
         let (expected, found) = (kept(&traced, false), kept(&forward(&traced), true));
-        // What is alive: between plans that need the same bytes, addresses differ by some lines.
         let (most, peak) = (expected.live_peak, found.live_peak);
-        assert!(peak <= most, "{name}: {peak} bytes, PyTorch's {most}");
+        assert!(peak <= most, "{name}: {peak} bytes alive, PyTorch's {most}");
+        // Both steps of this model need the same bytes, and addresses of one have a larger gap.
+        let gap = match fixture.model {
+            "moe-tiny" => 128,
+            _ => 0,
+        };
+        let (most, peak) = (expected.decided.keep_peak, found.decided.keep_peak);
+        assert!(peak <= most + gap, "{name}: {peak} bytes, PyTorch's {most}");
         let (most, micros) = (expected.timeline.micros, found.timeline.micros);
         assert!(micros <= most, "{name}: {micros} us, PyTorch's {most}");
     }

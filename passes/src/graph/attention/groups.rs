@@ -85,6 +85,7 @@ fn instead(edit: &mut Edit<'_>, at: Node, sum: Node, gradient: Value) {
     for value in same {
         edit.replace_uses(value, gradient);
     }
+    // Views that nothing reads any more still name the sum.
     let view = added(edit, at, reshape_to(shape), &[gradient], &[name])[0];
     edit.replace_uses(old, view);
 }
@@ -149,11 +150,18 @@ fn replaced(edit: &mut Edit<'_>, node: Node, k: usize, shared: [Shared; 2]) -> V
     let data = edit.graph().nodes[node].clone();
     let mut inputs = data.inputs.clone();
     for (i, Shared { heads, .. }) in shared.into_iter().enumerate() {
-        let shape = edit.graph().values[heads].ty.shape().to_vec();
-        let shape = shape.into_iter().enumerate().filter(|&(dim, _)| dim != 2);
-        let op = reshape_to(shape.map(|(_, size)| size));
-        let name = format!("{}.shared.{k}", edit.graph().values[inputs[k + i]].name);
-        inputs[k + i] = added(edit, node, op, &[heads], &[name])[0];
+        let graph = edit.graph();
+        let shape = graph.values[heads].ty.shape().iter().enumerate();
+        let shape = shape.filter(|&(dim, _)| dim != 2).map(|(_, &size)| size);
+        let shape: Vec<u64> = shape.collect();
+        let root = graph.root(heads);
+        inputs[k + i] = if graph.values[root].ty.shape() == shape {
+            // The heads as they were before they got a dimension for the repeats.
+            root
+        } else {
+            let name = format!("{}.shared.{k}", graph.values[inputs[k + i]].name);
+            added(edit, node, reshape_to(shape), &[heads], &[name])[0]
+        };
     }
     let graph = edit.graph();
     let names: Vec<String> = data
