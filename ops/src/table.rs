@@ -31,6 +31,7 @@ macro_rules! ops {
             Sigmoid "sigmoid": unary().real().function() => same;
             Sin "sin": unary().access(Whole).real() => same;
             Cos "cos": unary().access(Whole).real() => same;
+            Atan "atan": unary().access(Whole).real() => same;
             Erf "erf": unary().real().function() => same;
             Relu "relu": unary() => same;
             Silu "silu": unary().real().function() => same;
@@ -176,8 +177,10 @@ macro_rules! ops {
             Index "index": takes(2, 9) => index;
             IndexPut(IndexPut) "index_put": takes(3, 10).inplace(&[(0, 0)])
                 => index_put, index_put_work;
-            // Shapes. reshape shares its operand's bytes; the others copy.
+            // Shapes. reshape shares its operand's bytes; the others copy. So does detach, which
+            // stops a gradient and is removed when there is no more to stop.
             Reshape(Sizes) "reshape": takes(1, 1).no_kernel() => reshape, no_work;
+            Detach "detach": takes(1, 1).no_kernel() => same, no_work;
             Permute(Dims) "permute": takes(1, 1) => permute, no_work;
             Expand(Sizes) "expand": takes(1, 1).access(Element) => expand, no_work;
             Flip(Dims) "flip": takes(1, 1) => flip, no_work;

@@ -10,13 +10,13 @@ use crate::observe::{Dumps, Observer};
 use crate::out;
 use crate::page::PassTime;
 use ir::text::File;
-use ir::{Device, Graph, Op, TensorType, Value};
+use ir::{Device, Graph, Op, TensorType};
 use onnx::Trainable;
 use passes::cost::profile::{Profile, Profiled};
 use passes::cost::{Cost, Roofline};
 use passes::decide::{Extent, Planner};
 use passes::devices;
-use passes::graph::autodiff::{self, AutodiffError};
+use passes::graph::autodiff::AutodiffError;
 use passes::graph::criterion::{self, Criterion, Loss};
 use passes::graph::precision::Precision;
 use passes::pipeline::{self, Compiled, Options};
@@ -35,8 +35,6 @@ pub(crate) struct Model {
     pub(crate) tensors: BTreeMap<String, (TensorType, Vec<u8>)>,
     /// Calls that can be planned but not run.
     pub(crate) unsupported: Vec<torch::Unsupported>,
-    /// Values through which no gradient flows, though the graph does not say so.
-    detached: Vec<Value>,
     /// What the reader left out, or assumed.
     notes: Vec<String>,
     /// Paths that name one parameter.
@@ -146,15 +144,6 @@ pub(crate) fn read_silently(
         if !model.graph.gradients.is_empty() {
             return Err(refused(&AutodiffError::HasGradients));
         }
-        let trained = autodiff::dependents(&model.graph);
-        if let Some(&value) = model.detached.iter().find(|&&value| trained[value]) {
-            let name = &model.graph.values[value].name;
-            return Err(Failure::Input(format!(
-                "{}: the forward detaches %{name}, which depends on parameters; no op stops a \
-                 gradient",
-                path.display()
-            )));
-        }
         criterion::attach(&mut model.graph, &criterion).map_err(|e| refused(&e))?;
     }
     Ok(model)
@@ -176,7 +165,6 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
                 graph: model.graph,
                 tensors: tensors(model.tensors),
                 unsupported: model.unsupported,
-                detached: model.detached,
                 tied: model.tied,
                 ..Model::default()
             })
