@@ -450,6 +450,7 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         },
         protrain: compiling.protrain.unwrap_or_default(),
         kernels: compiling.kernels.unwrap_or_default(),
+        homes: None,
         parts: None,
         precision: compiling.precision.unwrap_or_default(),
         loss_scale: compiling.loss_scale.unwrap_or_default(),
@@ -471,6 +472,28 @@ pub(crate) fn compile(
     dumps: Dumps,
 ) -> Result<Compiled, Failure> {
     run(graph, compiling, machine, dumps, Extent::Plan).map(|(compiled, _)| compiled)
+}
+
+/// Compiles a graph of smaller batches, for the memory and the states of another step.
+pub(crate) fn compile_beside(
+    graph: &Graph,
+    compiling: &Compiling,
+    machine: &Machine,
+    first: &Compiled,
+) -> Result<Compiled, Failure> {
+    run_beside(graph, compiling, machine, Dumps::Stderr, (Extent::Plan, Some(first)))
+        .map(|(compiled, _)| compiled)
+}
+
+/// The model's step with another value of a symbolic size.
+pub(crate) fn graph_with(model: &Model, symbol: &str, size: u64) -> Result<Graph, Failure> {
+    let (path, mut reading) = model.from.clone();
+    for (name, value) in &mut reading.dim {
+        if name == symbol {
+            *value = size;
+        }
+    }
+    Ok(read_silently(&path, &reading, &model.forward)?.graph)
 }
 
 /// Compiles a graph with all information for reports, and with the time of each pass.
@@ -516,6 +539,16 @@ fn run(
     dumps: Dumps,
     extent: Extent,
 ) -> Result<(Compiled, Vec<PassTime>), Failure> {
+    run_beside(graph, compiling, machine, dumps, (extent, None))
+}
+
+fn run_beside(
+    graph: &Graph,
+    compiling: &Compiling,
+    machine: &Machine,
+    dumps: Dumps,
+    (extent, first): (Extent, Option<&Compiled>),
+) -> Result<(Compiled, Vec<PassTime>), Failure> {
     start_threads()?;
     let other = compiling.planner.filter(|&p| p != Planner::Protrain);
     if let (Some(planner), Some(_)) = (other, compiling.protrain) {
@@ -547,6 +580,7 @@ fn run(
         group_options: groups.options,
         ..options(compiling)
     };
+    let options = first.map_or(options.clone(), |first| first.beside(&options));
     let compiled = pipeline::compile(
         graph,
         &options,

@@ -160,6 +160,7 @@ pub(super) fn propose(
         parts
             .flat_map(|(_, drafts)| drafts)
             .filter(|draft| problems[i].host_holds(draft.host))
+            .filter(|draft| problems[i].keeps_homes(&draft.decisions))
             .cloned()
             .collect()
     };
@@ -178,7 +179,10 @@ pub(super) fn propose(
         let relieved: Vec<Vec<Draft>> = fitting
             .map(|draft| relieve::drafts(&problems[i], draft))
             .collect();
-        [front, relieved.concat()].concat()
+        // A state that is taken back has another home.
+        let mut relieved = relieved.concat();
+        relieved.retain(|draft| problems[i].keeps_homes(&draft.decisions));
+        [front, relieved].concat()
     };
     ((0..problems.len()).map(front).collect(), ended)
 }

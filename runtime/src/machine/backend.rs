@@ -1,5 +1,6 @@
 //! The seam between a machine and the hardware that it runs on: [`Backend`].
 
+use super::Options;
 use crate::Error;
 use crate::kernel::Tensor;
 use crate::kernels::KernelError;
@@ -146,6 +147,14 @@ pub trait Backend: Send + Sync {
     fn borrow(&mut self, _pool: &Pool, _lent: &[LentPlace]) -> Result<(), Error> {
         Err(Error::Unsupported(
             "this device runs no step on memory of its caller".into(),
+        ))
+    }
+
+    /// A backend for another step that runs in turn with this one. The pools that it is told to
+    /// allocate are those of this backend, by number, and no larger.
+    fn sharing(&self, _options: &Options) -> Result<Box<dyn Backend>, Error> {
+        Err(Error::Unsupported(
+            "on this device no two steps share their memory".into(),
         ))
     }
 
