@@ -481,8 +481,14 @@ pub(crate) fn compile_beside(
     machine: &Machine,
     first: &Compiled,
 ) -> Result<Compiled, Failure> {
-    run_beside(graph, compiling, machine, Dumps::Stderr, (Extent::Plan, Some(first)))
-        .map(|(compiled, _)| compiled)
+    run_beside(
+        graph,
+        compiling,
+        machine,
+        Dumps::Stderr,
+        (Extent::Plan, Some(first)),
+    )
+    .map(|(compiled, _)| compiled)
 }
 
 /// The model's step with another value of a symbolic size.

@@ -328,12 +328,18 @@ impl Facts<'_> {
             return Ok(());
         };
         let name = sizes.name();
-        writeln!(out, "\n  steps that take turns on the memory and the states of this one")?;
+        writeln!(
+            out,
+            "\n  steps that take turns on the memory and the states of this one"
+        )?;
         writeln!(out, "  {name:<18} {:>10}  {:>14}", "peak", "predicted step")?;
         let largest = (sizes.largest(), self.compiled);
         let all = std::iter::once(largest).chain(smaller.iter().map(|(size, c)| (*size, c)));
         for (size, compiled) in all {
-            let (peak, time) = (short(compiled.planned_peak), micros(compiled.timeline.micros));
+            let (peak, time) = (
+                short(compiled.planned_peak),
+                micros(compiled.timeline.micros),
+            );
             writeln!(out, "  {size:<18} {peak:>10}  {time:>14}")?;
         }
         Ok(())

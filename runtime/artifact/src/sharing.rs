@@ -44,7 +44,10 @@ pub fn sharing(mut first: Artifact, others: Vec<Artifact>) -> Result<Artifact, U
         }
         first.others.push(other);
     }
-    first.others.iter().try_for_each(|other| check_sharing(&first, other))?;
+    first
+        .others
+        .iter()
+        .try_for_each(|other| check_sharing(&first, other))?;
     Ok(first)
 }
 

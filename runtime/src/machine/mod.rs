@@ -63,7 +63,6 @@ pub use lent::{Lent, Port};
 pub use options::Options;
 use shared::Core;
 use shuffle::Shuffle;
-pub use steps::Steps;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -71,6 +70,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
+pub use steps::Steps;
 use threads::Threads;
 
 /// What a step, or several launched together, took.

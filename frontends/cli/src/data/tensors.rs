@@ -143,7 +143,11 @@ impl Tensors {
             );
             return Err(Failure::Input(format!(
                 "{path}: {name} is {found}, it should be {expected}{}",
-                if varies.contains(&true) { " or smaller" } else { "" }
+                if varies.contains(&true) {
+                    " or smaller"
+                } else {
+                    ""
+                }
             )));
         }
         Ok(entry)

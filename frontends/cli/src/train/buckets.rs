@@ -31,7 +31,10 @@ impl Buckets {
         let micro_batches = artifact.summary.micro_batches.max(1);
         let steps = || std::iter::once(artifact).chain(&artifact.others);
         let fed: Vec<_> = steps().map(fed).collect();
-        let of_one: Vec<_> = fed.iter().map(|fed| of_one_batch(fed, micro_batches)).collect();
+        let of_one: Vec<_> = fed
+            .iter()
+            .map(|fed| of_one_batch(fed, micro_batches))
+            .collect();
         let varies = |(i, (_, largest)): (usize, &(String, Operand))| {
             let dimensions = 0..largest.shape.len();
             let differs = |d: usize| {
@@ -83,7 +86,9 @@ impl Buckets {
 
     /// Whether the number of rows is what varies.
     pub(super) fn vary_in_rows(&self) -> bool {
-        self.varies.iter().any(|varies| varies.first() == Some(&true))
+        self.varies
+            .iter()
+            .any(|varies| varies.first() == Some(&true))
     }
 
     /// The lengths of rows, ascending, of the input with the ids.
@@ -109,10 +114,13 @@ impl Buckets {
             let fits = |(i, (value, (_, operand))): (usize, (&Value, &(String, Operand)))| {
                 let sizes = value.shape.iter().zip(&operand.shape).enumerate();
                 let varies = |d: usize| self.varies.get(i).is_some_and(|varies| varies[d]);
-                let mut sizes = sizes.map(|(d, (own, most))| own == most || varies(d) && own < most);
+                let mut sizes =
+                    sizes.map(|(d, (own, most))| own == most || varies(d) && own < most);
                 sizes.all(|fits| fits)
             };
-            let mut all = batches.iter().map(|batch| batch.iter().zip(inputs).enumerate());
+            let mut all = batches
+                .iter()
+                .map(|batch| batch.iter().zip(inputs).enumerate());
             all.all(|mut batch| batch.all(fits))
         };
         self.of_one.iter().rposition(holds).ok_or_else(|| {
@@ -132,9 +140,8 @@ impl Buckets {
             self.given += value.shape.iter().product::<u64>();
             self.filled += operand.shape.iter().product::<u64>();
         }
-        let is_whole = |(value, (_, operand)): (&Value, &(String, Operand))| {
-            value.shape == operand.shape
-        };
+        let is_whole =
+            |(value, (_, operand)): (&Value, &(String, Operand))| value.shape == operand.shape;
         if batch.iter().zip(inputs).all(is_whole) {
             return Ok(batch.into_iter().map(|value| value.bytes).collect());
         }
@@ -179,7 +186,10 @@ fn widened(value: &Value, shape: &[u64], element: &[u8]) -> Vec<u8> {
     if row_bytes == 0 {
         return bytes;
     }
-    let (outer, wide_outer) = (&value.shape[..value.shape.len() - 1], &shape[..shape.len() - 1]);
+    let (outer, wide_outer) = (
+        &value.shape[..value.shape.len() - 1],
+        &shape[..shape.len() - 1],
+    );
     for (number, from) in value.bytes.chunks_exact(row_bytes).enumerate() {
         // The row's coordinates in the smaller tensor are those in the larger one.
         let (mut rest, mut at, mut stride) = (number as u64, 0, 1);
@@ -204,10 +214,7 @@ mod tests {
             bytes: vec![1, 2, 3, 4],
         };
         let wide = widened(&value, &[3, 2, 3], &[9]);
-        assert_eq!(
-            wide,
-            [1, 2, 9, 9, 9, 9, 3, 4, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9]
-        );
+        assert_eq!(wide, [1, 2, 9, 9, 9, 9, 3, 4, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9]);
         assert_eq!(element(DType::I16, IGNORED), [156, 255]);
         assert_eq!(element(DType::F32, IGNORED), [0; 4]);
     }

@@ -140,9 +140,7 @@ impl Evaluator {
             let step = self.buckets.choose(&batches)?;
             let machine = steps.turn(step).map_err(failure)?;
             write(machine, &mut self.buckets, step, batches)?;
-            let bytes = machine
-                .evaluate(&self.evaluations[step])
-                .map_err(failure)?;
+            let bytes = machine.evaluate(&self.evaluations[step]).map_err(failure)?;
             sum += self.loss.value(&bytes).unwrap_or(f64::NAN);
         }
         let mean = sum / self.n_turns as f64;

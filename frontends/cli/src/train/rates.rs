@@ -129,7 +129,10 @@ impl Run {
         let first = *self.counts.first()?;
         match self.counts.iter().all(|&count| count == first) {
             true => of(first, self.median()?),
-            false => of(self.counts[warm..].iter().sum(), self.millis[warm..].iter().sum()),
+            false => of(
+                self.counts[warm..].iter().sum(),
+                self.millis[warm..].iter().sum(),
+            ),
         }
     }
 

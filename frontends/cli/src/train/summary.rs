@@ -92,7 +92,10 @@ impl Summary<'_> {
             micros(planned.recomputed_ms * 1e3)
         );
         let padding = self.padding.map_or(String::new(), |share| {
-            format!("padding       {:.1} % of what steps computed\n", 100.0 * share)
+            format!(
+                "padding       {:.1} % of what steps computed\n",
+                100.0 * share
+            )
         });
         format!(
             "peak          {peak}\nkeep          {}: the peak is {share:.1}% of it\nstep          \
