@@ -2,10 +2,12 @@
 
 use super::Options;
 use crate::Error;
+use crate::foreign::Foreign;
 use crate::kernel::Tensor;
 use crate::kernels::KernelError;
 use crate::memory::Borrowed;
 use artifact::{Kernel, Object, Operand, Place, Pool, Range};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A stream, by its number in the artifact.
@@ -150,9 +152,14 @@ pub trait Backend: Send + Sync {
         ))
     }
 
-    /// A backend for another step that runs in turn with this one. The pools that it is told to
+    /// A backend for another step that runs in turn with this one; `foreign` computes what has no
+    /// kernel. The pools that it is told to
     /// allocate are those of this backend, by number, and no larger.
-    fn sharing(&self, _options: &Options) -> Result<Box<dyn Backend>, Error> {
+    fn sharing(
+        &self,
+        _options: &Options,
+        _foreign: Option<Arc<dyn Foreign>>,
+    ) -> Result<Box<dyn Backend>, Error> {
         Err(Error::Unsupported(
             "on this device no two steps share their memory".into(),
         ))

@@ -164,8 +164,12 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn sharing(&self, options: &Options) -> Result<Box<dyn Backend>, Error> {
-        let mut other = Cpu::new(options, None)?;
+    fn sharing(
+        &self,
+        options: &Options,
+        foreign: Option<Arc<dyn Foreign>>,
+    ) -> Result<Box<dyn Backend>, Error> {
+        let mut other = Cpu::new(options, foreign)?;
         other.host.share(&self.host);
         other.folder.clone_from(&self.folder);
         other.given.clone_from(&self.disks);

@@ -27,6 +27,7 @@ use crate::cuda::{
     Arguments, Cut, Device, DeviceBlock, DeviceRange, Driver, DriverError, Event, Function, Grid,
     Module, ModuleError, Priority, Product, Registered, Staging, Status, Stream, Transfer,
 };
+use crate::foreign::Foreign;
 use crate::kernel::Tensor;
 use crate::memory;
 use crate::sync::unpoisoned;
@@ -734,7 +735,15 @@ impl Backend for Cuda {
         Ok(())
     }
 
-    fn sharing(&self, options: &Options) -> Result<Box<dyn Backend>, Error> {
+    fn sharing(
+        &self,
+        options: &Options,
+        foreign: Option<Arc<dyn Foreign>>,
+    ) -> Result<Box<dyn Backend>, Error> {
+        if foreign.is_some() {
+            let why = "a step with calls of its caller's functions runs on the processor";
+            return Err(Error::Unsupported(why.into()));
+        }
         let mut other = Cuda::of_device(self.device.clone(), options, self.options.clone())?;
         other.host.share(&self.host);
         other.given.clone_from(&self.pools);

@@ -109,7 +109,6 @@ impl HostWork {
     /// Takes the pools of other work, which does nothing meanwhile.
     pub(crate) fn share(&mut self, other: &HostWork) {
         self.given.clone_from(&other.arenas);
-        self.foreign.clone_from(&other.foreign);
     }
 
     /// Allocates the next pool in the host's memory, unless it is given.

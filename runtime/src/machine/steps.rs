@@ -1,8 +1,10 @@
 //! Several steps that take turns on one memory and one set of states: see [`Artifact::others`].
 
 use super::{Machine, Memory, Options, Slot};
-use crate::Error;
+use crate::foreign::Foreign;
+use crate::{Error, validate};
 use artifact::{Artifact, Initial, State, StateKind, Unshared};
+use std::sync::Arc;
 
 /// A machine for each step of an artifact. One of them has its turn; the others are idle.
 #[derive(Debug)]
@@ -20,7 +22,7 @@ impl Steps {
     pub fn new(first: Machine, others: Vec<Artifact>, options: Options) -> Result<Steps, Error> {
         let mut machines = vec![first];
         for other in others {
-            let machine = machines[0].another(other, options)?;
+            let machine = machines[0].another(other, options, None)?;
             machines.push(machine);
         }
         Ok(Steps { machines, turn: 0 })
@@ -61,13 +63,22 @@ impl Steps {
 impl Machine {
     /// Loads another step, which runs on the memory and the states of this one, in turn with it:
     /// while one of them runs, the other does nothing. The caller sees to that; [`Steps`] does.
+    /// `foreign` computes ops that have no kernel.
     ///
     /// # Errors
     /// The step has other states, states in other places, or constants with other values; or it
     /// cannot be loaded.
-    pub fn another(&self, mut artifact: Artifact, options: Options) -> Result<Machine, Error> {
+    pub fn another(
+        &self,
+        mut artifact: Artifact,
+        options: Options,
+        foreign: Option<Arc<dyn Foreign>>,
+    ) -> Result<Machine, Error> {
         self.idle()?;
-        crate::validate::validate_calls(&artifact)?;
+        match foreign {
+            Some(_) => validate::validate_calls(&artifact)?,
+            None => validate::validate(&artifact)?,
+        }
         let refused = |e| Error::Invalid(format!("another step on the same states: {e}"));
         artifact::check_sharing(&self.artifact_of_states(), &artifact).map_err(refused)?;
         for state in &mut artifact.states {
@@ -80,8 +91,10 @@ impl Machine {
             }
             state.initial = Initial::Absent;
         }
-        let backend = self.core.backend.sharing(&options)?;
-        Machine::validated(backend, artifact, options, Memory::Shared)
+        let backend = self.core.backend.sharing(&options, foreign)?;
+        let mut machine = Machine::validated(backend, artifact, options, Memory::Shared)?;
+        machine.take_values(&self.values());
+        Ok(machine)
     }
 
     /// What another step must agree with.
