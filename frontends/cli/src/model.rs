@@ -165,6 +165,7 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
     if format != Format::Onnx {
         refuse_onnx_options(path, reading)?;
     }
+    refuse_packed(path, reading, format)?;
     let dims = &reading.dim;
     match format {
         Format::Pt2 => {
@@ -203,7 +204,9 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
         }
         Format::Config => {
             let dims: BTreeMap<String, u64> = dims.iter().cloned().collect();
-            let model = config::read(path, &dims).map_err(|e| Failure::Input(e.to_string()))?;
+            let packed = reading.packed;
+            let model =
+                config::read(path, &dims, packed).map_err(|e| Failure::Input(e.to_string()))?;
             Ok(Model {
                 graph: model.graph,
                 tensors: tensors(model.tensors),
@@ -248,6 +251,18 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
                  was made of"
             )))
         }
+    }
+}
+
+/// An error if --packed is given for another format than a configuration.
+fn refuse_packed(path: &Path, reading: &Reading, format: Format) -> Result<(), Failure> {
+    match reading.packed && format != Format::Config {
+        true => Err(Failure::Input(format!(
+            "--packed: it adds inputs to the model of a config.json; {} has the inputs that it was \
+             exported with",
+            path.display()
+        ))),
+        false => Ok(()),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `--buckets`: steps for batches of several sizes on one memory and one set of states.
 
-use crate::common::{Folder, model, run, view};
+use crate::common::{Folder, Run, floats, model, run, view};
 use safetensors::Dtype;
 
 /// A file with batches of GPT-2: a number of rows for each.
@@ -198,4 +198,55 @@ fn documents_have_rows_of_the_smallest_size_that_holds_them() {
     train("--buckets sequence=8 --dim sequence=8")
         .expect(2)
         .says(&["sequence"]);
+}
+
+/// A row of several documents computes what a row for each computes: loss and gradients.
+#[test]
+fn documents_of_a_configuration_in_one_row_do_not_see_each_other() {
+    let folder = Folder::new("packed-config");
+    // Four documents that fill two rows of 8, or four rows.
+    let tokens: Vec<u8> = [5_u16, 2, 3, 6]
+        .iter()
+        .flat_map(|&n| (1..n).map(move |i| i * 7 % 31 + n).chain([0]))
+        .flat_map(u16::to_le_bytes)
+        .collect();
+    let tokens = folder.write("tokens.bin", tokens);
+    for family in ["gpt2", "llama", "mistral", "qwen3", "gpt_neox"] {
+        let config = model(&format!("../config/{family}/config.json"));
+        let how = format!(
+            "train {config} --optimizer sgd --lr 1 --kernels plain --json --steps 1 --init \
+             normal:0.1 --tokens {tokens}"
+        );
+        let (packed, apart) = (
+            folder.file("packed.safetensors"),
+            folder.file("apart.safetensors"),
+        );
+        let one = run(&format!(
+            "{how} --dim batch=2 --dim sequence=8 --pack 0 --save {packed}"
+        ))
+        .expect(0)
+        .says(&["0.0 % padding"]);
+        let four = run(&format!(
+            "{how} --dim batch=4 --buckets 8 --documents 0 --save {apart}"
+        ))
+        .expect(0);
+        let loss = |run: &Run| run.json()[0]["loss"].as_f64().unwrap();
+        assert!((loss(&one) - loss(&four)).abs() < 1e-6, "{family}");
+        let read = |path: &str| std::fs::read(path).unwrap();
+        let bytes = read(&packed);
+        for name in safetensors::SafeTensors::deserialize(&bytes)
+            .unwrap()
+            .names()
+        {
+            let pairs = floats(&packed, name).into_iter().zip(floats(&apart, name));
+            let most = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(most <= 1e-6, "{family} {name}: {most}");
+        }
+    }
+    run(&format!(
+        "plan {} --packed",
+        model("gpt2-dynbatch/joint_coarse.pt2")
+    ))
+    .expect(2)
+    .says(&["--packed", "config.json"]);
 }

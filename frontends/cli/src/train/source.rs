@@ -59,8 +59,10 @@ pub(super) fn of(args: &TrainArgs) -> Result<Source, Failure> {
             args.model.display()
         )));
     }
-    let (reading, sizes) =
-        buckets::largest(&args.model, &args.reading, &args.buckets, &args.compiling)?;
+    let mut reading = args.reading.clone();
+    // Documents in rows need inputs that say where they begin.
+    reading.packed |= args.data.pack.is_some() && model::format(&args.model)? == Format::Config;
+    let (reading, sizes) = buckets::largest(&args.model, &reading, &args.buckets, &args.compiling)?;
     let model = model::read(&args.model, &reading, &args.compiling.forward)?;
     let tied = model.tied.clone();
     let mut compiling = args.compiling.clone();
@@ -197,6 +199,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         ("--profile", profile.is_some()),
         ("--dim", !args.reading.dim.is_empty()),
         ("--buckets", args.buckets.buckets.is_some()),
+        ("--packed", args.reading.packed),
         ("--trainable", args.reading.trainable.is_some()),
         ("--batch-norm", args.reading.batch_norm.is_some()),
         ("--dump-ir-after", dump_ir_after.is_some()),
