@@ -267,14 +267,12 @@ pub static PLACES: [SchedulePass; 2] = [
     SchedulePass {
         name: "allocate",
         run: |s, c| {
+            let Problem { graph, cost, .. } = *c.problem;
             let plan = match c.lives {
                 Some(lives) => alloc::allocate(&s.schedule, lives),
-                None => {
-                    let Problem { graph, cost, .. } = *c.problem;
-                    alloc::allocate(&s.schedule, &lives(graph, &s.schedule, cost, c.variant))
-                }
+                None => alloc::allocate(&s.schedule, &lives(graph, &s.schedule, cost, c.variant)),
             };
-            s.plan = Some(plan);
+            s.plan = Some(alloc::states_first(graph, &s.schedule, &plan));
             Ok(())
         },
     },

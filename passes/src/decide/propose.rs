@@ -161,6 +161,7 @@ pub(super) fn propose(
         parts
             .flat_map(|(_, drafts)| drafts)
             .filter(|draft| problems[i].host_holds(draft.host))
+            .filter(|draft| problems[i].keeps_homes(&draft.decisions))
             .cloned()
             .collect()
     };
@@ -191,7 +192,10 @@ pub(super) fn propose(
                 relieve::drafts(problem, draft, &targets)
             })
             .collect();
-        let relieved = record::front(problem, relieved.concat());
+        // A state that is taken back has another home.
+        let mut relieved = relieved.concat();
+        relieved.retain(|draft| problem.keeps_homes(&draft.decisions));
+        let relieved = record::front(problem, relieved);
         [front, relieved].concat()
     };
     ((0..problems.len()).map(front).collect(), ended)
