@@ -23,6 +23,7 @@ use crate::data::{Data, Feed, check_writable};
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::out::{self, out};
+use crate::size::short;
 use artifact::{Artifact, Binding, Initial, Operand, StateKind};
 use checkpoint::Manifest;
 use checkpoints::{Checkpoints, Position, States};
@@ -58,13 +59,29 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     }
     let init = Init::parse(args.init.as_deref())?;
     // Before hours are spent: a folder that cannot be written, another process that writes there.
+    let is_new = args
+        .checkpoints
+        .folder()
+        .is_some_and(|folder| !folder.exists());
     let store = checkpoints::open_store(args)?;
+    let source = source::of(args).and_then(|source| {
+        source::check_memory(args, &source.artifact)?;
+        Ok(source)
+    });
     let Source {
         mut artifact,
         tied,
         link_latency,
-    } = source::of(args)?;
-    source::check_memory(args, &artifact)?;
+    } = match source {
+        Ok(source) => source,
+        Err(failure) => {
+            // A run that could not begin leaves no empty folder.
+            if let Some(store) = store.filter(|_| is_new) {
+                store.abandon();
+            }
+            return Err(failure);
+        }
+    };
     source::check_names(args, &artifact)?;
     source::note_threads(args);
     let hyper = Hyper::new(
@@ -142,6 +159,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
             }
         }
     }
+    let goes_on = resumed.is_some();
     drop(resumed);
 
     // From here on, Ctrl-C ends the run after the current step, so that the states can be saved;
@@ -149,7 +167,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     interrupt::listen();
     let batches = data.batches();
     let mut record = Record {
-        metrics: Metrics::open(&args.metrics)?,
+        metrics: Metrics::open(&args.metrics, goes_on.then_some(start.step))?,
         evaluator,
         items,
         epoch: data.epoch() as f64 / micro_batches as f64,
@@ -266,9 +284,17 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         if let Some(checkpoints) = &checkpoints {
             summary["checkpoints"] = checkpoints.json();
         }
+        summary["most_resident_bytes"] = summary::most_resident().into();
         out!("{}", json!({"summary": summary}));
     } else {
         out::text(&report.text());
+        if args.compiling.disk.is_some()
+            && let Some(most) = summary::most_resident()
+        {
+            let beside = most.saturating_sub(machine.summary().planned_peak_bytes);
+            let (most, beside) = (short(most), short(beside));
+            out!("process       {most} resident at most: {beside} beside the device's pool");
+        }
         if let Some(checkpoints) = &checkpoints {
             out::text(&checkpoints.text());
         }
