@@ -174,12 +174,14 @@ def same(a: Path, b: Path) -> bool:
     return subprocess.run(["cmp", "-s", str(a), str(b)], check=False).returncode == 0
 
 
-def peer(folder: Path, config: Path, args: argparse.Namespace, limit: int) -> dict[str, object]:
-    """PyTorch inside the limit; blocks are computed again if it does not fit otherwise."""
+def peer(folder: Path, config: Path, args: argparse.Namespace, least: int) -> dict[str, object]:
+    """PyTorch inside the limit, or inside a larger one if it is killed; blocks are computed again at the limit itself."""
     script = folder / "peer.py"
     script.write_text(PEER)
-    for again in (0, 1):
-        files = folder / f"peer-{again}"
+    killed = []
+    for times, again in ((1.0, 1), (1.25, 1), (1.5, 1), (2.0, 0), (3.0, 0)):
+        limit = int(times * least)
+        files = folder / f"peer-{times}"
         files.mkdir()
         group = Group("torch", limit)
         command = [sys.executable, str(script), str(config), str(files)]
@@ -192,9 +194,11 @@ def peer(folder: Path, config: Path, args: argparse.Namespace, limit: int) -> di
         if code == 0:
             steps = [line["ms"] for line in lines(out) if "ms" in line][WARM_UP:]
             rss = next(line["rss"] for line in lines(out) if "rss" in line)
-            return {"ms": statistics.median(steps), "steps": steps, "rss": rss, "most": most, "again": bool(again)}
-        print(f"peer with limit {limit}, again={again}: exit {code} {err[-300:]}", file=sys.stderr)
-    return {"failed": True}
+            told = {"limit": limit, "killed_at": killed, "rss": rss, "most": most, "again": bool(again)}
+            return {"ms": statistics.median(steps), "steps": steps, **told}
+        killed.append(limit)
+        print(f"PyTorch with {limit} bytes: exit {code} {err[-300:]}", file=sys.stderr)
+    return {"killed_at": killed}
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 //! Gives every buffer of a schedule its place: lifetimes to a [`Plan`]. The buffers of a pool are a
 //! [`Trace`], which [`placement`] plans like the trace of any other program.
 
-use ir::schedule::{Buffer, InstrKind, Pool, Schedule};
+use ir::schedule::{ALIGN, Buffer, InstrKind, Pool, Schedule};
 use ir::{Id, Plan, Table};
 use placement::trace::{Block, Trace};
 use placement::{Effort, Options, place};
@@ -109,6 +109,11 @@ const NEAR: u64 = 200;
 
 /// A plan in which buffers that live at the same time do not overlap.
 pub fn allocate(schedule: &Schedule, lives: &Table<Buffer, Lifetime>) -> Plan {
+    allocate_at(schedule, lives, ALIGN)
+}
+
+/// The same with buffers that start at multiples of `unit` bytes.
+pub fn allocate_at(schedule: &Schedule, lives: &Table<Buffer, Lifetime>, unit: u64) -> Plan {
     let mut offset = Table::filled(schedule.buffers.len(), 0u64);
     for pool in schedule.pools.ids() {
         let buffers: Vec<Buffer> = schedule
@@ -119,7 +124,7 @@ pub fn allocate(schedule: &Schedule, lives: &Table<Buffer, Lifetime>) -> Plan {
             .collect();
         let block = |&buffer: &Buffer| {
             let Lifetime { start, end } = lives[buffer];
-            let bytes = schedule.buffers[buffer].bytes;
+            let bytes = schedule.buffers[buffer].bytes.next_multiple_of(unit);
             Block {
                 start: start.into(),
                 end: end.into(),

@@ -268,10 +268,13 @@ pub static PLACES: [SchedulePass; 2] = [
         name: "allocate",
         run: |s, c| {
             let plan = match c.lives {
-                Some(lives) => alloc::allocate(&s.schedule, lives),
+                Some(lives) => alloc::allocate_at(&s.schedule, lives, c.problem.unit),
                 None => {
-                    let Problem { graph, cost, .. } = *c.problem;
-                    alloc::allocate(&s.schedule, &lives(graph, &s.schedule, cost, c.variant))
+                    let Problem {
+                        graph, cost, unit, ..
+                    } = *c.problem;
+                    let lives = lives(graph, &s.schedule, cost, c.variant);
+                    alloc::allocate_at(&s.schedule, &lives, unit)
                 }
             };
             s.plan = Some(plan);

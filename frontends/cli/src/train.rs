@@ -24,7 +24,7 @@ use crate::failure::Failure;
 use crate::interrupt;
 use crate::out::{self, out};
 use crate::size::short;
-use artifact::{Artifact, Binding, Initial, Operand, StateKind};
+use artifact::{Artifact, Attr, Binding, CommandKind, Initial, Operand, StateKind};
 use checkpoint::Manifest;
 use checkpoints::{Checkpoints, Position, States};
 use evaluation::Evaluator;
@@ -39,7 +39,7 @@ use runtime::{Error, Machine, Options};
 use serde_json::json;
 use source::Source;
 use states::Init;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use summary::Summary;
 
 /// Runs the command.
@@ -355,7 +355,38 @@ fn results_depend_on(
     .map(|(name, value)| (name.to_string(), value))
     .into();
     options.extend(hyper.into_iter().flat_map(Hyper::described));
+    options.extend(compiled_with(artifact));
     options
+}
+
+/// The options of compiling that results depend on, as far as a compiled step shows them: another
+/// number type or another clipping leaves the states' types as they are.
+fn compiled_with(artifact: &Artifact) -> BTreeMap<String, String> {
+    let mut products = BTreeSet::new();
+    let mut clip = None;
+    for command in &artifact.commands {
+        let CommandKind::Launch { kernel, ins, .. } = &command.kind else {
+            continue;
+        };
+        let kernel = &artifact.kernels[*kernel as usize];
+        if kernel.op.starts_with("matmul")
+            && let Some(factor) = ins.first()
+        {
+            products.insert(format!("{:?}", factor.dtype).to_lowercase());
+        }
+        if kernel.op == "clip_scale" {
+            let norm = kernel.attrs.iter().find(|(name, _)| name == "max_norm");
+            if let Some((_, Attr::Float(norm))) = norm {
+                clip = Some(norm.to_string());
+            }
+        }
+    }
+    let products: Vec<String> = products.into_iter().collect();
+    let products = (!products.is_empty()).then(|| products.join(" and "));
+    [("products in", products), ("clip-norm", clip)]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_string(), value?)))
+        .collect()
 }
 
 /// The inputs that data are written to: all but the optimizer's options.

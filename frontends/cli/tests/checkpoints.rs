@@ -154,6 +154,18 @@ fn other_options_are_named_and_missing_states_are_an_error() {
         .expect(0)
         .says(&["note:", "0.001, now 0.0001"]);
 
+    // The step is compiled with clipping, which changes no state's type.
+    let (graph, clipped) = (small.folder.file("m.ir"), small.folder.file("clipped.lit"));
+    run(&format!(
+        "compile {graph} --optimizer adamw --kernels plain --planner keep --clip-norm 1 -o {clipped}"
+    ))
+    .expect(0);
+    let train = small.train(&checkpoints, "--steps 6 --lr 1e-4");
+    let train = train.replace(&small.folder.file("m.lit"), &clipped);
+    run(&format!("{train} --allow-changes"))
+        .expect(0)
+        .says(&["clip-norm", "none, now 1"]);
+
     // An older one goes on elsewhere only.
     let older = small.folder.file("c/step-00000002");
     let resume = |to: &str| format!("{} --resume {older}", small.begin(to, "--steps 4"));

@@ -53,7 +53,7 @@ pub struct Problem<'a> {
     pub parts: Option<Parts>,
     /// The heuristics that planners use.
     pub heuristics: Heuristics,
-    /// Buffers have a multiple of so many bytes.
+    /// Buffers, and tensors in chunks, start at multiples of so many bytes.
     pub unit: u64,
     /// Ends planning from outside.
     pub cancel: Cancel,
@@ -94,8 +94,8 @@ const MANY: u64 = 64 << 20;
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 
-/// What sizes of buffers are multiples of. If the host's pool is a file, a large step has whole
-/// pages: then the file is read and written straight from the device's pool, past the system's
+/// What buffers start at multiples of. If the host's pool is a file, in a large step it is a page:
+/// then the file is read and written straight from the device's pool, past the system's
 /// cache.
 fn unit(graph: &Graph, device: &Device) -> u64 {
     let states = graph.states.values();
@@ -418,8 +418,8 @@ impl<'a> Problem<'a> {
                 .sum(),
         )
     }
-    /// The size of a buffer for `bytes` bytes of content.
-    pub fn buffer_bytes(&self, bytes: u64) -> u64 {
+    /// The bytes that `bytes` bytes of content take among others in a buffer.
+    pub fn place_bytes(&self, bytes: u64) -> u64 {
         bytes.max(1).next_multiple_of(self.unit)
     }
 

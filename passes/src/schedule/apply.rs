@@ -30,7 +30,7 @@ use crate::plan::{Decisions, Gap, Illegal, Means, Problem};
 use ir::graph::Def;
 use ir::schedule::{
     Buffer, BufferData, Extent, InstrData, InstrKind, Loc, MemorySpace, Pool, PoolData, Schedule,
-    Stream, StreamData, Why,
+    Stream, StreamData, Why, buffer_bytes,
 };
 use ir::{Id, Node, Part, Phase, State, Table, Value};
 use smallvec::SmallVec;
@@ -362,7 +362,7 @@ impl<'a> Lines<'a> {
                 offsets.push((state, bytes));
                 bytes += self
                     .problem
-                    .buffer_bytes(self.bytes(graph.states[state].before));
+                    .place_bytes(self.bytes(graph.states[state].before));
             }
             let name = self.fresh(|| format!("c{k}.host"));
             let buffer = self.schedule.buffers.push(BufferData {
@@ -413,7 +413,7 @@ impl<'a> Lines<'a> {
                         gradients
                             .place
                             .insert(value, (gradients.chunks.len(), of.bytes));
-                        of.bytes += self.problem.buffer_bytes(self.bytes(value));
+                        of.bytes += self.problem.place_bytes(self.bytes(value));
                         of.values.push(value);
                     }
                 }
@@ -747,7 +747,7 @@ impl<'a> Lines<'a> {
     /// A buffer for a part of a value.
     fn part_buffer(&mut self, value: Value, extent: Extent) -> Loc {
         let name = self.fresh(|| format!("{}.part", self.problem.graph.values[value].name));
-        let bytes = self.problem.buffer_bytes(extent.bytes);
+        let bytes = buffer_bytes(extent.bytes);
         let pool = DEVICE;
         self.schedule
             .buffers
@@ -1210,7 +1210,7 @@ impl<'a> Lines<'a> {
         let scratch = self.problem.scratch[node].on(self.schedule.processor(pool));
         let scratch = (0 < scratch).then(|| {
             let name = self.fresh(|| format!("{}.scratch", graph.node_name(node)));
-            let bytes = self.problem.buffer_bytes(scratch);
+            let bytes = buffer_bytes(scratch);
             self.schedule
                 .buffers
                 .push(BufferData { name, pool, bytes })
@@ -1257,7 +1257,7 @@ impl<'a> Lines<'a> {
             HOST | FORWARD | BACKWARD => format!("{name}.host"),
             _ => name.clone(),
         });
-        let bytes = self.problem.buffer_bytes(self.bytes(value));
+        let bytes = buffer_bytes(self.bytes(value));
         self.schedule
             .buffers
             .push(BufferData { name, pool, bytes })

@@ -180,12 +180,16 @@ pub(super) struct Position {
 /// Opens the folder of checkpoints; none if the user names none.
 pub(super) fn open_store(args: &TrainArgs) -> Result<Option<Store>, Failure> {
     let options = &args.checkpoints;
-    if args.init.is_some() && options.resume.is_some() && !options.may_begin() {
-        return Err(Failure::Input(
-            "--init: a checkpoint has all values, so --resume takes none; --checkpoints with the \
+    let given = [
+        ("--init", args.init.is_some()),
+        ("--adapters", args.adapters.is_some()),
+    ];
+    let given = given.into_iter().find(|&(_, is_given)| is_given);
+    if let (Some((option, _)), true) = (given, options.resume.is_some() && !options.may_begin()) {
+        return Err(Failure::Input(format!(
+            "{option}: a checkpoint has all values, so --resume takes none; --checkpoints with the \
              same folder lets a run begin if there is no checkpoint yet"
-                .into(),
-        ));
+        )));
     }
     let Some(folder) = options.folder() else {
         return match options.needs_folder() {
