@@ -153,8 +153,8 @@ pub struct Dep {
     pub previous: bool,
 }
 
-/// Elements `start..end` of a node whose results have an element for each of its operands'. They are
-/// counted in memory order.
+/// Elements `start..end` of a node whose results have an element for each of its operands'. They
+/// are counted in memory order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Part {
     /// The first element.
@@ -197,8 +197,8 @@ pub enum InstrKind {
         outs: Vec<Loc>,
         /// Bytes that the kernel may use while it runs; present if and only if the op needs some.
         scratch: Option<Loc>,
-        /// The elements that the line computes; `None` for all. Several lines then compute the node,
-        /// each a part of it: see [`Graph::divisible`](crate::Graph::divisible).
+        /// The elements that the line computes; `None` for all. Several lines then compute the
+        /// node, each a part of it: see [`Graph::divisible`](crate::Graph::divisible).
         part: Option<Part>,
     },
     /// Copies `bytes` bytes.

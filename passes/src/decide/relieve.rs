@@ -20,8 +20,8 @@ use ir::schedule::{Buffer, InstrKind, Schedule, Why, buffer_bytes};
 use ir::{Id, Instr, State, Table};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The drafts without decisions that free no bytes at the peak of `draft`, then those that fill each
-/// of `targets`, bytes, which rise from its peak; empty if nothing can be taken back.
+/// The drafts without decisions that free no bytes at the peak of `draft`, then those that fill
+/// each of `targets`, bytes, which rise from its peak; empty if nothing can be taken back.
 pub(super) fn drafts(problem: &Problem<'_>, draft: &Draft, targets: &[u64]) -> Vec<Draft> {
     let decisions = &*draft.decisions;
     // The draft with more room for copies has the same decisions.

@@ -1261,7 +1261,8 @@ pub static PATTERNS: &[Rule] = &[
         )],
         causal,
         SUMS,
-        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 \
+        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 a=bool[2,1,6,6] m=(le (reshape \
+         (arange i64 \
          [6] 0 1) [1,6]) (reshape (arange i64 [6] 0 1) [6,1]))",
     ),
     rule(
@@ -1273,7 +1274,8 @@ pub static PATTERNS: &[Rule] = &[
         causal,
         SUMS,
         "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,6,7] l=f32[2,3,6] do=f32[2,3,6,7] \
-         c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [6] 0 \
+         c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange \
+         i64 [6] 0 \
          1) [6,1]))",
     ),
     rule(
@@ -1284,7 +1286,8 @@ pub static PATTERNS: &[Rule] = &[
         )],
         causal,
         SUMS,
-        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 \
+        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 a=bool[2,1,6,6] m=(le (reshape \
+         (arange i64 \
          [6] 0 1) [1,6]) (reshape (arange i64 [6] 0 1) [6,1]))",
     ),
     rule(
@@ -1296,7 +1299,8 @@ pub static PATTERNS: &[Rule] = &[
         causal,
         SUMS,
         "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,6,7] l=f32[2,3,6] do=f32[2,3,6,7] \
-         c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [6] 0 \
+         c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange \
+         i64 [6] 0 \
          1) [6,1]))",
     ),
     rule(
