@@ -125,8 +125,8 @@ impl Disk {
         Ok(())
     }
 
-    /// The pieces of a transfer between the pool, from `offset` on, and a tensor: for each its start
-    /// and size, and the file that whole pages go to.
+    /// The pieces of a transfer between the pool, from `offset` on, and a tensor: for each its
+    /// start and size, and the file that whole pages go to.
     fn pieces<'a>(
         &'a self,
         offset: u64,

@@ -313,8 +313,8 @@ pub(crate) fn with_part<R>(
         fits && !tensor.data.is_null(),
         "the bytes should lie in the tensor"
     );
-    // SAFETY: the range lies in the tensor by the assertion, which lies in its pool, whose bytes are
-    // all initialised. Nothing writes them while `f` runs, by `validate`'s race check.
+    // SAFETY: the range lies in the tensor by the assertion, which lies in its pool, whose bytes
+    // are all initialised. Nothing writes them while `f` runs, by `validate`'s race check.
     f(unsafe { std::slice::from_raw_parts(tensor.data.add(from), n) })
 }
 

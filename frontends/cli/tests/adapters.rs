@@ -114,7 +114,8 @@ fn adapters_are_saved_alone_and_go_on() {
     assert_eq!(again, whole.expect(0).json()[0]["loss"]);
     assert_ne!(again, first(""));
 
-    // A checkpoint has the adapters, as they were trained meanwhile: those of the option only begin.
+    // A checkpoint has the adapters, as they were trained meanwhile: those of the option only
+    // begin.
     let go_on = |checkpoints: &str, steps: u32| {
         let checkpoints = folder.file(checkpoints);
         let rest = format!("--checkpoints {checkpoints} --resume {checkpoints} --steps {steps}");

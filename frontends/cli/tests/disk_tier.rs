@@ -101,7 +101,8 @@ fn a_large_update_runs_in_parts() {
     let options = format!("--budget 52MiB --disk {disk} --link 1GB/s");
     assert!(saved("disk.safetensors", &options) == memory);
     run(&format!(
-        "plan {model} --optimizer adamw --kernels plain {options} --dump-ir-after sync --dump-dir {}",
+        "plan {model} --optimizer adamw --kernels plain {options} --dump-ir-after sync \
+         --dump-dir {}",
         folder.file("dumps")
     ))
     .expect(0);

@@ -272,8 +272,8 @@ pub struct Profiled {
 
 impl Profiled {
     /// The measured costs. With `link`, copies are slowed to this number of bytes per second, and
-    /// take the device's time to start. If the host's pool is a disk, its rates are the device's. An
-    /// error if the profile describes another device.
+    /// take the device's time to start. If the host's pool is a disk, its rates are the device's.
+    /// An error if the profile describes another device.
     pub fn new(
         profile: Profile,
         device: &Device,

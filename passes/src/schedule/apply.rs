@@ -74,8 +74,8 @@ fn pools(problem: &Problem<'_>) -> Table<Pool, PoolData> {
 }
 
 /// Elements of a part of an update: 4 MiB of f32. A copy of it is long in comparison with the time
-/// to start it, and a few parts are small in comparison with a large parameter. Offsets of parts are
-/// multiples of a page in every type.
+/// to start it, and a few parts are small in comparison with a large parameter. Offsets of parts
+/// are multiples of a page in every type.
 const PART: u64 = 1 << 20;
 
 /// A place further on in a buffer.

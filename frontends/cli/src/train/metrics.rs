@@ -73,8 +73,8 @@ impl Metrics {
     }
 }
 
-/// Removes the lines at the end of a file that are of steps after this one, and a line that a killed
-/// run did not end.
+/// Removes the lines at the end of a file that are of steps after this one, and a line that a
+/// killed run did not end.
 fn cut(path: &Path, step: u64) -> io::Result<()> {
     let text = match std::fs::read(path) {
         Ok(text) => text,

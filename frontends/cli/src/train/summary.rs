@@ -5,8 +5,8 @@ use crate::size::{bytes, micros, short};
 use runtime::Machine;
 use serde_json::json;
 
-/// The most memory that the process had, as the system counts it: with programs and libraries. `None`
-/// if the system does not say it.
+/// The most memory that the process had, as the system counts it: with programs and libraries.
+/// `None` if the system does not say it.
 pub(super) fn most_resident() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
