@@ -39,7 +39,8 @@ fn large_pages(_: *mut u8, _: usize) {}
 /// The alignment that every place relies on.
 const CACHE_LINE: usize = crate::validate::ALIGN as usize;
 
-/// A pool's memory. It stays until the last loan of it has ended.
+/// A pool's memory. It stays until the last loan of it has ended. A clone is the same memory.
+#[derive(Clone)]
 pub(crate) struct Arena {
     block: Arc<Block>,
 }

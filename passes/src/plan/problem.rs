@@ -4,6 +4,7 @@
 use super::blocks::{self, Block};
 use super::cancel::Cancel;
 use super::decisions::{Decisions, Gap, Means, Reason};
+use super::homes::Homes;
 use super::parts::Parts;
 use super::tuning::{Heuristics, LARGE, LATENCIES};
 use super::users::users;
@@ -51,6 +52,9 @@ pub struct Problem<'a> {
     pub host_limit: Option<u64>,
     /// The parts of a step that pauses: its states stay where the caller has them.
     pub parts: Option<Parts>,
+    /// Decisions that every plan has, if another step says where the states live. Planners start
+    /// from them, and move no state.
+    fixed_homes: Option<Decisions>,
     /// The heuristics that planners use.
     pub heuristics: Heuristics,
     /// Buffers, and tensors in chunks, start at multiples of so many bytes.
@@ -171,6 +175,7 @@ impl<'a> Problem<'a> {
             scratch: scratch.collect(),
             host_limit: None,
             parts: None,
+            fixed_homes: None,
             heuristics: Heuristics::default(),
             unit: unit(graph, device),
             cancel: Cancel::default(),
@@ -222,6 +227,30 @@ impl<'a> Problem<'a> {
             self.groups = Table::new();
         }
         self
+    }
+
+    /// The same problem for a step whose states live where another step has them.
+    pub fn with_homes(mut self, homes: Option<&Homes>) -> Problem<'a> {
+        if let Some(homes) = homes {
+            self.fixed_homes = Some(homes.decisions(&self));
+            self.blocks
+                .iter_mut()
+                .for_each(|block| block.states.clear());
+            self.groups = Table::new();
+        }
+        self
+    }
+
+    /// The decisions that planners start from: none, unless the homes of states are fixed.
+    pub fn start(&self) -> Decisions {
+        self.fixed_homes.clone().unwrap_or_default()
+    }
+
+    /// Whether decisions leave all states where they should be.
+    pub fn keeps_homes(&self, decisions: &Decisions) -> bool {
+        self.fixed_homes.as_ref().is_none_or(|fixed| {
+            fixed.hosted.keys().eq(decisions.hosted.keys()) && fixed.chunks == decisions.chunks
+        })
     }
 
     /// Parameters that one optimizer node updates, with all states that it updates. Parameters of a
@@ -334,7 +363,7 @@ impl<'a> Problem<'a> {
     /// taken: their gradients are ready first, and their parameters are read last (ProTrain,
     /// section 3.1.1).
     pub fn hosted(&self, share: f64) -> Decisions {
-        let mut decisions = Decisions::default();
+        let mut decisions = self.start();
         for group in self.groups.values().rev().take(self.n_hosted(share)) {
             for &state in group.params.iter().chain(&group.moments) {
                 decisions.hosted.insert(state, self.hosted_reason(state));

@@ -98,10 +98,11 @@ class Plan:
     def html(self) -> str:
         """A page for the browser that shows the whole plan."""
 
-    def load(self, threads: int | None = None) -> Machine:
+    def load(self, threads: int | None = None, beside: Machine | None = None) -> Machine:
         """The step in memory, on this machine's processor.
 
         threads: how many share a kernel, by default all that the process may use.
+        beside: the machine of the plan that it was planned beside. Both have one memory, and run in turn.
 
         Raises Error: there is too little memory, or a kernel cannot be made.
         """
@@ -238,6 +239,7 @@ def compile(
     loss_scale: tuple[float, float, float, int] | None = None,
     micro_batches: int | None = None,
     reduction: str = "auto",
+    beside: Plan | None = None,
     command: str = "",
 ) -> Plan:
     """Compile a traced step, the bytes of a joint `.pt2` file.
@@ -248,6 +250,7 @@ def compile(
     loss_scale: of fp16, the first scale, its growth, its backoff, and the updates until it grows.
     micro_batches: how many batches a step takes, whose inputs get the suffixes `.0`, `.1` and so on.
     reduction: `auto`, `mean` or `sum`, as of `lighterage.compile`.
+    beside: the plan of a step on larger batches in whose memory this one is to run, in turn with it.
     calls: for a step that is to run, on this machine's processor. It gets the calls without a kernel (operator, node,
         module, reason), and raises an exception or returns what computes them: `compute(node, operands, results)`,
         with capsules of DLPack. Without it, the step is planned for the device.
