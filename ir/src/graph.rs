@@ -6,7 +6,7 @@ mod readers;
 
 use crate::ids;
 use crate::op::{Access, Op, ShapeError, Work};
-use crate::schedule::{Extent, Part};
+use crate::part::{Extent, Part};
 use crate::table::Table;
 use crate::types::TensorType;
 pub use edit::Edit;

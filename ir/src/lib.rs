@@ -8,6 +8,7 @@ pub mod finding;
 pub mod graph;
 mod named;
 pub mod op;
+mod part;
 pub mod plan;
 pub mod schedule;
 pub mod table;

@@ -157,8 +157,8 @@ fn other_options_are_named_and_missing_states_are_an_error() {
     // The step is compiled with clipping, which changes no state's type.
     let (graph, clipped) = (small.folder.file("m.ir"), small.folder.file("clipped.lit"));
     run(&format!(
-        "compile {graph} --optimizer adamw --kernels plain --planner keep --clip-norm 1 -o \
-         {clipped}"
+        "compile {graph} --optimizer adamw --kernels plain --planner keep --clip-norm 1 \
+         -o {clipped}"
     ))
     .expect(0);
     let train = small.train(&checkpoints, "--steps 6 --lr 1e-4");
