@@ -219,8 +219,8 @@ pub(crate) struct Reading {
     /// and batch [default: batch=1]
     #[arg(long, value_name = "NAME=SIZE", value_parser = parse_dim)]
     pub(crate) dim: Vec<(String, u64)>,
-    /// The sequences of a config.json consist of documents that do not see each other: the model gets
-    /// inputs position_ids and segment_ids. `train --pack` fills them, and implies this option
+    /// The sequences of a config.json consist of documents that do not see each other: the model
+    /// gets inputs position_ids and segment_ids. `train --pack` fills them, and implies this option
     #[arg(long)]
     pub(crate) packed: bool,
     /// Which initializers of an .onnx file are trained: those that were parameters of a module, all

@@ -150,8 +150,8 @@ struct Shared {
 }
 
 impl Decoder {
-    /// The graph for `batch` sequences of `sequence` tokens, and the values of its buffers. `packed`
-    /// says that a sequence has several documents.
+    /// The graph for `batch` sequences of `sequence` tokens, and the values of its buffers.
+    /// `packed` says that a sequence has several documents.
     pub(crate) fn graph(
         &self,
         (batch, sequence): (u64, u64),

@@ -1,6 +1,6 @@
-//! Several steps on one set of states. Each is a whole step of its own, with commands and kernels for
-//! batches of one size. They take turns: between two of them nothing is copied, because each finds
-//! every state where the other one has left it.
+//! Several steps on one set of states. Each is a whole step of its own, with commands and kernels
+//! for batches of one size. They take turns: between two of them nothing is copied, because each
+//! finds every state where the other one has left it.
 
 use crate::{Artifact, Initial, MemorySpace, State, StateKind};
 

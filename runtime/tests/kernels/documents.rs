@@ -12,7 +12,9 @@ const LENGTH: usize = 1100;
 fn documents_have_the_bits_of_their_mask() {
     let mut rng = Rng(5);
     let lengths = [3, 600, 1, 130, 366];
-    let documents = (0..).zip(lengths).flat_map(|(k, n)| std::iter::repeat_n(k, n));
+    let documents = (0..)
+        .zip(lengths)
+        .flat_map(|(k, n)| std::iter::repeat_n(k, n));
     let documents: Vec<i64> = documents.collect();
     let pairs = documents.iter().flat_map(|own| {
         let same = documents.iter().map(move |other| i64::from(own == other));
@@ -31,7 +33,10 @@ fn documents_have_the_bits_of_their_mask() {
             ("scale".to_string(), Attr::Float(0.3)),
         ];
         let run = |mask: &OwnedTensor| {
-            let results = [(DType::F32, heads.to_vec()), (DType::F32, heads[..3].to_vec())];
+            let results = [
+                (DType::F32, heads.to_vec()),
+                (DType::F32, heads[..3].to_vec()),
+            ];
             let forward = run_op("sdpa", &attrs, &[&q, &k, &v, mask], &results, 1 << 20).unwrap();
             let operands = [&dout, &q, &k, &v, &forward[0], &forward[1], mask];
             let results = [&heads, &shared, &shared].map(|s| (DType::F32, s.to_vec()));

@@ -1213,8 +1213,8 @@ pub static PATTERNS: &[Rule] = &[
         )],
         causal,
         SUMS,
-        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 \
-         [6] 0 1) [1,6]) (reshape (arange i64 [6] 0 1) [6,1]))",
+        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange \
+         i64 [6] 0 1) [1,6]) (reshape (arange i64 [6] 0 1) [6,1]))",
     ),
     rule(
         "mask-causal-and-bwd",
@@ -1225,8 +1225,8 @@ pub static PATTERNS: &[Rule] = &[
         causal,
         SUMS,
         "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,6,7] l=f32[2,3,6] do=f32[2,3,6,7] \
-         c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [6] 0 \
-         1) [6,1]))",
+         c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 \
+         [6] 0 1) [6,1]))",
     ),
     rule(
         "mask-causal-and-first",
@@ -1236,8 +1236,8 @@ pub static PATTERNS: &[Rule] = &[
         )],
         causal,
         SUMS,
-        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 \
-         [6] 0 1) [1,6]) (reshape (arange i64 [6] 0 1) [6,1]))",
+        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange \
+         i64 [6] 0 1) [1,6]) (reshape (arange i64 [6] 0 1) [6,1]))",
     ),
     rule(
         "mask-causal-and-first-bwd",
@@ -1248,8 +1248,8 @@ pub static PATTERNS: &[Rule] = &[
         causal,
         SUMS,
         "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,6,7] l=f32[2,3,6] do=f32[2,3,6,7] \
-         c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [6] 0 \
-         1) [6,1]))",
+         c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 \
+         [6] 0 1) [6,1]))",
     ),
     rule(
         "mask-of-nothing",
