@@ -2,7 +2,7 @@
 //! [`Trace`], which [`placement`] plans like the trace of any other program.
 
 use ir::graph::Def;
-use ir::schedule::{Buffer, InstrKind, Pool, Schedule};
+use ir::schedule::{ALIGN, Buffer, InstrKind, Pool, Schedule};
 use ir::{Graph, Id, Plan, Table};
 use placement::trace::{Block, Trace};
 use placement::{Effort, Options, place};
@@ -108,8 +108,10 @@ pub fn live_peak(schedule: &Schedule, lives: &Table<Buffer, Lifetime>, pool: Poo
 /// The same places with the states first: in each pool the homes of states lie at its start, in the
 /// order of the graph, and everything else above them. So where a state lies depends on which
 /// states live in its pool, and on nothing else. Homes live for the whole step, so no other buffer
-/// shares their bytes, and the peak does not rise.
-pub fn states_first(graph: &Graph, schedule: &Schedule, plan: &Plan) -> Plan {
+/// shares their bytes, and the peak does not rise. Buffers start at multiples of `unit` bytes, here
+/// and in the plan.
+pub fn states_first(graph: &Graph, schedule: &Schedule, plan: &Plan, unit: u64) -> Plan {
+    let size = |home: Buffer| schedule.buffers[home].bytes.next_multiple_of(unit);
     let mut homes: Vec<Buffer> = vec![];
     let mut is_home = Table::filled(schedule.buffers.len(), false);
     for &(value, loc) in &schedule.entry {
@@ -125,7 +127,7 @@ pub fn states_first(graph: &Graph, schedule: &Schedule, plan: &Plan) -> Plan {
         let mut below: Vec<(u64, u64)> = homes
             .iter()
             .filter(here)
-            .map(|&home| (plan.offset[home], schedule.buffers[home].bytes))
+            .map(|&home| (plan.offset[home], size(home)))
             .collect();
         below.sort_unstable();
         let mut all = 0;
@@ -144,7 +146,7 @@ pub fn states_first(graph: &Graph, schedule: &Schedule, plan: &Plan) -> Plan {
         let mut next = 0;
         for &home in homes.iter().filter(here) {
             offset[home] = next;
-            next += schedule.buffers[home].bytes;
+            next += size(home);
         }
     }
     Plan::new(schedule, offset)
@@ -155,6 +157,11 @@ const NEAR: u64 = 200;
 
 /// A plan in which buffers that live at the same time do not overlap.
 pub fn allocate(schedule: &Schedule, lives: &Table<Buffer, Lifetime>) -> Plan {
+    allocate_at(schedule, lives, ALIGN)
+}
+
+/// The same with buffers that start at multiples of `unit` bytes.
+pub fn allocate_at(schedule: &Schedule, lives: &Table<Buffer, Lifetime>, unit: u64) -> Plan {
     let mut offset = Table::filled(schedule.buffers.len(), 0u64);
     for pool in schedule.pools.ids() {
         let buffers: Vec<Buffer> = schedule
@@ -165,7 +172,7 @@ pub fn allocate(schedule: &Schedule, lives: &Table<Buffer, Lifetime>) -> Plan {
             .collect();
         let block = |&buffer: &Buffer| {
             let Lifetime { start, end } = lives[buffer];
-            let bytes = schedule.buffers[buffer].bytes;
+            let bytes = schedule.buffers[buffer].bytes.next_multiple_of(unit);
             Block {
                 start: start.into(),
                 end: end.into(),

@@ -396,8 +396,8 @@ pub(crate) struct Compiling {
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     pub(crate) link: Option<f64>,
     /// The disk of this folder takes the place of the host's memory, for a step on the processor:
-    /// what a budget moves out lies in a file there. Its rate is measured, unless --link says it
-    #[arg(long, value_name = "DIR", conflicts_with = "profile")]
+    /// what a budget moves out lies in a file there. Its rates are measured, unless --link says one
+    #[arg(long, value_name = "DIR")]
     pub(crate) disk: Option<PathBuf>,
     /// Use the times that `profile` measured, instead of times computed from the device's file
     #[arg(long, value_name = "FILE.prof")]

@@ -24,7 +24,8 @@ use crate::data::{Batch, Data, Feed, check_writable};
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::out::{self, out};
-use artifact::{Artifact, Binding, Initial, Operand, StateKind};
+use crate::size::short;
+use artifact::{Artifact, Attr, Binding, CommandKind, Initial, Operand, StateKind};
 use buckets::Buckets;
 use checkpoint::Manifest;
 use checkpoints::{Checkpoints, Position, States};
@@ -40,7 +41,7 @@ use runtime::{Error, Machine, Options, Steps};
 use serde_json::json;
 use source::Source;
 use states::Init;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use summary::Summary;
 
 /// Runs the command.
@@ -60,13 +61,29 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     }
     let init = Init::parse(args.init.as_deref())?;
     // Before hours are spent: a folder that cannot be written, another process that writes there.
+    let is_new = args
+        .checkpoints
+        .folder()
+        .is_some_and(|folder| !folder.exists());
     let store = checkpoints::open_store(args)?;
+    let source = source::of(args).and_then(|source| {
+        source::check_memory(args, &source.artifact)?;
+        Ok(source)
+    });
     let Source {
         mut artifact,
         tied,
         link_latency,
-    } = source::of(args)?;
-    source::check_memory(args, &artifact)?;
+    } = match source {
+        Ok(source) => source,
+        Err(failure) => {
+            // A run that could not begin leaves no empty folder.
+            if let Some(store) = store.filter(|_| is_new) {
+                store.abandon();
+            }
+            return Err(failure);
+        }
+    };
     source::check_names(args, &artifact)?;
     source::note_threads(args);
     let hyper = Hyper::new(
@@ -150,6 +167,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
             }
         }
     }
+    let goes_on = resumed.is_some();
     drop(resumed);
     let mut machines = Steps::new(machine, others, options).map_err(failure)?;
 
@@ -158,7 +176,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     interrupt::listen();
     let batches = data.batches();
     let mut record = Record {
-        metrics: Metrics::open(&args.metrics)?,
+        metrics: Metrics::open(&args.metrics, goes_on.then_some(start.step))?,
         evaluator,
         items: items[0],
         epoch: data.epoch() as f64 / micro_batches as f64,
@@ -282,9 +300,17 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         if let Some(checkpoints) = &checkpoints {
             summary["checkpoints"] = checkpoints.json();
         }
+        summary["most_resident_bytes"] = summary::most_resident().into();
         out!("{}", json!({"summary": summary}));
     } else {
         out::text(&report.text());
+        if args.compiling.disk.is_some()
+            && let Some(most) = summary::most_resident()
+        {
+            let beside = most.saturating_sub(machines.machines()[0].summary().planned_peak_bytes);
+            let (most, beside) = (short(most), short(beside));
+            out!("process       {most} resident at most: {beside} beside the device's pool");
+        }
         if let Some(checkpoints) = &checkpoints {
             out::text(&checkpoints.text());
         }
@@ -345,7 +371,38 @@ fn results_depend_on(
     .map(|(name, value)| (name.to_string(), value))
     .into();
     options.extend(hyper.into_iter().flat_map(Hyper::described));
+    options.extend(compiled_with(artifact));
     options
+}
+
+/// The options of compiling that results depend on, as far as a compiled step shows them: another
+/// number type or another clipping leaves the states' types as they are.
+fn compiled_with(artifact: &Artifact) -> BTreeMap<String, String> {
+    let mut products = BTreeSet::new();
+    let mut clip = None;
+    for command in &artifact.commands {
+        let CommandKind::Launch { kernel, ins, .. } = &command.kind else {
+            continue;
+        };
+        let kernel = &artifact.kernels[*kernel as usize];
+        if kernel.op.starts_with("matmul")
+            && let Some(factor) = ins.first()
+        {
+            products.insert(format!("{:?}", factor.dtype).to_lowercase());
+        }
+        if kernel.op == "clip_scale" {
+            let norm = kernel.attrs.iter().find(|(name, _)| name == "max_norm");
+            if let Some((_, Attr::Float(norm))) = norm {
+                clip = Some(norm.to_string());
+            }
+        }
+    }
+    let products: Vec<String> = products.into_iter().collect();
+    let products = (!products.is_empty()).then(|| products.join(" and "));
+    [("products in", products), ("clip-norm", clip)]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_string(), value?)))
+        .collect()
 }
 
 /// The inputs that data are written to: all but the optimizer's options.

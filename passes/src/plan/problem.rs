@@ -11,7 +11,7 @@ use super::users::users;
 use crate::cost::Cost;
 use ir::graph::Def;
 use ir::op::Scratch;
-use ir::schedule::buffer_bytes;
+use ir::schedule::{ALIGN, buffer_bytes};
 use ir::{Device, Graph, Node, State, Table, Value};
 use papers::protrain::Fixed;
 use std::collections::{BTreeMap, BTreeSet};
@@ -57,6 +57,8 @@ pub struct Problem<'a> {
     fixed_homes: Option<Decisions>,
     /// The heuristics that planners use.
     pub heuristics: Heuristics,
+    /// Buffers, and tensors in chunks, start at multiples of so many bytes.
+    pub unit: u64,
     /// Ends planning from outside.
     pub cancel: Cancel,
     /// Those of ProTrain's numbers that the user gives.
@@ -88,6 +90,23 @@ impl GroupData {
             .chunks
             .extend(self.chunks.iter().filter(|chunk| 1 < chunk.len()).cloned());
         decisions.on_host.extend(&self.updates);
+    }
+}
+
+/// Bytes of states from which on a few bytes for each buffer do not matter.
+const MANY: u64 = 64 << 20;
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+
+/// What buffers start at multiples of. If the host's pool is a file, in a large step it is a page:
+/// then the file is read and written straight from the device's pool, past the system's
+/// cache.
+fn unit(graph: &Graph, device: &Device) -> u64 {
+    let states = graph.states.values();
+    let bytes: u64 = states.map(|s| graph.values[s.before].ty.bytes()).sum();
+    match device.host_updates || bytes < MANY {
+        true => ALIGN,
+        false => PAGE,
     }
 }
 
@@ -158,6 +177,7 @@ impl<'a> Problem<'a> {
             parts: None,
             fixed_homes: None,
             heuristics: Heuristics::default(),
+            unit: unit(graph, device),
             cancel: Cancel::default(),
             fixed: Fixed::default(),
         };
@@ -446,6 +466,11 @@ impl<'a> Problem<'a> {
                 .sum(),
         )
     }
+    /// The bytes that `bytes` bytes of content take among others in a buffer.
+    pub fn place_bytes(&self, bytes: u64) -> u64 {
+        bytes.max(1).next_multiple_of(self.unit)
+    }
+
     /// True for values that are on the host when a step starts: all inputs, and hosted states.
     pub fn comes_from_host(&self, root: Value, decisions: &Decisions) -> bool {
         match self.graph.values[root].def {

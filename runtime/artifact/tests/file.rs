@@ -167,10 +167,7 @@ fn steps_that_share_states_are_in_one_file() {
     };
     let read = read(&write(&artifact)).unwrap();
     assert_eq!(read, artifact);
-    assert_ne!(
-        artifact::fingerprint(&read),
-        artifact::fingerprint(&example())
-    );
+    assert_ne!(fingerprint(&read), fingerprint(&example()));
 }
 
 /// A temporary folder, removed at the end.

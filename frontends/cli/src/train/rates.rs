@@ -182,7 +182,7 @@ mod tests {
         let mut run = Run::default();
         run.add(1e6, None, 1);
         assert_eq!((run.recent(), run.median()), (None, Some(1e6)));
-        run.add(2.0, None);
+        run.add(2.0, None, 1);
         assert_eq!((run.recent(), run.median()), (Some(2.0), Some(2.0)));
         for _ in 0..RECENT {
             run.add(8.0, None, 1);

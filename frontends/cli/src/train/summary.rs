@@ -5,6 +5,15 @@ use crate::size::{bytes, micros, short};
 use runtime::Machine;
 use serde_json::json;
 
+/// The most memory that the process had, as the system counts it: with programs and libraries. `None`
+/// if the system does not say it.
+pub(super) fn most_resident() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
 /// The summary at the end.
 pub(super) struct Summary<'a> {
     /// The machine of the only step, or of the largest.
