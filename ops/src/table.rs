@@ -135,8 +135,9 @@ macro_rules! ops {
             // Attention: sdpa(q[B,H,S,D], k[B,H,T,D], v[B,H,T,E][, mask: added, or bool true = take
             // part; broadcasts to [B,H,S,T]; or i64[B or 1,S], with T = S: a query sees keys with
             // its own number, so that documents in a row stay apart]) -> out[B,H,S,E], logsumexp:
-            // f32[B,H,S]. sdpa_bwd(dout, q, k, v, out, logsumexp[, mask]) -> dq, dk, dv. H of k and
-            // v may divide that of q: grouped queries.
+            // f32[B,H,S].
+            // sdpa_bwd(dout, q, k, v, out, logsumexp[, mask]) -> dq, dk, dv. H of k and v may
+            // divide that of q: grouped queries.
             Sdpa(Attention) "sdpa": takes(3, 4).real() => sdpa, sdpa_work;
             SdpaBwd(Attention) "sdpa_bwd": takes(6, 7).real() => sdpa_bwd, sdpa_bwd_work;
             // The same with heads inside rows, so that tensors around it need no permutation:
