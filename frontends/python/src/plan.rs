@@ -13,8 +13,9 @@ use ir::{Device, Graph, Op, TensorType, Value};
 use passes::cost::Roofline;
 use passes::decide::{Extent, Problem};
 use passes::explain::{self, Named};
-use passes::graph::optimizer::Optimizer;
+use passes::graph::optimizer::{Master, Optimizer, Rounding};
 use passes::graph::precision::Precision;
+use passes::graph::quantize::Base;
 use passes::graph::reduction::Combination;
 use passes::graph::scale::LossScale;
 use passes::micro_batches;
@@ -116,7 +117,8 @@ fn kind_of_kernels(given: &str) -> PyResult<Kernels> {
 #[pyfunction]
 #[pyo3(signature = (pt2, *, optimizer, budget=None, device="cpu", host=None, kernels="auto",
     planner="auto", clip_norm=None, groups=None, parts=None, calls=None, precision="f32",
-    loss_scale=None, micro_batches=None, reduction="auto", command=""))]
+    loss_scale=None, micro_batches=None, reduction="auto", master="none", rounding="nearest",
+    base="whole", whole_groups=None, command=""))]
 #[expect(
     clippy::too_many_arguments,
     reason = "Python's keyword arguments; its callers name each"
@@ -138,6 +140,10 @@ pub(crate) fn compile(
     loss_scale: Option<(f64, f64, f64, u32)>,
     micro_batches: Option<usize>,
     reduction: &str,
+    master: &str,
+    rounding: &str,
+    base: &str,
+    whole_groups: Option<BTreeSet<usize>>,
     command: &str,
 ) -> PyResult<Plan> {
     let host = host.map(|text| parse_bytes(text).map_err(|e| error(format!("host: {e}"))));
@@ -158,6 +164,7 @@ pub(crate) fn compile(
         groups: groups.unwrap_or_default(),
         grad_norm: false,
         group_options: vec![],
+        whole_groups: whole_groups.unwrap_or_default(),
         parts: parts.map(|(late, early)| Parts { late, early }),
         extent: Extent::Plan,
         precision,
@@ -165,6 +172,9 @@ pub(crate) fn compile(
         tf32: precision == Precision::Tf32,
         micro_batches,
         reduction: chosen("reduction", reduction, &Combination::ALL, Combination::name)?,
+        master: chosen("master", master, &Master::ALL, Master::name)?,
+        rounding: chosen("rounding", rounding, &Rounding::ALL, Rounding::name)?,
+        base: chosen("base", base, &Base::ALL, Base::name)?,
         ..Options::default()
     };
     let mut device = self::device(device)?;

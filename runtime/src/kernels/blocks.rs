@@ -111,6 +111,34 @@ impl Nf4 {
             offset,
         }
     }
+
+    /// The first `n` numbers, as the op `nf4` computes them; `None` if there are fewer codes.
+    pub fn numbers(&self, n: usize) -> Option<Vec<f32>> {
+        let mut numbers = vec![0.0; n];
+        let codes = self.codes.get(..n.div_ceil(2))?.chunks(FOUR / 2);
+        let sizes = self.sizes.get(..n.div_ceil(FOUR))?;
+        let blocks = numbers.chunks_mut(FOUR).zip(codes);
+        for ((i, (numbers, codes)), &size) in blocks.enumerate().zip(sizes) {
+            let size = nf4_size(size, *self.largest.get(i / EIGHT)?, self.offset);
+            decode_nf4(&NF4.map(|x| x * size), codes, numbers);
+        }
+        Some(numbers)
+    }
+}
+
+/// The largest magnitude of a block.
+fn nf4_size(code: u8, largest: f32, offset: f32) -> f32 {
+    DYNAMIC[usize::from(code)] * largest + offset
+}
+
+/// The numbers of a block whose 16 numbers are `map`.
+fn decode_nf4<T: Copy>(map: &[T; 16], codes: &[u8], numbers: &mut [T]) {
+    for (pair, &byte) in numbers.chunks_mut(2).zip(codes) {
+        pair[0] = map[usize::from(byte >> 4)];
+        if let [_, second] = pair {
+            *second = map[usize::from(byte & 15)];
+        }
+    }
 }
 
 pub(super) fn check_nf4(s: &Signature<'_>) -> Checked {
@@ -144,14 +172,9 @@ pub(super) fn nf4(call: &Call<'_>) -> Ran {
         let numbers = call.output_blocks::<T>(0, units, FOUR);
         let blocks = numbers.chunks_mut(FOUR).zip(codes.chunks(FOUR / 2));
         for ((i, (numbers, codes)), &size) in (first..).zip(blocks).zip(sizes) {
-            let size = DYNAMIC[usize::from(size)] * largest[i / EIGHT] + offset;
+            let size = nf4_size(size, largest[i / EIGHT], offset);
             let map = NF4.map(|x| <T as super::wide::Scalar>::cast_f32(x * size));
-            for (pair, &byte) in numbers.chunks_mut(2).zip(codes) {
-                pair[0] = map[usize::from(byte >> 4)];
-                if let [_, second] = pair {
-                    *second = map[usize::from(byte & 15)];
-                }
-            }
+            decode_nf4(&map, codes, numbers);
         }
     });
     Ok(())
