@@ -85,6 +85,19 @@ impl Store {
         Ok(store)
     }
 
+    /// Removes the folder if nothing was written to it: a run could not begin.
+    pub fn abandon(self) {
+        let is_lock = |entry: std::io::Result<fs::DirEntry>| {
+            entry.is_ok_and(|entry| entry.file_name() == LOCK)
+        };
+        let is_empty = fs::read_dir(&self.folder).is_ok_and(|mut all| all.all(is_lock));
+        if is_empty {
+            // What cannot be removed stays, and does no harm.
+            let _ = fs::remove_file(self.folder.join(LOCK));
+            let _ = fs::remove_dir(&self.folder);
+        }
+    }
+
     /// The folder.
     pub fn folder(&self) -> &Path {
         &self.folder

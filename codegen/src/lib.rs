@@ -22,7 +22,7 @@ use artifact::{
 pub use error::{Error, Missing};
 use ir::op::Access;
 use ir::schedule::{InstrKind, Loc};
-use ir::{Graph, Id, Instr, Node, Op, Program, StateKind, Table, TensorType, Value, text};
+use ir::{Graph, Id, Instr, Node, Op, Part, Program, StateKind, Table, TensorType, Value, text};
 pub use kernels::Target;
 use kernels::{Generated, Unsupported};
 pub use listing::{Form, Listed, Listing, Plain, listing};
@@ -290,6 +290,7 @@ impl Emitter<'_> {
                 args,
                 outs,
                 scratch,
+                part,
             } => {
                 let data = &graph.nodes[*node];
                 if let (Op::Extern(op), false) = (&data.op, self.may_call) {
@@ -302,7 +303,7 @@ impl Emitter<'_> {
                 let place = place.expect("a node should have operands or results");
                 let pool = schedule.buffers[place.buffer].pool;
                 let target = self.targets.of(schedule.pools[pool].space);
-                let kernel = self.kernel(*node, *scratch, target)?;
+                let kernel = self.kernel((*node, *part), *scratch, target)?;
                 let scratch = scratch.map(|loc| Range {
                     place: self.place(loc),
                     bytes: schedule.buffers[loc.buffer].bytes - loc.offset,
@@ -311,7 +312,7 @@ impl Emitter<'_> {
                     values
                         .iter()
                         .zip(locs)
-                        .map(|(&v, &loc)| self.operand(v, loc))
+                        .map(|(&v, &loc)| self.operand_of(self.ty_of((*node, *part), v), loc))
                         .collect()
                 };
                 Ok(CommandKind::Launch {
@@ -332,13 +333,17 @@ impl Emitter<'_> {
     /// The kernel of a node: one generated for `target` if there may be, else the runtime's.
     fn kernel(
         &mut self,
-        node: Node,
+        (node, part): (Node, Option<Part>),
         scratch: Option<Loc>,
         target: Option<Target>,
     ) -> Result<u32, Error> {
         let graph = &self.program.graph;
         let data = &graph.nodes[node];
-        let (ins, outs) = (graph.types(&data.inputs), graph.types(&data.outputs));
+        let types = |values: &[Value]| -> Vec<TensorType> {
+            let types = values.iter();
+            types.map(|&v| self.ty_of((node, part), v)).collect()
+        };
+        let (ins, outs) = (types(&data.inputs), types(&data.outputs));
         let scratch = scratch.map_or(0, |loc| {
             self.program.schedule.buffers[loc.buffer].bytes - loc.offset
         });
@@ -348,7 +353,7 @@ impl Emitter<'_> {
         if let Some(&index) = self.like.get(&like) {
             return Ok(index);
         }
-        let generated = generated(graph, node, scratch, target.as_ref(), self.tf32)?;
+        let generated = generated_for(graph, (node, &ins), scratch, target.as_ref(), self.tf32)?;
         if let (None, Some(gpu)) = (&generated, target.filter(Target::is_gpu)) {
             self.lacks(node, gpu);
         }
@@ -442,8 +447,23 @@ impl Emitter<'_> {
         }
     }
 
+    /// The type of an operand or a result of a line. A part of a value has one dimension.
+    fn ty_of(&self, (node, part): (Node, Option<Part>), value: Value) -> TensorType {
+        let graph = &self.program.graph;
+        let ty = &graph.values[value].ty;
+        let bytes = graph.extent(node, part, value).bytes;
+        if part.is_none() || bytes == ty.bytes() {
+            return ty.clone();
+        }
+        let n = bytes / ty.dtype().bytes();
+        TensorType::new(ty.dtype(), [n]).expect("a part of a type should be a type")
+    }
+
     fn operand(&self, value: Value, loc: Loc) -> Operand {
-        let ty = &self.program.graph.values[value].ty;
+        self.operand_of(self.program.graph.values[value].ty.clone(), loc)
+    }
+
+    fn operand_of(&self, ty: TensorType, loc: Loc) -> Operand {
         Operand {
             place: self.place(loc),
             dtype: dtype(ty.dtype()),
@@ -483,6 +503,18 @@ pub fn generated(
     target: Option<&Target>,
     tf32: bool,
 ) -> Result<Option<Generated>, Error> {
+    let types = graph.types(&graph.nodes[node].inputs);
+    generated_for(graph, (node, &types), scratch, target, tf32)
+}
+
+/// The same for a line whose operands have these types.
+fn generated_for(
+    graph: &Graph,
+    (node, types): (Node, &[TensorType]),
+    scratch: u64,
+    target: Option<&Target>,
+    tf32: bool,
+) -> Result<Option<Generated>, Error> {
     let data = &graph.nodes[node];
     let is_group = data.op.body().is_some();
     let name = || graph.node_name(node).to_string();
@@ -493,8 +525,7 @@ pub fn generated(
             Ok(None)
         };
     };
-    let types = graph.types(&data.inputs);
-    match kernel_as(&data.op, &types, target, scratch, tf32) {
+    match kernel_as(&data.op, types, target, scratch, tf32) {
         Ok(kernel) if kernel.scratch_bytes <= scratch => Ok(Some(kernel)),
         Ok(kernel) if is_group => Err(Error::Scratch {
             node: name(),

@@ -12,7 +12,8 @@
 //!    its step, or for any line of the step before.
 //! 2. *Contents.* If lines run from top to bottom, every operand is complete at its address.
 //!    Reshapes share their operand's bytes and never run. Other pure nodes may run any number of
-//!    times, opaque nodes exactly once.
+//!    times, opaque nodes exactly once. A line may compute a part of a node whose elements do not
+//!    depend on each other.
 //! 3. *Operands.* A line does not write what it reads, except for the in-place pairs of its op,
 //!    with equal types and exactly the same bytes. Its results and its scratch are disjoint.
 //! 4. *Order.* If two lines touch the same bytes, and one of them writes, they are ordered: by
@@ -44,9 +45,10 @@ use crate::finding::{Finding, Place};
 use crate::graph::{Def, Graph, Node, Value};
 use crate::op::{Op, Scratch};
 use crate::plan::Plan;
-use crate::schedule::{ALIGN, Buffer, Instr, InstrKind, Loc, Pool, Schedule, Stream};
+use crate::schedule::{ALIGN, Buffer, Extent, Instr, InstrKind, Loc, Part, Pool, Schedule, Stream};
 use crate::table::{Id, Table};
 use crate::types::TensorType;
+use crate::verify::part_form;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -439,7 +441,15 @@ fn line_form(
             args,
             outs,
             scratch: place,
-        } => run_form(graph, schedule, scratch, *node, [args, outs], *place),
+            part,
+        } => run_form(
+            graph,
+            schedule,
+            scratch,
+            (*node, *part),
+            [args, outs],
+            *place,
+        ),
         &InstrKind::Copy { src, dst, bytes } => {
             place_form(schedule, src, bytes).and_then(|()| place_form(schedule, dst, bytes))
         }
@@ -453,7 +463,7 @@ fn run_form(
     graph: &Graph,
     schedule: &Schedule,
     scratch: &Needs,
-    node: Node,
+    (node, part): (Node, Option<Part>),
     [args, outs]: [&Vec<Loc>; 2],
     place: Option<Loc>,
 ) -> Result<(), String> {
@@ -470,6 +480,7 @@ fn run_form(
             "runs {name}, which shares its operand's bytes and has no kernel"
         ));
     }
+    part_form(graph, node, part)?;
     for (places, values, what) in [
         (args, &data.inputs, "operands"),
         (outs, &data.outputs, "results"),
@@ -482,10 +493,14 @@ fn run_form(
             ));
         }
         for (&loc, &value) in places.iter().zip(values) {
-            kernel_place_form(schedule, loc, graph.values[value].ty.bytes())?;
+            kernel_place_form(schedule, loc, graph.extent(node, part, value).bytes)?;
         }
     }
-    let need = need.on(schedule.runs_on(args, outs));
+    let need = match part {
+        // A divisible op needs none.
+        Some(_) => 0,
+        None => need.on(schedule.runs_on(args, outs)),
+    };
     match place {
         Some(loc) => kernel_place_form(schedule, loc, need),
         None if 0 < need => Err(format!(
@@ -729,7 +744,7 @@ fn contents(facts: &Facts<'_>, findings: &mut Vec<Finding>) -> usize {
             findings.push(Finding::new(Place::Entry(i), message));
         }
         drop(pieces);
-        hold(&mut memory, &span, roots[value], None);
+        hold(&mut memory, &span, (roots[value], 0), None);
     }
     let mut reads = 0;
     let mut ran: Table<Node, Option<Instr>> = Table::filled(graph.nodes.len(), None);
@@ -741,11 +756,13 @@ fn contents(facts: &Facts<'_>, findings: &mut Vec<Finding>) -> usize {
                 args,
                 outs,
                 scratch,
+                part,
             } => {
                 let data = &graph.nodes[*node];
+                let extent = |value| graph.extent(*node, *part, value);
                 for (&value, &loc) in data.inputs.iter().zip(args) {
                     reads += 1;
-                    if let Err(holds) = find(facts, &memory, value, loc) {
+                    if let Err(holds) = find(facts, &memory, value, (loc, extent(value))) {
                         let buffer = facts.buffer_name(loc.buffer);
                         refuse(format!(
                             "reads {buffer} for %{} {holds}",
@@ -763,8 +780,9 @@ fn contents(facts: &Facts<'_>, findings: &mut Vec<Finding>) -> usize {
                     );
                 }
                 for (&value, &loc) in data.outputs.iter().zip(outs) {
-                    if let Some(span) = facts.span(loc, facts.bytes(value)) {
-                        hold(&mut memory, &span, roots[value], Some(instr));
+                    let Extent { start, bytes } = extent(value);
+                    if let Some(span) = facts.span(loc, bytes) {
+                        hold(&mut memory, &span, (roots[value], start), Some(instr));
                     }
                 }
                 match ran[*node].replace(instr) {
@@ -795,7 +813,11 @@ fn contents(facts: &Facts<'_>, findings: &mut Vec<Finding>) -> usize {
     }
     for (i, &(value, loc)) in schedule.exit.iter().enumerate() {
         reads += 1;
-        if let Err(holds) = find(facts, &memory, value, loc) {
+        let all = Extent {
+            start: 0,
+            bytes: facts.bytes(value),
+        };
+        if let Err(holds) = find(facts, &memory, value, (loc, all)) {
             let buffer = facts.buffer_name(loc.buffer);
             let message = format!(
                 "should leave %{} in {buffer} {holds}",
@@ -807,11 +829,11 @@ fn contents(facts: &Facts<'_>, findings: &mut Vec<Finding>) -> usize {
     reads
 }
 
-/// Writes a whole value.
-fn hold(memory: &mut Memory, span: &Span, root: Value, since: Option<Instr>) {
+/// Writes a value, from one of its bytes on.
+fn hold(memory: &mut Memory, span: &Span, (root, from): (Value, u64), since: Option<Instr>) {
     let what = What::Value {
         root,
-        base: span.range.start,
+        base: span.range.start.wrapping_sub(from),
     };
     memory[span.pool].paint(span.range.clone(), Held { what, since });
 }
@@ -842,14 +864,20 @@ fn carry(memory: &mut Memory, src: &Span, dst: &Span, instr: Instr) {
     }
 }
 
-/// Checks that a complete value is at a place; otherwise says what is there.
-fn find(facts: &Facts<'_>, memory: &Memory, value: Value, loc: Loc) -> Result<(), String> {
-    let Some(span) = facts.span(loc, facts.bytes(value)) else {
+/// Checks that a value, or the part of it that a line reads, is complete at a place; otherwise says
+/// what is there.
+fn find(
+    facts: &Facts<'_>,
+    memory: &Memory,
+    value: Value,
+    (loc, extent): (Loc, Extent),
+) -> Result<(), String> {
+    let Some(span) = facts.span(loc, extent.bytes) else {
         return Ok(());
     };
     let wanted = What::Value {
         root: facts.roots[value],
-        base: span.range.start,
+        base: span.range.start.wrapping_sub(extent.start),
     };
     let wrong = memory[span.pool]
         .pieces(span.range.clone())
@@ -895,13 +923,14 @@ fn operands(facts: &Facts<'_>, findings: &mut Vec<Finding>) {
     } = facts;
     for (instr, data) in schedule.instrs.iter() {
         let mut refuse = |message| findings.push(Finding::new(Place::Instr(instr), message));
-        let (node, args, outs, scratch) = match &data.kind {
+        let (id, args, outs, scratch, part) = match &data.kind {
             InstrKind::Run {
                 node,
                 args,
                 outs,
                 scratch,
-            } => (&graph.nodes[*node], args, outs, scratch),
+                part,
+            } => (*node, args, outs, scratch, *part),
             &InstrKind::Copy { src, dst, bytes } => {
                 if let (Some(from), Some(to)) = (facts.span(src, bytes), facts.span(dst, bytes))
                     && from.overlaps(&to)
@@ -915,10 +944,12 @@ fn operands(facts: &Facts<'_>, findings: &mut Vec<Finding>) {
                 continue;
             }
         };
+        let node = &graph.nodes[id];
         let placed = |values: &[Value], locs: &[Loc]| -> Vec<(usize, Value, Span)> {
             let places = values.iter().zip(locs).enumerate();
+            let span = |v: Value, loc: Loc| facts.span(loc, graph.extent(id, part, v).bytes);
             places
-                .filter_map(|(i, (&v, &loc))| Some((i, v, facts.span(loc, facts.bytes(v))?)))
+                .filter_map(|(i, (&v, &loc))| Some((i, v, span(v, loc)?)))
                 .collect()
         };
         let args = placed(&node.inputs, args);

@@ -40,8 +40,17 @@ pub struct Device {
     pub launch_micros: f64,
     /// Bytes per second over the link, one way.
     pub link_bandwidth: f64,
+    /// The same from the device to the host. None: as towards the device.
+    #[serde(default)]
+    pub out_bandwidth: Option<f64>,
     /// Share of `link_bandwidth` that each direction keeps while both are busy; 1 is a full duplex.
     pub duplex: f64,
+    /// The same from the device to the host. None: as towards the device.
+    #[serde(default)]
+    pub out_duplex: Option<f64>,
+    /// Share of their speed that kernels keep while a copy runs.
+    #[serde(default = "one")]
+    pub kernels_keep: f64,
     /// Time to start one copy, µs.
     pub link_micros: f64,
     /// Bytes per second that the host's cores read and write in an optimizer's update.
@@ -62,6 +71,10 @@ pub struct Device {
 
 fn yes() -> bool {
     true
+}
+
+fn one() -> f64 {
+    1.0
 }
 
 /// What is wrong with a description.
@@ -100,6 +113,14 @@ impl Device {
         }
     }
 
+    /// Bytes per second over the link, towards the device or from it.
+    pub fn link_way(&self, to_device: bool) -> f64 {
+        match to_device {
+            true => self.link_bandwidth,
+            false => self.out_bandwidth.unwrap_or(self.link_bandwidth),
+        }
+    }
+
     /// Reads a description; the error names the field.
     pub fn from_toml(text: &str) -> Result<Device, DeviceError> {
         let device: Device = toml::from_str(text)?;
@@ -128,13 +149,20 @@ impl Device {
             ("bf16_peak", self.bf16_peak),
             ("memory_bandwidth", Some(self.memory_bandwidth)),
             ("link_bandwidth", Some(self.link_bandwidth)),
+            ("out_bandwidth", self.out_bandwidth),
             ("host_bandwidth", Some(self.host_bandwidth)),
         ] {
             let holds = rate.is_none_or(|rate| rate.is_finite() && rate > 0.0);
             ensure(field, "a positive number", holds)?;
         }
-        let is_share = self.duplex > 0.0 && self.duplex <= 1.0;
-        ensure("duplex", "a share, above 0 and at most 1", is_share)?;
+        for (field, share) in [
+            ("duplex", Some(self.duplex)),
+            ("out_duplex", self.out_duplex),
+            ("kernels_keep", Some(self.kernels_keep)),
+        ] {
+            let is_share = share.is_none_or(|share| share > 0.0 && share <= 1.0);
+            ensure(field, "a share, above 0 and at most 1", is_share)?;
+        }
         for (field, micros) in [
             ("launch_micros", self.launch_micros),
             ("link_micros", self.link_micros),
@@ -164,6 +192,16 @@ mod tests {
             ("duplex = 0.5", "duplex = 0.0", "duplex"),
             ("duplex = 0.5", "duplex = 1.5", "duplex"),
             ("duplex = 0.5", "duplex = nan", "duplex"),
+            (
+                "duplex = 0.5",
+                "duplex = 0.5\nout_duplex = 2.0",
+                "out_duplex",
+            ),
+            (
+                "duplex = 0.5",
+                "duplex = 0.5\nkernels_keep = 0.0",
+                "kernels_keep",
+            ),
             (
                 "host_bandwidth = 1.0",
                 "host_bandwidth = -1.0",

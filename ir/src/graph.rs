@@ -5,7 +5,8 @@ mod edit;
 mod readers;
 
 use crate::ids;
-use crate::op::{Op, ShapeError, Work};
+use crate::op::{Access, Op, ShapeError, Work};
+use crate::schedule::{Extent, Part};
 use crate::table::Table;
 use crate::types::TensorType;
 pub use edit::Edit;
@@ -250,6 +251,46 @@ impl Graph {
         let inputs: Vec<&TensorType> = data.inputs.iter().map(|&v| &self.values[v].ty).collect();
         data.op.work(&inputs, &self.types(&data.outputs))
     }
+    /// The number of elements of a node that lines may compute part by part: each element of its
+    /// results depends on the elements of the operands at the same place, and on options. `None` if
+    /// it has to run as a whole.
+    pub fn divisible(&self, node: Node) -> Option<u64> {
+        let data = self.nodes.get(node)?;
+        let facts = data.op.facts();
+        let n = self.values.get(*data.outputs.first()?)?.ty.numel();
+        let options = facts.options_from?.min(data.inputs.len());
+        let (cut, whole) = data.inputs.split_at(options);
+        let mut all = cut.iter().chain(&data.outputs);
+        let is_even = all.all(|&v| self.values.get(v).is_some_and(|data| data.ty.numel() == n));
+        let is_element = facts.access == Access::Element && data.op.is_pure() && !facts.is_random;
+        let is_apart = whole.iter().all(|value| !cut.contains(value));
+        (is_element && is_even && is_apart).then_some(n)
+    }
+
+    /// The bytes of an operand or a result that a part of a node touches: of an option all. The
+    /// node should be [divisible](Graph::divisible).
+    pub fn extent(&self, node: Node, part: Option<Part>, value: Value) -> Extent {
+        let ty = &self.values[value].ty;
+        let all = Extent {
+            start: 0,
+            bytes: ty.bytes(),
+        };
+        let Some(part) = part else {
+            return all;
+        };
+        let data = &self.nodes[node];
+        let options = data.op.facts().options_from.unwrap_or(data.inputs.len());
+        let mut options = data.inputs.iter().skip(options);
+        if options.any(|&option| option == value) {
+            return all;
+        }
+        let size = ty.dtype().bytes();
+        Extent {
+            start: part.start * size,
+            bytes: part.len() * size,
+        }
+    }
+
     /// A node's name: the name of its first result.
     pub fn node_name(&self, node: Node) -> &str {
         self.nodes[node]

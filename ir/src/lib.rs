@@ -21,7 +21,7 @@ pub use graph::{Graph, Node, Phase, State, StateKind, Value};
 pub use op::body::Body;
 pub use op::{Attr, Op};
 pub use plan::Plan;
-pub use schedule::{Buffer, Instr, Loc, Pool, Schedule, Stream};
+pub use schedule::{Buffer, Instr, Loc, Part, Pool, Schedule, Stream};
 pub use table::{Id, Table};
 pub use types::{DType, TensorType};
 

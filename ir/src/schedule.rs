@@ -153,6 +153,37 @@ pub struct Dep {
     pub previous: bool,
 }
 
+/// Elements `start..end` of a node whose results have an element for each of its operands'. They are
+/// counted in memory order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Part {
+    /// The first element.
+    pub start: u64,
+    /// One past the last element.
+    pub end: u64,
+}
+
+impl Part {
+    /// The number of elements.
+    pub fn len(&self) -> u64 {
+        self.end.saturating_sub(self.start)
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The bytes of a value that a line touches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// The first byte, from the value's start.
+    pub start: u64,
+    /// How many.
+    pub bytes: u64,
+}
+
 /// What a line does.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum InstrKind {
@@ -166,6 +197,9 @@ pub enum InstrKind {
         outs: Vec<Loc>,
         /// Bytes that the kernel may use while it runs; present if and only if the op needs some.
         scratch: Option<Loc>,
+        /// The elements that the line computes; `None` for all. Several lines then compute the node,
+        /// each a part of it: see [`Graph::divisible`](crate::Graph::divisible).
+        part: Option<Part>,
     },
     /// Copies `bytes` bytes.
     Copy {
@@ -276,6 +310,25 @@ impl Schedule {
         buffer.map_or(Processor::Cpu, |data| self.processor(data.pool))
     }
 
+    /// The place of a whole value, of which a line touches a part at `loc`; `None` if only a part
+    /// of the value lies in the buffer.
+    pub fn whole_place(
+        &self,
+        graph: &crate::Graph,
+        (node, part): (Node, Option<Part>),
+        value: Value,
+        loc: Loc,
+    ) -> Option<Loc> {
+        if part.is_none() {
+            return Some(loc);
+        }
+        let offset = loc
+            .offset
+            .checked_sub(graph.extent(node, part, value).start)?;
+        let end = offset.checked_add(graph.values[value].ty.bytes())?;
+        (end <= self.buffers[loc.buffer].bytes).then_some(Loc { offset, ..loc })
+    }
+
     /// The first pool in a space.
     pub fn pool_in(&self, space: MemorySpace) -> Option<Pool> {
         let mut pools = self.pools.iter();
@@ -305,9 +358,10 @@ impl Schedule {
                 args,
                 outs,
                 scratch,
+                part,
             } => {
                 let data = &graph.nodes[*node];
-                let bytes = |v: Value| graph.values[v].ty.bytes();
+                let bytes = |v: Value| graph.extent(*node, *part, v).bytes;
                 args.iter()
                     .zip(&data.inputs)
                     .for_each(|(&loc, &v)| touch(loc, bytes(v), false));

@@ -37,8 +37,9 @@
 use crate::Program;
 use crate::finding::{Finding, Place};
 use crate::graph::{Def, Graph, Node, Value};
+use crate::op::Scratch;
 use crate::plan::Plan;
-use crate::schedule::{ALIGN, Buffer, Instr, InstrKind, Loc, Schedule};
+use crate::schedule::{ALIGN, Buffer, Instr, InstrKind, Loc, Part, Schedule};
 use crate::table::{Id, Table};
 use crate::types::TensorType;
 use std::collections::{BTreeMap, BTreeSet};
@@ -562,6 +563,7 @@ fn lines(graph: &Graph, schedule: &Schedule, findings: &mut Findings) {
                 ref args,
                 ref outs,
                 scratch,
+                part,
             } => {
                 let op = &graph.nodes[node].op;
                 let earlier = has_run[node].replace(instr);
@@ -572,7 +574,18 @@ fn lines(graph: &Graph, schedule: &Schedule, findings: &mut Findings) {
                         format!("{name} may not be repeated, and {earlier:?} runs the same node"),
                     );
                 }
-                run(graph, schedule, node, args, outs, scratch, place, findings);
+                match part_form(graph, node, part) {
+                    Ok(()) => run(
+                        graph,
+                        schedule,
+                        (node, part),
+                        [args, outs],
+                        scratch,
+                        place,
+                        findings,
+                    ),
+                    Err(message) => findings.add(place, message),
+                }
             }
             InstrKind::Copy { src, dst, bytes } => {
                 findings.ensure(0 < bytes, place, || {
@@ -597,17 +610,27 @@ fn lines(graph: &Graph, schedule: &Schedule, findings: &mut Findings) {
     }
 }
 
+/// Checks that lines may compute a part of a node.
+pub(crate) fn part_form(graph: &Graph, node: Node, part: Option<Part>) -> Result<(), String> {
+    let Some(Part { start, end }) = part else {
+        return Ok(());
+    };
+    let name = graph.nodes[node].op.name();
+    match graph.divisible(node) {
+        None => Err(format!("{name} cannot run in parts")),
+        Some(n) if start < end && end <= n => Ok(()),
+        Some(n) => Err(format!(
+            "{name} has {n} elements, and {start}..{end} is no part of them"
+        )),
+    }
+}
+
 /// Rules 2, 3 and 4 for one run.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "the parts of one line; a struct would repeat InstrKind::Run"
-)]
 fn run(
     graph: &Graph,
     schedule: &Schedule,
-    node: Node,
-    args: &[Loc],
-    outs: &[Loc],
+    (node, part): (Node, Option<Part>),
+    [args, outs]: [&[Loc]; 2],
     scratch: Option<Loc>,
     place: Place,
     findings: &mut Findings,
@@ -642,14 +665,18 @@ fn run(
             fits(
                 schedule,
                 loc,
-                value.ty.bytes(),
+                graph.extent(node, part, v).bytes,
                 &format!("%{}", value.name),
                 place,
                 findings,
             );
         }
     }
-    let need = graph.work(node).scratch;
+    let need = match part {
+        // A divisible op needs none.
+        Some(_) => Scratch::default(),
+        None => graph.work(node).scratch,
+    };
     match (need.on(schedule.runs_on(args, outs)), scratch) {
         (0, None) => {}
         (0, Some(_)) => findings.add(place, format!("{} needs no scratch", op.name())),

@@ -633,6 +633,7 @@ fn program(choices: &mut Choices<'_>) -> Program {
                     args: (0..choices.below(3)).map(|_| loc(choices)).collect(),
                     outs: (0..choices.below(3)).map(|_| loc(choices)).collect(),
                     scratch: choices.coin().then(|| loc(choices)),
+                    part: None,
                 }
             } else {
                 let (src, dst) = (loc(choices), loc(choices));

@@ -149,6 +149,7 @@ fn ids_are_in_their_tables() {
         args,
         outs: vec![],
         scratch: None,
+        part: None,
     };
     assert_eq!(
         program_findings(|p| p.schedule.instrs[i0].kind = run(Node::new(99), vec![])),

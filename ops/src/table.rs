@@ -132,7 +132,9 @@ macro_rules! ops {
             MaxPool2d(Pool) "max_pool2d": takes(1, 1).on(Numbers) => max_pool2d;
             MaxPool2dBwd(PoolBwd) "max_pool2d_bwd": takes(2, 2).real() => max_pool2d_bwd;
             // Attention: sdpa(q[B,H,S,D], k[B,H,T,D], v[B,H,T,E][, mask: added, or bool true = take
-            // part; broadcasts to [B,H,S,T]]) -> out[B,H,S,E], logsumexp: f32[B,H,S].
+            // part; broadcasts to [B,H,S,T]; or i64[B or 1,S], with T = S: a query sees keys with its
+            // own number, so that documents in a row stay apart]) -> out[B,H,S,E], logsumexp:
+            // f32[B,H,S].
             // sdpa_bwd(dout, q, k, v, out, logsumexp[, mask]) -> dq, dk, dv. H of k and v may
             // divide that of q: grouped queries.
             Sdpa(Attention) "sdpa": takes(3, 4).real() => sdpa, sdpa_work;

@@ -1,8 +1,9 @@
 //! Gives every buffer of a schedule its place: lifetimes to a [`Plan`]. The buffers of a pool are a
 //! [`Trace`], which [`placement`] plans like the trace of any other program.
 
-use ir::schedule::{Buffer, InstrKind, Pool, Schedule};
-use ir::{Id, Plan, Table};
+use ir::graph::Def;
+use ir::schedule::{ALIGN, Buffer, InstrKind, Pool, Schedule};
+use ir::{Graph, Id, Plan, Table};
 use placement::trace::{Block, Trace};
 use placement::{Effort, Options, place};
 
@@ -104,11 +105,63 @@ pub fn live_peak(schedule: &Schedule, lives: &Table<Buffer, Lifetime>, pool: Poo
         .unwrap_or(0)
 }
 
+/// The same places with the states first: in each pool the homes of states lie at its start, in the
+/// order of the graph, and everything else above them. So where a state lies depends on which
+/// states live in its pool, and on nothing else. Homes live for the whole step, so no other buffer
+/// shares their bytes, and the peak does not rise. Buffers start at multiples of `unit` bytes, here
+/// and in the plan.
+pub fn states_first(graph: &Graph, schedule: &Schedule, plan: &Plan, unit: u64) -> Plan {
+    let size = |home: Buffer| schedule.buffers[home].bytes.next_multiple_of(unit);
+    let mut homes: Vec<Buffer> = vec![];
+    let mut is_home = Table::filled(schedule.buffers.len(), false);
+    for &(value, loc) in &schedule.entry {
+        let is_state = matches!(graph.values[value].def, Def::State(_));
+        if is_state && !std::mem::replace(&mut is_home[loc.buffer], true) {
+            homes.push(loc.buffer);
+        }
+    }
+    let mut offset = plan.offset.clone();
+    for pool in schedule.pools.ids() {
+        // Where each home was, and the bytes of the homes below it, itself included.
+        let here = |buffer: &&Buffer| schedule.buffers[**buffer].pool == pool;
+        let mut below: Vec<(u64, u64)> = homes
+            .iter()
+            .filter(here)
+            .map(|&home| (plan.offset[home], size(home)))
+            .collect();
+        below.sort_unstable();
+        let mut all = 0;
+        for (_, bytes) in &mut below {
+            all += *bytes;
+            *bytes = all;
+        }
+        for (buffer, data) in schedule.buffers.iter() {
+            if data.pool == pool && !is_home[buffer] {
+                let at = plan.offset[buffer];
+                let n_below = below.partition_point(|&(home, _)| home < at);
+                let removed = n_below.checked_sub(1).map_or(0, |last| below[last].1);
+                offset[buffer] = all + at - removed;
+            }
+        }
+        let mut next = 0;
+        for &home in homes.iter().filter(here) {
+            offset[home] = next;
+            next += size(home);
+        }
+    }
+    Plan::new(schedule, offset)
+}
+
 /// A plan is good enough if its peak exceeds the lower bound by at most one part in this number.
 const NEAR: u64 = 200;
 
 /// A plan in which buffers that live at the same time do not overlap.
 pub fn allocate(schedule: &Schedule, lives: &Table<Buffer, Lifetime>) -> Plan {
+    allocate_at(schedule, lives, ALIGN)
+}
+
+/// The same with buffers that start at multiples of `unit` bytes.
+pub fn allocate_at(schedule: &Schedule, lives: &Table<Buffer, Lifetime>, unit: u64) -> Plan {
     let mut offset = Table::filled(schedule.buffers.len(), 0u64);
     for pool in schedule.pools.ids() {
         let buffers: Vec<Buffer> = schedule
@@ -119,7 +172,7 @@ pub fn allocate(schedule: &Schedule, lives: &Table<Buffer, Lifetime>) -> Plan {
             .collect();
         let block = |&buffer: &Buffer| {
             let Lifetime { start, end } = lives[buffer];
-            let bytes = schedule.buffers[buffer].bytes;
+            let bytes = schedule.buffers[buffer].bytes.next_multiple_of(unit);
             Block {
                 start: start.into(),
                 end: end.into(),

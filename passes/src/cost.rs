@@ -6,7 +6,7 @@ pub mod profile;
 
 use ir::op::attention::Attending;
 use ir::schedule::{InstrKind, Loc, Schedule};
-use ir::{DType, Device, Graph, Instr, Node, Op, Table, TensorType, Value};
+use ir::{DType, Device, Graph, Instr, Node, Op, Part, Table, TensorType, Value};
 use std::collections::BTreeMap;
 
 /// Times in µs. A planner reads costs only through this trait.
@@ -41,13 +41,27 @@ pub trait Cost: Sync {
     fn line(&self, graph: &Graph, schedule: &Schedule, instr: Instr) -> f64 {
         let lane = lane(schedule, instr);
         match schedule.instrs[instr].kind {
-            InstrKind::Run { node, .. } if lane == Lane::Host => self.host(graph, node),
-            InstrKind::Run { node, .. } => self.run(graph, node),
+            InstrKind::Run { node, part, .. } => {
+                let all = match lane {
+                    Lane::Host => self.host(graph, node),
+                    Lane::Compute | Lane::In | Lane::Out => self.run(graph, node),
+                };
+                all * share(graph, node, part)
+            }
             InstrKind::Copy { bytes, .. } if matches!(lane, Lane::In | Lane::Out) => {
                 self.link_way(bytes, lane == Lane::In)
             }
             InstrKind::Copy { bytes, .. } => self.local(bytes),
         }
+    }
+}
+
+/// The share of a node that a line computes.
+fn share(graph: &Graph, node: Node, part: Option<Part>) -> f64 {
+    let all = graph.divisible(node).filter(|&n| n > 0);
+    match (part, all) {
+        (Some(part), Some(all)) => part.len() as f64 / all as f64,
+        (_, None) | (None, _) => 1.0,
     }
 }
 
@@ -97,6 +111,19 @@ pub struct Shares {
     pub handoff: f64,
     /// The same in addition if one of the two lines runs on the host, µs.
     pub host_handoff: f64,
+}
+
+impl Shares {
+    /// Sets what the link's directions and kernels cost each other, from a device's description.
+    fn set_link(&mut self, device: &Device) {
+        let [compute, inward, outward] = [Lane::Compute, Lane::In, Lane::Out].map(|l| l as usize);
+        self.keeps[inward][outward] = device.duplex;
+        self.keeps[outward][inward] = device.out_duplex.unwrap_or(device.duplex);
+        self.keeps[compute][inward] = device.kernels_keep;
+        self.keeps[compute][outward] = device.kernels_keep;
+        self.keeps[inward][compute] = 1.0;
+        self.keeps[outward][compute] = 1.0;
+    }
 }
 
 impl Default for Shares {
@@ -178,7 +205,11 @@ impl Cost for Roofline {
             + 1e6 * operand_bytes(graph, node) as f64 / self.device.host_bandwidth
     }
     fn link(&self, bytes: u64) -> f64 {
-        self.device.link_micros + 1e6 * bytes as f64 / self.device.link_bandwidth
+        let slower = self.device.link_way(true).min(self.device.link_way(false));
+        self.device.link_micros + 1e6 * bytes as f64 / slower
+    }
+    fn link_way(&self, bytes: u64, to_device: bool) -> f64 {
+        self.device.link_micros + 1e6 * bytes as f64 / self.device.link_way(to_device)
     }
     fn local(&self, bytes: u64) -> f64 {
         self.device.launch_micros + 2e6 * bytes as f64 / self.device.memory_bandwidth
@@ -188,8 +219,7 @@ impl Cost for Roofline {
             host_handoff: self.device.host_micros,
             ..Shares::default()
         };
-        shares.keeps[Lane::In as usize][Lane::Out as usize] = self.device.duplex;
-        shares.keeps[Lane::Out as usize][Lane::In as usize] = self.device.duplex;
+        shares.set_link(&self.device);
         shares
     }
 }

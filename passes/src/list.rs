@@ -267,14 +267,17 @@ pub static PLACES: [SchedulePass; 2] = [
     SchedulePass {
         name: "allocate",
         run: |s, c| {
+            let Problem {
+                graph, cost, unit, ..
+            } = *c.problem;
             let plan = match c.lives {
-                Some(lives) => alloc::allocate(&s.schedule, lives),
+                Some(lives) => alloc::allocate_at(&s.schedule, lives, unit),
                 None => {
-                    let Problem { graph, cost, .. } = *c.problem;
-                    alloc::allocate(&s.schedule, &lives(graph, &s.schedule, cost, c.variant))
+                    let lives = lives(graph, &s.schedule, cost, c.variant);
+                    alloc::allocate_at(&s.schedule, &lives, unit)
                 }
             };
-            s.plan = Some(plan);
+            s.plan = Some(alloc::states_first(graph, &s.schedule, &plan, unit));
             Ok(())
         },
     },

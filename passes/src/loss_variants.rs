@@ -15,7 +15,7 @@ use crate::list::{GraphContext, PER_VARIANT};
 use crate::manager::{Manager, Ran, run_graph};
 use crate::plan::machine::DEVICE;
 use crate::plan::tuning::{MOST_LOSS_CHUNKS, worth_a_chunk};
-use crate::plan::{Decisions, Error, Options, Problem};
+use crate::plan::{Error, Options, Problem};
 use crate::realise;
 use ir::{Device, Graph};
 use std::sync::OnceLock;
@@ -113,7 +113,7 @@ impl<'a, 'c> Stage<'_, 'a, 'c> {
         let mut passes = vec![];
         let variant = self.build(1 << slot, &mut |ran| passes.push(ran))?;
         let problem = self.keep(slot, LossVariant { passes, ..variant });
-        let schedule = realise::unnamed(problem, &Decisions::default())?;
+        let schedule = realise::unnamed(problem, &problem.start())?;
         let keep = alloc::live_peak(&schedule, &alloc::lifetimes(&schedule), DEVICE);
         Ok([keep, alloc::neediest(&schedule, DEVICE)])
     }
@@ -146,6 +146,7 @@ impl<'a, 'c> Stage<'_, 'a, 'c> {
                 .with_host_limit(host)
                 .with_fixed(self.options.protrain)
                 .with_parts(self.options.parts.as_ref())
+                .with_homes(self.options.homes.as_ref())
                 .with_cancel(&self.options.cancel)
         })
     }

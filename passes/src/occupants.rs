@@ -99,13 +99,23 @@ pub fn replay(graph: &Graph, schedule: &Schedule, mut seen: impl FnMut(Option<In
     for (instr, data) in schedule.instrs.iter() {
         match &data.kind {
             InstrKind::Run {
-                node, args, outs, ..
+                node,
+                args,
+                outs,
+                part,
+                ..
             } => {
-                let node = &graph.nodes[*node];
-                for (&loc, &value) in args.iter().zip(&node.inputs) {
-                    seen(Some(instr), loc, graph.root(value));
+                let data = &graph.nodes[*node];
+                // A part of a value lies where the value does, or alone in its buffer.
+                let place = |value: Value, loc: Loc| {
+                    let whole = schedule.whole_place(graph, (*node, *part), value, loc);
+                    whole.unwrap_or(loc)
+                };
+                for (&loc, &value) in args.iter().zip(&data.inputs) {
+                    seen(Some(instr), place(value, loc), graph.root(value));
                 }
-                for (&loc, &value) in outs.iter().zip(&node.outputs) {
+                for (&loc, &value) in outs.iter().zip(&data.outputs) {
+                    let loc = place(value, loc);
                     holds.insert(loc, value);
                     seen(Some(instr), loc, value);
                 }
@@ -123,6 +133,14 @@ pub fn replay(graph: &Graph, schedule: &Schedule, mut seen: impl FnMut(Option<In
                         buffer: dst.buffer,
                         offset: dst.offset + (from.offset - src.offset),
                     };
+                    // A part comes to the rest of its value.
+                    let mut before = holds.range(Loc { offset: 0, ..to }..to);
+                    let covers = |(loc, value): (&Loc, &Value)| {
+                        to.offset < loc.offset + graph.values[*value].ty.bytes()
+                    };
+                    if before.next_back().is_some_and(covers) {
+                        continue;
+                    }
                     holds.insert(to, value);
                     seen(Some(instr), from, value);
                     seen(Some(instr), to, value);

@@ -15,11 +15,12 @@ use crate::list::{GraphContext, SHARED, ScheduleContext, failed, schedule_passes
 use crate::loss_variants::{self, Problems, Slots, Stage};
 use crate::manager::{self, Manager};
 use crate::plan::machine::{DEVICE, HOST};
-use crate::plan::{Extent, HostTooSmall, Infeasible, Problem};
+use crate::plan::{Extent, Homes, HostTooSmall, Infeasible, Problem};
 use crate::realise::Finished;
 use crate::schedule::lives::lives;
 use crate::sim::{self, Timeline, simulate};
 use ir::{Device, Graph, Pool, Program, Schedule, Table, text};
+use papers::protrain::Fixed;
 use std::time::Instant;
 
 pub use crate::list::names;
@@ -55,6 +56,25 @@ pub struct Compiled {
 }
 
 impl Compiled {
+    /// The options of a step on smaller batches that runs on the memory and the states of this one,
+    /// in turn with it. `options` are this one's. States stay where they are, and everything else
+    /// is planned anew in what is left.
+    pub fn beside(&self, options: &Options) -> Options {
+        let homes = Homes::of(&self.program.graph, &self.decided.decisions);
+        let planner = match options.planner {
+            // They choose homes themselves.
+            Planner::Offload | Planner::Protrain if homes.has_hosted() => Planner::Auto,
+            planner => planner,
+        };
+        Options {
+            homes: Some(homes),
+            budget: Budget::Bytes(self.planned_peak),
+            planner,
+            protrain: Fixed::default(),
+            ..options.clone()
+        }
+    }
+
     /// The planner for reports, with the search that found the plan: `auto (greedy)`.
     pub fn planner(&self) -> String {
         match self.options.planner {

@@ -11,8 +11,10 @@
 
 use crate::cost::{Cost, Lane, Shares, lane};
 use ir::graph::Def;
-use ir::schedule::{Dep, InstrKind, Schedule, Why};
+use ir::schedule::{Access, Dep, InstrKind, Loc, Schedule, Why};
 use ir::{Buffer, Graph, Id, Instr, Program, Stream, Table, text};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// When each line runs.
 #[derive(Clone, PartialEq, Debug)]
@@ -86,9 +88,86 @@ pub struct Lines<'a> {
     /// The time of each line when it runs alone, µs, and its lane.
     alone: Vec<f64>,
     lanes: Vec<Lane>,
-    /// Buffers that lines touch, and whether they write them; and the end of each line's entries.
-    touches: Vec<(Buffer, bool)>,
+    /// Cells that lines touch, and whether they write them; and the end of each line's entries.
+    touches: Vec<(u32, bool)>,
     ends: Vec<u32>,
+    cells: Cells,
+}
+
+/// The parts of buffers that lines touch independently of each other: a buffer is one cell, unless
+/// an update reads and writes it part by part.
+struct Cells {
+    /// The number of each buffer's first cell.
+    first: Table<Buffer, u32>,
+    /// Where the cells after the first begin, for buffers that have some.
+    cuts: BTreeMap<Buffer, Vec<u64>>,
+    /// The buffer of each cell.
+    buffer: Vec<Buffer>,
+}
+
+impl Cells {
+    fn new(graph: &Graph, schedule: &Schedule) -> Cells {
+        let mut parts: BTreeSet<Buffer> = BTreeSet::new();
+        for data in schedule.instrs.values() {
+            let InstrKind::Run {
+                node,
+                args,
+                outs,
+                part: Some(part),
+                ..
+            } = &data.kind
+            else {
+                continue;
+            };
+            let node_data = &graph.nodes[*node];
+            let values = node_data.inputs.iter().chain(&node_data.outputs);
+            for (&value, &loc) in values.zip(args.iter().chain(outs)) {
+                let whole = schedule.whole_place(graph, (*node, Some(*part)), value, loc);
+                parts.extend(whole.is_none().then_some(loc.buffer));
+            }
+        }
+        let mut cuts: BTreeMap<Buffer, Vec<u64>> = BTreeMap::new();
+        if !parts.is_empty() {
+            for data in schedule.instrs.values() {
+                let InstrKind::Copy { src, dst, bytes } = data.kind else {
+                    continue;
+                };
+                for (part, whole) in [(src, dst), (dst, src)] {
+                    if parts.contains(&part.buffer) && !parts.contains(&whole.buffer) {
+                        let ends = [whole.offset, whole.offset + bytes];
+                        cuts.entry(whole.buffer).or_default().extend(ends);
+                    }
+                }
+            }
+        }
+        let mut cells = Cells {
+            first: Table::new(),
+            cuts,
+            buffer: vec![],
+        };
+        for (buffer, data) in schedule.buffers.iter() {
+            cells.first.push(cells.buffer.len() as u32);
+            cells.buffer.push(buffer);
+            if let Some(cuts) = cells.cuts.get_mut(&buffer) {
+                cuts.sort_unstable();
+                cuts.dedup();
+                cuts.retain(|&at| 0 < at && at < data.bytes);
+                cells.buffer.extend(cuts.iter().map(|_| buffer));
+            }
+        }
+        cells
+    }
+
+    /// The cells of an access.
+    fn of(&self, access: &Access) -> Range<u32> {
+        let Loc { buffer, offset } = access.loc;
+        let first = self.first[buffer];
+        let Some(cuts) = self.cuts.get(&buffer) else {
+            return first..first + 1;
+        };
+        let cell = |at: u64| cuts.partition_point(|&cut| cut <= at) as u32;
+        first + cell(offset)..first + cell(offset + access.bytes - 1) + 1
+    }
 }
 
 /// No line.
@@ -99,9 +178,10 @@ impl<'a> Lines<'a> {
     pub fn new(graph: &Graph, schedule: &'a Schedule, cost: &dyn Cost) -> Lines<'a> {
         let n = schedule.instrs.len();
         let (mut touches, mut ends) = (Vec::with_capacity(4 * n), Vec::with_capacity(n));
+        let cells = Cells::new(graph, schedule);
         for instr in schedule.instrs.ids() {
             schedule.each_access(graph, instr, |access| {
-                touches.push((access.loc.buffer, access.write))
+                touches.extend(cells.of(&access).map(|cell| (cell, access.write)));
             });
             ends.push(touches.len() as u32);
         }
@@ -120,6 +200,7 @@ impl<'a> Lines<'a> {
                 .collect(),
             touches,
             ends,
+            cells,
         }
     }
 
@@ -127,7 +208,7 @@ impl<'a> Lines<'a> {
         0..self.alone.len()
     }
 
-    fn touches(&self, line: usize) -> &[(Buffer, bool)] {
+    fn touches(&self, line: usize) -> &[(u32, bool)] {
         let start = if line == 0 { 0 } else { self.ends[line - 1] };
         &self.touches[start as usize..self.ends[line] as usize]
     }
@@ -160,10 +241,11 @@ impl<'a> Lines<'a> {
     /// A simulation of one step on a machine where only data orders lines.
     fn player(&self, order: impl Iterator<Item = usize> + Clone) -> Player<'_> {
         let n_streams = self.schedule.streams.len();
-        // The line that last wrote each buffer, and each stream's last reader since then. Earlier
+        // The line that last wrote each cell, and each stream's last reader since then. Earlier
         // readers of the stream are done before it.
-        let mut writers: Table<Buffer, u32> = Table::filled(self.schedule.buffers.len(), NONE);
-        let mut readers = vec![NONE; n_streams * self.schedule.buffers.len()];
+        let n_cells = self.cells.buffer.len();
+        let mut writers = vec![NONE; n_cells];
+        let mut readers = vec![NONE; n_streams * n_cells];
         let mut waits = Waits {
             deps: vec![],
             ends: vec![(0, 0); self.alone.len()],
@@ -180,14 +262,15 @@ impl<'a> Lines<'a> {
                     });
                 }
             };
-            for &(buffer, write) in self.touches(line) {
-                let readers = &mut readers[buffer.index() * n_streams..][..n_streams];
-                wait(writers[buffer]);
+            for &(cell, write) in self.touches(line) {
+                let cell = cell as usize;
+                let readers = &mut readers[cell * n_streams..][..n_streams];
+                wait(writers[cell]);
                 if write {
                     readers
                         .iter_mut()
                         .for_each(|reader| wait(std::mem::replace(reader, NONE)));
-                    writers[buffer] = line as u32;
+                    writers[cell] = line as u32;
                 } else {
                     readers[stream] = line as u32;
                 }
@@ -211,7 +294,10 @@ impl<'a> Lines<'a> {
         for &(_, loc) in schedule.exit.get(graph.states.len()..).unwrap_or(&[]) {
             outputs[loc.buffer] = true;
         }
-        let waits = |&(buffer, write): &(Buffer, bool)| inputs[buffer] || write && outputs[buffer];
+        let waits = |&(cell, write): &(u32, bool)| {
+            let buffer = self.cells.buffer[cell as usize];
+            inputs[buffer] || write && outputs[buffer]
+        };
         self.in_order()
             .map(|line| self.touches(line).iter().any(waits))
             .collect()

@@ -15,13 +15,18 @@ use std::sync::Mutex;
 
 /// Bytes that are read or written at once.
 const PIECE: usize = 4 << 20;
+/// What addresses and offsets of transfers past the system's cache are multiples of.
+const PAGE: usize = 4096;
 
 /// A pool on disk.
 pub(crate) struct Disk {
     file: File,
+    /// The same file past the system's cache: bytes go between the disk and the pools without a
+    /// copy, and take no memory. `None` if the file system has no such way.
+    direct: Option<File>,
     bytes: u64,
-    /// Through these, bytes go from the file to memory and back. One for each direction, because
-    /// both may be busy.
+    /// Through these go bytes that do not lie in pages. One for each direction, because both may be
+    /// busy.
     pieces: [Mutex<Vec<u8>>; 2],
 }
 
@@ -32,6 +37,7 @@ impl Disk {
         allocate(&file, bytes)?;
         let piece = || Mutex::new(vec![0; PIECE.min(bytes as usize)]);
         Ok(Disk {
+            direct: past_cache(&file, bytes),
             file,
             bytes,
             pieces: [piece(), piece()],
@@ -70,16 +76,25 @@ impl Disk {
         to: &Tensor,
         stopped: impl Fn() -> bool,
     ) -> Result<(), Error> {
-        let mut piece = unpoisoned(&self.pieces[0]);
-        for (from, n) in pieces(to.bytes) {
+        self.check(offset, to.bytes);
+        for (from, n, direct) in self.pieces(offset, to) {
             if stopped() {
                 break;
             }
-            self.read(offset + from as u64, &mut piece[..n])?;
-            memory::write_part(to, from, &piece[..n]);
+            let at = offset + from as u64;
+            match direct {
+                Some(file) => {
+                    memory::with_part_mut(to, from, n, |bytes| file.read_exact_at(bytes, at))?
+                }
+                None => {
+                    let mut piece = unpoisoned(&self.pieces[0]);
+                    self.read(at, &mut piece[..n])?;
+                    memory::write_part(to, from, &piece[..n]);
+                    // It is in memory now: no second copy of it should stay in the system's cache.
+                    forget(&self.file, at, n);
+                }
+            }
         }
-        // What was read is in memory now: no second copy of it should stay in the system's cache.
-        forget(&self.file, offset, to.bytes);
         Ok(())
     }
 
@@ -90,15 +105,55 @@ impl Disk {
         offset: u64,
         stopped: impl Fn() -> bool,
     ) -> Result<(), Error> {
-        let mut piece = unpoisoned(&self.pieces[1]);
-        for (at, n) in pieces(from.bytes) {
+        self.check(offset, from.bytes);
+        for (start, n, direct) in self.pieces(offset, from) {
             if stopped() {
                 break;
             }
-            memory::read_part(from, at, &mut piece[..n]);
-            self.write(offset + at as u64, &piece[..n])?;
+            let at = offset + start as u64;
+            match direct {
+                Some(file) => {
+                    memory::with_part(from, start, n, |bytes| file.write_all_at(bytes, at))?;
+                }
+                None => {
+                    let mut piece = unpoisoned(&self.pieces[1]);
+                    memory::read_part(from, start, &mut piece[..n]);
+                    self.write(at, &piece[..n])?;
+                }
+            }
         }
         Ok(())
+    }
+
+    /// The pieces of a transfer between the pool, from `offset` on, and a tensor: for each its start
+    /// and size, and the file that whole pages go to.
+    fn pieces<'a>(
+        &'a self,
+        offset: u64,
+        tensor: &Tensor,
+    ) -> impl Iterator<Item = (usize, usize, Option<&'a File>)> + use<'a> {
+        let bytes = tensor.bytes;
+        let before = (offset as usize).next_multiple_of(PAGE) - offset as usize;
+        let is_paged = (tensor.data.addr() + before).is_multiple_of(PAGE);
+        let pages = match (&self.direct, bytes.checked_sub(before)) {
+            (Some(_), Some(rest)) if is_paged => before..before + rest / PAGE * PAGE,
+            (Some(_) | None, _) => 0..0,
+        };
+        let direct = self.direct.as_ref().filter(|_| !pages.is_empty());
+        let mut start = 0;
+        std::iter::from_fn(move || {
+            if start >= bytes {
+                return None;
+            }
+            let (end, file) = match direct {
+                Some(_) if start < pages.start => (pages.start, None),
+                Some(_) if start < pages.end => (pages.end, direct),
+                Some(_) | None => (bytes, None),
+            };
+            let n = PIECE.min(end - start);
+            start += n;
+            Some((start - n, n, file))
+        })
     }
 
     fn check(&self, offset: u64, bytes: usize) {
@@ -110,11 +165,22 @@ impl Disk {
     }
 }
 
-/// Start and size of each piece of `bytes` bytes.
-fn pieces(bytes: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..bytes)
-        .step_by(PIECE)
-        .map(move |from| (from, PIECE.min(bytes - from)))
+/// A file once more, past the system's cache; `None` if the file system refuses that.
+fn past_cache(file: &File, bytes: u64) -> Option<File> {
+    #[cfg(target_os = "linux")]
+    if bytes >= PAGE as u64 {
+        use std::os::fd::AsRawFd;
+        let mut options = File::options();
+        options.read(true).write(true).custom_flags(libc::O_DIRECT);
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let direct = options.open(path).ok()?;
+        // Some systems open it and refuse to read.
+        let page = crate::memory::Arena::new(PAGE as u64)?.range(0, PAGE as u64);
+        let read = memory::with_part_mut(&page, 0, PAGE, |bytes| direct.read_exact_at(bytes, 0));
+        return read.is_ok().then_some(direct);
+    }
+    let _ = (file, bytes);
+    None
 }
 
 /// A new file without a name.
@@ -173,17 +239,29 @@ mod tests {
     #[test]
     fn bytes_go_there_and_back() {
         let disk = Disk::new(&std::env::temp_dir(), 3 * PIECE as u64).unwrap();
-        let n = PIECE + 1000;
+        let n = PIECE + 3 * PAGE;
         let arena = Arena::new(n as u64).unwrap();
         let bytes: Vec<u8> = (0..n).map(|i| (i % 251) as u8).collect();
-        arena.write(0, &bytes);
-        let all = arena.range(0, n as u64);
-        disk.store(&all, 64, || false).unwrap();
-        arena.fill(0, n as u64, 0);
-        disk.load(64, &all, || false).unwrap();
-        let mut found = vec![1; n];
-        arena.read(0, &mut found);
-        assert!(found == bytes);
+        // Where pages of the file and of memory match, and where they do not.
+        for (at, offset, n) in [
+            (0, 64, PIECE + 1000),
+            (64, 64, PIECE + 2 * PAGE + 100),
+            (0, 0, n),
+            (128, PAGE as u64 + 128, 1000),
+        ] {
+            arena.write(0, &bytes);
+            let part = arena.range(at, n as u64);
+            disk.store(&part, offset, || false).unwrap();
+            arena.fill(at, n as u64, 0);
+            disk.load(offset, &part, || false).unwrap();
+            let mut found = vec![1; bytes.len()];
+            arena.read(0, &mut found);
+            assert!(found == bytes, "{at} {offset} {n}");
+            let mut read = vec![1; n];
+            disk.read(offset, &mut read).unwrap();
+            assert!(read == bytes[at as usize..][..n], "{at} {offset} {n}");
+        }
+        disk.fill(0, 64, 0).unwrap();
         let mut before = [1; 64];
         disk.read(0, &mut before).unwrap();
         assert_eq!(before, [0; 64]);

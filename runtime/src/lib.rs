@@ -46,7 +46,7 @@ pub use foreign::{Foreign, ForeignCall};
 pub use init::StateInit;
 pub use machine::{
     Backend, CommandError, CommandId, Copy, Evaluation, EventId, Launch, Lent, LentPlace, Machine,
-    NotEvaluable, Options, Part, Port, Ran, StepReport, StreamId,
+    NotEvaluable, Options, Part, Port, Ran, StepReport, Steps, StreamId,
 };
 #[cfg(feature = "cuda")]
 pub use machine::{Cuda, CudaOptions, ProductLibrary};

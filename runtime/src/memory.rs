@@ -39,7 +39,8 @@ fn large_pages(_: *mut u8, _: usize) {}
 /// The alignment that every place relies on.
 const CACHE_LINE: usize = crate::validate::ALIGN as usize;
 
-/// A pool's memory. It stays until the last loan of it has ended.
+/// A pool's memory. It stays until the last loan of it has ended. A clone is the same memory.
+#[derive(Clone)]
 pub(crate) struct Arena {
     block: Arc<Block>,
 }
@@ -298,6 +299,40 @@ pub(crate) fn read_part(tensor: &Tensor, from: usize, bytes: &mut [u8]) {
     assert!(fits, "the host's bytes should lie in the tensor");
     // SAFETY: as for `read`; the range lies in the tensor by the assertion.
     unsafe { std::ptr::copy_nonoverlapping(tensor.data.add(from), bytes.as_mut_ptr(), bytes.len()) }
+}
+
+/// Lets `f` read some of the tensor's bytes where they lie, from byte `from` on. Panics if they are
+/// not in it.
+pub(crate) fn with_part<R>(
+    tensor: &Tensor,
+    from: usize,
+    n: usize,
+    f: impl FnOnce(&[u8]) -> R,
+) -> R {
+    let fits = from.checked_add(n).is_some_and(|to| to <= tensor.bytes);
+    assert!(
+        fits && !tensor.data.is_null(),
+        "the bytes should lie in the tensor"
+    );
+    // SAFETY: the range lies in the tensor by the assertion, which lies in its pool, whose bytes are
+    // all initialised. Nothing writes them while `f` runs, by `validate`'s race check.
+    f(unsafe { std::slice::from_raw_parts(tensor.data.add(from), n) })
+}
+
+/// The same for an `f` that writes them.
+pub(crate) fn with_part_mut<R>(
+    tensor: &Tensor,
+    from: usize,
+    n: usize,
+    f: impl FnOnce(&mut [u8]) -> R,
+) -> R {
+    let fits = from.checked_add(n).is_some_and(|to| to <= tensor.bytes);
+    assert!(
+        fits && !tensor.data.is_null(),
+        "the bytes should lie in the tensor"
+    );
+    // SAFETY: as for `with_part`; nothing else touches the bytes while `f` runs.
+    f(unsafe { std::slice::from_raw_parts_mut(tensor.data.add(from), n) })
 }
 
 #[cfg(test)]

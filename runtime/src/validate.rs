@@ -53,7 +53,8 @@ const MAX_RESULTS: usize = 62;
 
 /// Proves that machines may run this artifact; an error says why not.
 pub fn validate(artifact: &Artifact) -> Result<(), Error> {
-    let needed = calls::needed(artifact);
+    let steps = std::iter::once(artifact).chain(&artifact.others);
+    let needed: Vec<_> = steps.flat_map(calls::needed).collect();
     if !needed.is_empty() {
         let call = |(name, line): &(&str, &str)| format!("{name} (line {line})");
         let calls: Vec<String> = needed.iter().map(call).collect();
@@ -78,7 +79,14 @@ pub(crate) fn validate_calls(artifact: &Artifact) -> Result<(), Error> {
     lent::check(artifact)?;
     events(artifact)?;
     races::check(artifact)?;
-    written::check(artifact)
+    written::check(artifact)?;
+    for other in &artifact.others {
+        artifact::check_sharing(artifact, other)
+            .map_err(|e| Error::Invalid(format!("a step on smaller batches: {e}")))?;
+        // It has no steps of its own.
+        validate_calls(other)?;
+    }
+    Ok(())
 }
 
 /// The artifact as a whole: the number of streams, pools that fit the address space, a correct

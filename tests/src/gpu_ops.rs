@@ -819,7 +819,7 @@ fn tensor_cores(w: &mut Wishes) {
 fn attention(w: &mut Wishes) {
     // Batch, heads of q and of k, queries, keys, widths of q and of v; a mask.
     type Case = (DType, [u64; 7], Option<(DType, &'static [u64])>);
-    let cases: [Case; 11] = [
+    let cases: [Case; 13] = [
         // By tensor cores, which round probabilities to bf16.
         (BF16, [1, 2, 1, 70, 33, 64, 64], None),
         (BF16, [2, 1, 1, 5, 66, 128, 128], None),
@@ -832,13 +832,15 @@ fn attention(w: &mut Wishes) {
         (F64, [1, 1, 1, 3, 3, 4, 4], None),
         (F32, [2, 2, 2, 3, 5, 4, 4], Some((F32, &[2, 1, 1, 5]))),
         (F32, [2, 2, 2, 3, 5, 4, 4], Some((Bool, &[3, 5]))),
+        (F32, [2, 2, 1, 6, 6, 4, 4], Some((I64, &[2, 6]))),
+        (BF16, [2, 1, 1, 5, 5, 64, 64], Some((I64, &[1, 5]))),
     ];
     for (dtype, [b, h, g, s, t, d, e], mask) in cases {
         for causal in [false, true] {
             let attrs = [("causal", Attr::Bool(causal)), ("scale", Attr::Float(0.3))];
             let shapes = [[b, h, s, d], [b, g, t, d], [b, g, t, e]];
             let mut ins = shapes.map(|shape| w.small(dtype, &shape)).to_vec();
-            ins.extend(mask.map(|(dtype, shape)| w.small(dtype, shape)));
+            ins.extend(mask.map(|(dtype, shape)| mask_of(w, dtype, shape)));
             // A query that sees one key has gradients of rounding errors.
             let close = match dtype {
                 F32 => Close::Absolute(1e-5),
@@ -847,6 +849,14 @@ fn attention(w: &mut Wishes) {
             };
             both_ways(w, ["sdpa", "sdpa_bwd"], &attrs, ins, close);
         }
+    }
+}
+
+/// A mask, or numbers of documents.
+fn mask_of(w: &mut Wishes, dtype: DType, shape: &[u64]) -> (TensorType, OwnedTensor) {
+    match dtype {
+        I64 => w.indices(I64, shape, [0, 3]),
+        _ => w.small(dtype, shape),
     }
 }
 
@@ -940,7 +950,7 @@ fn attention_rows(w: &mut Wishes) {
                 };
                 ins.push(w.small(dtype, &shape));
             }
-            ins.extend(mask.map(|(dtype, shape)| w.small(dtype, shape)));
+            ins.extend(mask.map(|(dtype, shape)| mask_of(w, dtype, shape)));
             let close = match dtype {
                 F32 => Close::Absolute(1e-5),
                 BF16 => Close::OfLargest(2.0),

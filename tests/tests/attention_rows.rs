@@ -7,6 +7,15 @@ use lighterage_tests::{generate, run};
 use passes::graph::{attention, canonical};
 use proptest::prelude::*;
 
+/// The mask of attention.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Masked {
+    No,
+    Added,
+    /// Tokens are of one document; there are as many queries as keys.
+    ByDocument,
+}
+
 /// What a random graph has.
 #[derive(Clone, Copy, Debug)]
 struct Recipe {
@@ -18,7 +27,7 @@ struct Recipe {
     order: Option<u8>,
     is_half: bool,
     is_causal: bool,
-    has_mask: bool,
+    mask: Masked,
     /// The result and dq are read head by head too.
     reads_heads: bool,
     /// One concatenation reads the gradients.
@@ -106,6 +115,9 @@ fn graph(recipe: &Recipe) -> Graph {
     if recipe.order.is_some() {
         (t, e) = (s, d);
     }
+    if recipe.mask == Masked::ByDocument {
+        t = s;
+    }
     let h = group * g;
     let dtype = if recipe.is_half {
         DType::BF16
@@ -136,7 +148,16 @@ fn graph(recipe: &Recipe) -> Graph {
     } else {
         qkv.extend([0, 1, 2].map(|i| x.source(recipe.sources[i], shapes[i])));
     }
-    let mask = recipe.has_mask.then(|| x.input(&[s, t]));
+    let mask = match recipe.mask {
+        Masked::No => None,
+        Masked::Added => Some(x.input(&[s, t])),
+        Masked::ByDocument => {
+            let ty = TensorType::new(DType::I64, [b, s]).expect("sizes should be small");
+            let documents = x.graph.add_input("documents", ty);
+            let [queries, keys] = [[b, 1, s, 1], [b, 1, 1, s]].map(|to| x.reshape(documents, &to));
+            Some(x.node("eq", &[], &[queries, keys])[0])
+        }
+    };
     let attrs = [
         ("causal", Attr::Bool(recipe.is_causal)),
         ("scale", Attr::Float(0.5)),
@@ -201,17 +222,18 @@ fn checked(mut graph: Graph, seed: u64) -> Graph {
 
 fn recipes() -> impl Strategy<Value = Recipe> {
     let sizes = [1..3u64, 1..3, 1..4, 1..6, 1..6, 1..5, 1..5];
-    let flags = any::<[bool; 5]>();
+    let flags = any::<[bool; 4]>();
     let order = prop::option::of(0..3u8);
-    (sizes, any::<[u8; 3]>(), order, flags).prop_map(|(sizes, sources, order, flags)| Recipe {
+    let all = (sizes, any::<[u8; 3]>(), order, flags, 0..3u8);
+    all.prop_map(|(sizes, sources, order, flags, mask)| Recipe {
         sizes,
         sources,
         order,
         is_half: flags[0],
         is_causal: flags[1],
-        has_mask: flags[2],
-        reads_heads: flags[3],
-        joins: flags[4],
+        mask: [Masked::No, Masked::Added, Masked::ByDocument][usize::from(mask)],
+        reads_heads: flags[2],
+        joins: flags[3],
     })
 }
 
@@ -220,6 +242,10 @@ proptest! {
     #[test]
     fn attention_keeps_its_bits(recipe in recipes(), seed: u64) {
         let new = checked(graph(&recipe), seed);
+        // Numbers of documents are compared inside of attention.
+        if 1 < recipe.sizes[3] {
+            prop_assert_eq!(count(&new, &["eq"]), 0);
+        }
         // A permutation of one head or one row is a reshape, and no copy.
         let [_, group, g, s, ..] = recipe.sizes;
         if 1 < group * g && 1 < s {
@@ -237,7 +263,7 @@ fn nothing_stands_beside_attention() {
         order: None,
         is_half: false,
         is_causal: true,
-        has_mask: true,
+        mask: Masked::Added,
         reads_heads: false,
         joins: true,
     };

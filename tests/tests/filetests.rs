@@ -157,6 +157,7 @@ impl Header<'_> {
                 Kernels::Plain
             },
             extent: Extent::Curve,
+            homes: None,
             parts: None,
             tf32: false,
             differentiate: pass == "autodiff",

@@ -18,7 +18,7 @@ use rayon::prelude::*;
 use safetensors::SafeTensors;
 
 /// The number of cases that are compared at least. It may only rise.
-const LEAST: usize = 1168;
+const LEAST: usize = 1171;
 /// Half of the distance between the two points of a central difference, for numbers near 1.
 const STEP: f64 = 1e-6;
 /// The allowed error, as a share of what the difference sums up, and of the loss.

@@ -75,7 +75,8 @@ struct Call<'a> {
     heads_of_one: u64,
 }
 
-/// Numbers that are added to scores, or bools that say which scores count, with strides.
+/// Numbers that are added to scores, or bools that say which scores count, with strides; or the
+/// numbers of documents, whose strides are those of a row and of a token.
 struct Mask {
     operand: usize,
     dtype: DType,
@@ -89,7 +90,11 @@ impl<'a> Call<'a> {
         let mask = k.operands.get(mask).map(|ty: &TensorType| Mask {
             operand: mask,
             dtype: ty.dtype(),
-            steps: broadcast(ty.shape(), &full),
+            steps: match (ty.dtype(), ty.shape()) {
+                (DType::I64, [1, _]) => vec![0, 1],
+                (DType::I64, _) => vec![s.keys as i64, 1],
+                (_, shape) => broadcast(shape, &full),
+            },
         });
         let dtype = match wide(k.operands[q].dtype()) {
             Kind::F64 => DType::F64,
@@ -171,8 +176,17 @@ impl<'a> Call<'a> {
         let [head, row] = g.divided(query, self.queries);
         let [batch, head] = g.divided(head, self.heads_of_one);
         let [_, column] = g.divided(key, self.keys);
-        let at = g.offset(&[batch, head, row, column], &mask.steps, 0);
         let of = g.operand(mask.operand);
+        if mask.dtype == DType::I64 {
+            let [own, other] = [row, column].map(|token| {
+                let at = g.offset(&[batch, token], &mask.steps, 0);
+                g.get(of, at)
+            });
+            let lowest = self.lowest(g);
+            let is_same = g.b.compare(Predicate::Eq, own, other);
+            return g.b.select(is_same, score, lowest);
+        }
+        let at = g.offset(&[batch, head, row, column], &mask.steps, 0);
         let given = g.get(of, at);
         if mask.dtype == DType::Bool {
             let (zero, lowest) = (g.b.long(0), self.lowest(g));

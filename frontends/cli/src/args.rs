@@ -219,6 +219,10 @@ pub(crate) struct Reading {
     /// and batch [default: batch=1]
     #[arg(long, value_name = "NAME=SIZE", value_parser = parse_dim)]
     pub(crate) dim: Vec<(String, u64)>,
+    /// The sequences of a config.json consist of documents that do not see each other: the model gets
+    /// inputs position_ids and segment_ids. `train --pack` fills them, and implies this option
+    #[arg(long)]
+    pub(crate) packed: bool,
     /// Which initializers of an .onnx file are trained: those that were parameters of a module, all
     /// floating-point ones but single numbers, or those whose name matches, such as 'encoder.*' (a
     /// comma separates patterns) [default: named]
@@ -229,6 +233,42 @@ pub(crate) struct Reading {
     /// needs a choice
     #[arg(long, value_name = "train|frozen", value_parser = batch_norm())]
     pub(crate) batch_norm: Option<BatchNorm>,
+}
+
+/// Sizes of batches.
+#[derive(Args, Clone, Default, Debug)]
+pub(crate) struct BucketsArgs {
+    /// A step for each of these values of a symbolic size, the largest first, on one memory and one
+    /// set of states: the plan of the largest holds them all. `train` runs each batch in the
+    /// smallest that holds it. NAME may be left out if only one symbolic size has no value
+    #[arg(long, value_name = "[NAME=]SIZE,SIZE..", value_parser = parse_buckets)]
+    pub(crate) buckets: Option<Buckets>,
+}
+
+/// The sizes of `--buckets`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Buckets {
+    /// The symbolic size, if it is named.
+    pub(crate) name: Option<String>,
+    /// Its values, largest first.
+    pub(crate) sizes: Vec<u64>,
+}
+
+fn parse_buckets(text: &str) -> Result<Buckets, String> {
+    let (name, sizes) = match text.split_once('=') {
+        Some((name, sizes)) => (Some(name.trim().to_string()), sizes),
+        None => (None, text),
+    };
+    let sizes: Result<Vec<u64>, _> = sizes.split(',').map(|size| size.trim().parse()).collect();
+    let mut sizes = sizes.unwrap_or_default();
+    sizes.sort_unstable_by(|a, b| b.cmp(a));
+    sizes.dedup();
+    match sizes.is_empty() || sizes.contains(&0) || name.as_deref() == Some("") {
+        true => Err(format!(
+            "{text:?} are no sizes: write NAME=SIZE,SIZE, as in sequence=512,1024,2048"
+        )),
+        false => Ok(Buckets { name, sizes }),
+    }
 }
 
 /// The heading of [`ForwardArgs`]. Each option has it, because options after them have others.
@@ -356,8 +396,8 @@ pub(crate) struct Compiling {
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     pub(crate) link: Option<f64>,
     /// The disk of this folder takes the place of the host's memory, for a step on the processor:
-    /// what a budget moves out lies in a file there. Its rate is measured, unless --link says it
-    #[arg(long, value_name = "DIR", conflicts_with = "profile")]
+    /// what a budget moves out lies in a file there. Its rates are measured, unless --link says one
+    #[arg(long, value_name = "DIR")]
     pub(crate) disk: Option<PathBuf>,
     /// Use the times that `profile` measured, instead of times computed from the device's file
     #[arg(long, value_name = "FILE.prof")]
@@ -403,6 +443,8 @@ pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]
+    pub(crate) buckets: BucketsArgs,
+    #[command(flatten)]
     pub(crate) compiling: Compiling,
     /// Print one JSON object
     #[arg(long)]
@@ -428,6 +470,8 @@ pub(crate) struct PlanArgs {
 pub(crate) struct CompileArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) buckets: BucketsArgs,
     #[command(flatten)]
     pub(crate) compiling: Compiling,
     /// The file to write
@@ -469,6 +513,8 @@ pub(crate) struct TrainArgs {
     pub(crate) model: PathBuf,
     #[command(flatten)]
     pub(crate) reading: Reading,
+    #[command(flatten)]
+    pub(crate) buckets: BucketsArgs,
     #[command(flatten)]
     pub(crate) compiling: Compiling,
     #[command(flatten)]

@@ -2,6 +2,7 @@
 
 use crate::args::{CodeFor, CompileArgs, Compiling, Emit};
 use crate::base;
+use crate::buckets::{self, Sizes};
 use crate::data::{check_writable, file_size, save_atomically};
 use crate::failure::Failure;
 use crate::micro_batches;
@@ -24,11 +25,13 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), Failure> {
     if let Some(path) = &args.output {
         check_writable("--output", path)?;
     }
-    let model = model::read(
+    let (reading, sizes) = buckets::largest(
         &args.model.model,
         &args.model.reading,
-        &args.compiling.forward,
+        &args.buckets,
+        &args.compiling,
     )?;
+    let model = model::read(&args.model.model, &reading, &args.compiling.forward)?;
     let path = match (args.emit, &args.output) {
         (Some(emit), output) => return kernels(model, emit, args, output.as_deref()),
         (None, Some(path)) => path,
@@ -45,7 +48,7 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), Failure> {
     } else {
         Dumps::Stdout
     };
-    let artifact = artifact(model, &args.compiling, args.target, dumps)?;
+    let artifact = artifact(model, sizes.as_ref(), &args.compiling, args.target, dumps)?;
     // The compiler accepts more types for an op than the kernels do.
     runtime::validate(&artifact).map_err(|e| {
         Failure::Input(format!(
@@ -169,25 +172,26 @@ fn target(given: Option<CodeFor>, device: &Device) -> Result<Option<Target>, Fai
 }
 
 /// Compiles a model to an artifact, for the given target, else for the planned device.
-pub(crate) fn artifact(
+fn artifact(
     model: Model,
+    sizes: Option<&Sizes>,
     compiling: &Compiling,
     code_for: Option<CodeFor>,
     dumps: Dumps,
 ) -> Result<Artifact, Failure> {
     artifact_on(
         model::machine(compiling)?,
-        model,
+        (model, sizes),
         compiling,
         code_for,
         dumps,
     )
 }
 
-/// The same on a machine that is known already.
+/// The same on a machine that is known already. With sizes, the artifact has a step for each.
 pub(crate) fn artifact_on(
     mut machine: model::Machine,
-    model: Model,
+    (model, sizes): (Model, Option<&Sizes>),
     compiling: &Compiling,
     code_for: Option<CodeFor>,
     dumps: Dumps,
@@ -200,6 +204,10 @@ pub(crate) fn artifact_on(
     machine.device.sm = target.and_then(|target| target.sm());
     let (model, compiling) = micro_batches::decide(model, compiling, &machine)?;
     let compiled = model::compile(&model.graph, &compiling, &machine, dumps)?;
+    let smaller = match sizes {
+        Some(sizes) => sizes.compiled(&model, &compiled, &compiling, &machine)?,
+        None => vec![],
+    };
     let states = compiled.program.graph.states.values();
     let in_nf4: BTreeSet<String> = states
         .filter_map(|state| matrix_of(&state.path))
@@ -211,7 +219,17 @@ pub(crate) fn artifact_on(
         false => vec![(path, bytes)],
     };
     let data = model.tensors.into_iter().flat_map(stored).collect();
-    Ok(codegen::emit(&compiled, &data, target)?)
+    let artifact = codegen::emit(&compiled, &data, target)?;
+    let smaller = smaller
+        .iter()
+        .map(|(_, compiled)| codegen::emit(compiled, &data, target));
+    let smaller = smaller.collect::<Result<_, _>>()?;
+    artifact::sharing(artifact, smaller).map_err(|e| {
+        let name = sizes.map_or("", |sizes| sizes.name());
+        Failure::Input(format!(
+            "--buckets: the model depends on {name} not only by the sizes of tensors: {e}"
+        ))
+    })
 }
 
 /// The largest number of listed ops that cannot be run.

@@ -140,6 +140,15 @@ impl Inspected<'_> {
             "outputs": bindings(&artifact.outputs),
             "states": states,
             "data_bytes": artifact.data.len(),
+            "others": artifact
+                .others
+                .iter()
+                .map(|other| json!({
+                    "inputs": bindings(&other.inputs),
+                    "commands": other.commands.len(),
+                    "summary": other.summary,
+                }))
+                .collect::<Vec<_>>(),
         })
     }
 
@@ -213,6 +222,16 @@ impl Inspected<'_> {
         }
         if summary.micro_batches > 1 {
             row("micro-batches", summary.micro_batches.to_string());
+        }
+        for other in &artifact.others {
+            let first = other.inputs.first().map_or(String::new(), |input| {
+                format!("{} {}, ", input.name, operand_type(&input.operand))
+            });
+            let peak = size::bytes(other.summary.planned_peak_bytes);
+            row(
+                "smaller step",
+                format!("{first}{} commands, peak {peak}", other.commands.len()),
+            );
         }
         text
     }

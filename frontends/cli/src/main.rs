@@ -6,6 +6,7 @@
 mod alloc;
 mod args;
 mod base;
+mod buckets;
 mod check;
 mod compile;
 mod data;

@@ -107,7 +107,7 @@ struct Search<'a> {
 impl Search<'_> {
     /// The step on a micro-batch.
     fn graph(&self, n: u64) -> Result<Graph, Failure> {
-        graph_with(self.model, self.symbol, self.batch / n)
+        model::graph_with(self.model, self.symbol, self.batch / n)
     }
 
     fn compiled(&self, n: u64, compiling: &Compiling) -> Result<Compiled, Failure> {
@@ -148,17 +148,6 @@ impl Search<'_> {
     }
 }
 
-/// The model's step with another value of a symbolic size.
-fn graph_with(model: &Model, symbol: &str, size: u64) -> Result<Graph, Failure> {
-    let (path, mut reading) = model.from.clone();
-    for (name, value) in &mut reading.dim {
-        if name == symbol {
-            *value = size;
-        }
-    }
-    Ok(model::read_silently(&path, &reading, &model.forward)?.graph)
-}
-
 /// The symbolic size that is the first dimension of every input, and its value.
 fn batch_of(model: &Model) -> Result<(String, u64), Failure> {
     let (path, reading) = &model.from;
@@ -166,7 +155,7 @@ fn batch_of(model: &Model) -> Result<(String, u64), Failure> {
         let smallest = (2..=*size).find(|part| size.is_multiple_of(*part));
         let other = size / smallest.unwrap_or(1);
         let other = if other == *size { 2 * size } else { other };
-        let Ok(graph) = graph_with(model, name, other) else {
+        let Ok(graph) = model::graph_with(model, name, other) else {
             continue;
         };
         if is_batch(&model.graph, *size, &graph, other) {

@@ -165,6 +165,7 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
     if format != Format::Onnx {
         refuse_onnx_options(path, reading)?;
     }
+    refuse_packed(path, reading, format)?;
     let dims = &reading.dim;
     match format {
         Format::Pt2 => {
@@ -203,7 +204,9 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
         }
         Format::Config => {
             let dims: BTreeMap<String, u64> = dims.iter().cloned().collect();
-            let model = config::read(path, &dims).map_err(|e| Failure::Input(e.to_string()))?;
+            let packed = reading.packed;
+            let model =
+                config::read(path, &dims, packed).map_err(|e| Failure::Input(e.to_string()))?;
             Ok(Model {
                 graph: model.graph,
                 tensors: tensors(model.tensors),
@@ -248,6 +251,18 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
                  was made of"
             )))
         }
+    }
+}
+
+/// An error if --packed is given for another format than a configuration.
+fn refuse_packed(path: &Path, reading: &Reading, format: Format) -> Result<(), Failure> {
+    match reading.packed && format != Format::Config {
+        true => Err(Failure::Input(format!(
+            "--packed: it adds inputs to the model of a config.json; {} has the inputs that it was \
+             exported with",
+            path.display()
+        ))),
+        false => Ok(()),
     }
 }
 
@@ -451,6 +466,7 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         },
         protrain: compiling.protrain.unwrap_or_default(),
         kernels: compiling.kernels.unwrap_or_default(),
+        homes: None,
         parts: None,
         precision: compiling.precision.unwrap_or_default(),
         loss_scale: compiling.loss_scale.unwrap_or_default(),
@@ -472,6 +488,34 @@ pub(crate) fn compile(
     dumps: Dumps,
 ) -> Result<Compiled, Failure> {
     run(graph, compiling, machine, dumps, Extent::Plan).map(|(compiled, _)| compiled)
+}
+
+/// Compiles a graph of smaller batches, for the memory and the states of another step.
+pub(crate) fn compile_beside(
+    graph: &Graph,
+    compiling: &Compiling,
+    machine: &Machine,
+    first: &Compiled,
+) -> Result<Compiled, Failure> {
+    run_beside(
+        graph,
+        compiling,
+        machine,
+        Dumps::Stderr,
+        (Extent::Plan, Some(first)),
+    )
+    .map(|(compiled, _)| compiled)
+}
+
+/// The model's step with another value of a symbolic size.
+pub(crate) fn graph_with(model: &Model, symbol: &str, size: u64) -> Result<Graph, Failure> {
+    let (path, mut reading) = model.from.clone();
+    for (name, value) in &mut reading.dim {
+        if name == symbol {
+            *value = size;
+        }
+    }
+    Ok(read_silently(&path, &reading, &model.forward)?.graph)
 }
 
 /// Compiles a graph with all information for reports, and with the time of each pass.
@@ -517,6 +561,16 @@ fn run(
     dumps: Dumps,
     extent: Extent,
 ) -> Result<(Compiled, Vec<PassTime>), Failure> {
+    run_beside(graph, compiling, machine, dumps, (extent, None))
+}
+
+fn run_beside(
+    graph: &Graph,
+    compiling: &Compiling,
+    machine: &Machine,
+    dumps: Dumps,
+    (extent, first): (Extent, Option<&Compiled>),
+) -> Result<(Compiled, Vec<PassTime>), Failure> {
     start_threads()?;
     let other = compiling.planner.filter(|&p| p != Planner::Protrain);
     if let (Some(planner), Some(_)) = (other, compiling.protrain) {
@@ -549,6 +603,7 @@ fn run(
         whole_groups: groups.whole,
         ..options(compiling)
     };
+    let options = first.map_or(options.clone(), |first| first.beside(&options));
     let compiled = pipeline::compile(
         graph,
         &options,

@@ -1,6 +1,7 @@
 //! `lighterage plan`: what a step needs, what was decided, what other budgets would cost.
 
 use crate::args::{Compiling, PlanArgs};
+use crate::buckets::Sizes;
 use crate::curve::{self, Point};
 use crate::data::{check_writable, save_atomically};
 use crate::failure::Failure;
@@ -8,7 +9,7 @@ use crate::model::{Machine, Model};
 use crate::observe::Dumps;
 use crate::page::{self, PassTime, update_name};
 use crate::size::{micros, short};
-use crate::{micro_batches, model, module, out, size};
+use crate::{buckets, micro_batches, model, module, out, size};
 use ir::{Device, Id, Phase, Program, Stream, text};
 use passes::cost::{self, ProductKind, ProductRate};
 use passes::decide::bound::Certificate;
@@ -39,11 +40,13 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         path.iter()
             .try_for_each(|path| check_writable(option, path))?;
     }
-    let model = model::read(
+    let (reading, sizes) = buckets::largest(
         &args.model.model,
         &args.model.reading,
-        &args.compiling.forward,
+        &args.buckets,
+        &args.compiling,
     )?;
+    let model = model::read(&args.model.model, &reading, &args.compiling.forward)?;
     let machine = model::machine(&args.compiling)?;
     let planned = planned(model, &args.compiling, &machine);
     let (model, compiling, compiled, times) = planned.inspect_err(|failure| {
@@ -61,10 +64,15 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             out::line(&object.to_string());
         }
     })?;
+    let smaller = match &sizes {
+        Some(sizes) => sizes.compiled(&model, &compiled, &compiling, &machine)?,
+        None => vec![],
+    };
     let problem = Problem::new(&compiled.program.graph, &machine.device, &*machine.cost);
     let facts = Facts {
         args,
         compiled: &compiled,
+        buckets: sizes.as_ref().map(|sizes| (sizes, &smaller[..])),
         unsupported: &model.unsupported,
         tally: explain::tally(&problem, &compiled.decided.decisions),
         peak: explain::peak(&compiled),
@@ -182,6 +190,8 @@ fn shortage(infeasible: &Infeasible) -> Json {
 struct Facts<'a> {
     args: &'a PlanArgs,
     compiled: &'a Compiled,
+    /// The steps of smaller batches.
+    buckets: Option<(&'a Sizes, &'a [(u64, Compiled)])>,
     unsupported: &'a [torch::Unsupported],
     tally: Tally,
     peak: Peak,
@@ -295,7 +305,44 @@ impl Facts<'_> {
             "peak_in_use_bytes": self.peak.bytes,
             "peak_tensors": tensors,
             "unsupported": unsupported,
+            "buckets": self.buckets_json(),
         })
+    }
+
+    fn buckets_json(&self) -> Option<Vec<Json>> {
+        let (sizes, smaller) = self.buckets?;
+        let largest = (sizes.largest(), self.compiled);
+        let all = std::iter::once(largest).chain(smaller.iter().map(|(size, c)| (*size, c)));
+        let one = |(size, compiled): (u64, &Compiled)| {
+            json!({
+                sizes.name(): size,
+                "planned_peak_bytes": compiled.planned_peak,
+                "predicted_ms": compiled.timeline.micros / 1e3,
+            })
+        };
+        Some(all.map(one).collect())
+    }
+
+    fn write_buckets(&self, out: &mut String) -> std::fmt::Result {
+        let Some((sizes, smaller)) = self.buckets else {
+            return Ok(());
+        };
+        let name = sizes.name();
+        writeln!(
+            out,
+            "\n  steps that take turns on the memory and the states of this one"
+        )?;
+        writeln!(out, "  {name:<18} {:>10}  {:>14}", "peak", "predicted step")?;
+        let largest = (sizes.largest(), self.compiled);
+        let all = std::iter::once(largest).chain(smaller.iter().map(|(size, c)| (*size, c)));
+        for (size, compiled) in all {
+            let (peak, time) = (
+                short(compiled.planned_peak),
+                micros(compiled.timeline.micros),
+            );
+            writeln!(out, "  {size:<18} {peak:>10}  {time:>14}")?;
+        }
+        Ok(())
     }
 
     fn products_json(&self) -> Vec<Json> {
@@ -383,6 +430,7 @@ impl Facts<'_> {
         if 1 < self.compiled.loss_chunks || 1 < self.compiled.loss_variants.len() {
             self.write_loss_variants(out)?;
         }
+        self.write_buckets(out)?;
         self.write_peak(out)?;
         self.write_curve(out)?;
         self.write_unsupported(out)?;

@@ -319,6 +319,7 @@ impl Step {
                 args,
                 outs,
                 scratch,
+                ..
             } = &data.kind
             else {
                 continue;

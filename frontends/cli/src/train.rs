@@ -1,6 +1,7 @@
 //! `lighterage train`: runs a step many times. After the last batch the first follows.
 
 mod adapters;
+mod buckets;
 mod checkpoints;
 mod eval_model;
 mod evaluation;
@@ -19,11 +20,13 @@ mod states;
 mod summary;
 
 use crate::args::TrainArgs;
-use crate::data::{Data, Feed, check_writable};
+use crate::data::{Batch, Data, Feed, check_writable};
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::out::{self, out};
-use artifact::{Artifact, Binding, Initial, Operand, StateKind};
+use crate::size::short;
+use artifact::{Artifact, Attr, Binding, CommandKind, Initial, Operand, StateKind};
+use buckets::Buckets;
 use checkpoint::Manifest;
 use checkpoints::{Checkpoints, Position, States};
 use evaluation::Evaluator;
@@ -34,11 +37,11 @@ use passes::graph::optimizer::{FOUND_INF, GRAD_NORM, LOSS_SCALE};
 use progress::Progress;
 use rates::{Items, Numbers, Run};
 use record::Record;
-use runtime::{Error, Machine, Options};
+use runtime::{Error, Machine, Options, Steps};
 use serde_json::json;
 use source::Source;
 use states::Init;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use summary::Summary;
 
 /// Runs the command.
@@ -58,13 +61,29 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     }
     let init = Init::parse(args.init.as_deref())?;
     // Before hours are spent: a folder that cannot be written, another process that writes there.
+    let is_new = args
+        .checkpoints
+        .folder()
+        .is_some_and(|folder| !folder.exists());
     let store = checkpoints::open_store(args)?;
+    let source = source::of(args).and_then(|source| {
+        source::check_memory(args, &source.artifact)?;
+        Ok(source)
+    });
     let Source {
         mut artifact,
         tied,
         link_latency,
-    } = source::of(args)?;
-    source::check_memory(args, &artifact)?;
+    } = match source {
+        Ok(source) => source,
+        Err(failure) => {
+            // A run that could not begin leaves no empty folder.
+            if let Some(store) = store.filter(|_| is_new) {
+                store.abandon();
+            }
+            return Err(failure);
+        }
+    };
     source::check_names(args, &artifact)?;
     source::note_threads(args);
     let hyper = Hyper::new(
@@ -72,10 +91,13 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         &artifact,
         args.data.start_step.saturating_add(args.steps),
     )?;
-    let fed = fed(&artifact);
-    let micro_batches = artifact.summary.micro_batches.max(1);
-    let inputs = of_one_batch(&fed, micro_batches);
-    let data = feeding::training(&args.data, &inputs, micro_batches)?;
+    let mut buckets = Buckets::of(&artifact, args.data.labels_input.as_deref());
+    if buckets.are_several() && args.trace.is_some() {
+        let why = "--trace: it is of one step, and this one has several sizes; leave out --buckets";
+        return Err(Failure::Input(why.into()));
+    }
+    let micro_batches = buckets.micro_batches();
+    let data = feeding::training(&args.data, &buckets)?;
     if let Init::Normal(_) = init {
         // Parameters with values in the file are drawn like the others.
         for state in artifact
@@ -88,7 +110,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     }
     let loss = Number::loss(&artifact);
     let named = [GRAD_NORM, LOSS_SCALE, FOUND_INF].map(|name| Number::named(&artifact, name));
-    let items = Items::of(&inputs, micro_batches);
+    let items = |step| Items::of(buckets.inputs_of(step), micro_batches);
+    let n_steps = 1 + artifact.others.len();
+    let items: Vec<Items> = (0..n_steps).map(items).collect();
     let options = Options {
         link_bandwidth: args.compiling.link,
         link_latency,
@@ -107,6 +131,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     };
     let mut checkpoints =
         store.map(|store| Checkpoints::new(args, &artifact, store, states.clone(), common.clone()));
+    let others = std::mem::take(&mut artifact.others);
     let machine = match &args.compiling.disk {
         Some(folder) => Machine::on_disk(artifact, options, folder),
         None => Machine::beside(artifact, options, source::choices(args)?.as_deref()),
@@ -142,22 +167,24 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
             }
         }
     }
+    let goes_on = resumed.is_some();
     drop(resumed);
+    let mut machines = Steps::new(machine, others, options).map_err(failure)?;
 
     // From here on, Ctrl-C ends the run after the current step, so that the states can be saved;
     // before, it ends the process.
     interrupt::listen();
     let batches = data.batches();
     let mut record = Record {
-        metrics: Metrics::open(&args.metrics)?,
+        metrics: Metrics::open(&args.metrics, goes_on.then_some(start.step))?,
         evaluator,
-        items,
+        items: items[0],
         epoch: data.epoch() as f64 / micro_batches as f64,
         json: args.json,
     };
     let end = (start.batches).saturating_add(steps.saturating_mul(micro_batches));
     let mut feed = Feed::start(data, start.batches, end, usize::from(args.data.prefetch))?;
-    let mut progress = Progress::new(args, &machine, items, (start.step, steps));
+    let mut progress = Progress::new(args, machines.now(), items[0], (start.step, steps));
     let mut run = Run {
         before: start.step,
         ..Run::default()
@@ -174,18 +201,22 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         if interrupt::pressed() || (out::closed() && !leaves_files(args)) {
             break;
         }
-        // Micro-batch by micro-batch, the inputs of one batch.
-        for inputs in fed.chunks(inputs.len().max(1)) {
+        let mut batches = vec![];
+        for _ in 0..micro_batches {
             match feed.next() {
-                Ok(batch) => write(&mut machine, inputs, &batch)?,
+                Ok(batch) => batches.push(batch),
                 Err(e) => {
                     broken = Some(e);
                     break 'steps;
                 }
             }
         }
+        let size = buckets.choose(&batches)?;
+        let machine = machines.turn(size).map_err(failure)?;
+        write(machine, &mut buckets, size, batches)?;
+        (record.items, progress.items) = (items[size], items[size]);
         if let Some(hyper) = &hyper {
-            hyper.write(&mut machine, run.before + step)?;
+            hyper.write(machine, run.before + step)?;
         }
         // Updates and offloads overlap the next step, except those of the last step.
         machine.launch().map_err(failure)?;
@@ -200,10 +231,10 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
             other => other,
         })?;
         let mut read = |number: &Option<Number>| match number {
-            Some(number) => number.read(&mut machine),
+            Some(number) => number.read(machine),
             None => Ok(None),
         };
-        run.add(report.ms, read(&loss)?);
+        run.add(report.ms, read(&loss)?, items[size].count);
         let [grad_norm, loss_scale, found_inf] = &named;
         let numbers = Numbers {
             lr: hyper.as_ref().map(|hyper| hyper.rate(run.before + step)),
@@ -215,10 +246,10 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         progress.step(&run, numbers);
         let is_last = step + 1 == steps;
         let recorded = record.step(&run, numbers);
-        let evaluated = recorded.and_then(|()| record.evaluate(&mut machine, &run, is_last));
+        let evaluated = recorded.and_then(|()| record.evaluate(&mut machines, &run, is_last));
         let saved = match (&evaluated, &mut checkpoints) {
             (Ok(_), Some(checkpoints)) => {
-                checkpoints.after_step(&mut machine, run.step(), || position(&run, &record))
+                checkpoints.after_step(machines.now(), run.step(), || position(&run, &record))
             }
             _ => Ok(()),
         };
@@ -236,39 +267,50 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     }
     if steps == 0 {
         // Only an evaluation of the states as they are.
-        broken = record.evaluate(&mut machine, &run, true).err();
+        broken = record.evaluate(&mut machines, &run, true).err();
     }
-    machine.wait().map_err(failure)?;
+    machines.now().wait().map_err(failure)?;
     progress.finish();
     // Both are tried before an error of one is told.
     let last = match &mut checkpoints {
-        Some(checkpoints) => checkpoints.finish(&mut machine, position(&run, &record)),
+        Some(checkpoints) => checkpoints.finish(machines.now(), position(&run, &record)),
         None => Ok(()),
     };
-    let not_finite = states::save(args, &mut machine, &states)?;
+    let not_finite = states::save(args, machines.now(), &states)?;
     let adapters = args.save_adapters.as_ref();
-    let adapters = adapters.map(|folder| adapters::save(folder, &mut machine));
+    let adapters = adapters.map(|folder| adapters::save(folder, machines.now()));
     let adapters = adapters.transpose()?;
     if let Some(path) = &args.trace {
         // Only writing the file can fail here.
-        machine
+        machines
+            .now()
             .write_trace(path)
             .map_err(|e| Failure::System(e.to_string()))?;
     }
     let report = Summary {
-        machine: &machine,
+        machine: &machines.machines()[0],
+        measured_peak_bytes: machines.measured_peak_bytes(),
         run: &run,
-        items,
+        word: items[0].word,
         batches,
+        padding: buckets.padding(),
     };
     if args.json {
         let mut summary = report.json();
         if let Some(checkpoints) = &checkpoints {
             summary["checkpoints"] = checkpoints.json();
         }
+        summary["most_resident_bytes"] = summary::most_resident().into();
         out!("{}", json!({"summary": summary}));
     } else {
         out::text(&report.text());
+        if args.compiling.disk.is_some()
+            && let Some(most) = summary::most_resident()
+        {
+            let beside = most.saturating_sub(machines.machines()[0].summary().planned_peak_bytes);
+            let (most, beside) = (short(most), short(beside));
+            out!("process       {most} resident at most: {beside} beside the device's pool");
+        }
         if let Some(checkpoints) = &checkpoints {
             out::text(&checkpoints.text());
         }
@@ -329,7 +371,38 @@ fn results_depend_on(
     .map(|(name, value)| (name.to_string(), value))
     .into();
     options.extend(hyper.into_iter().flat_map(Hyper::described));
+    options.extend(compiled_with(artifact));
     options
+}
+
+/// The options of compiling that results depend on, as far as a compiled step shows them: another
+/// number type or another clipping leaves the states' types as they are.
+fn compiled_with(artifact: &Artifact) -> BTreeMap<String, String> {
+    let mut products = BTreeSet::new();
+    let mut clip = None;
+    for command in &artifact.commands {
+        let CommandKind::Launch { kernel, ins, .. } = &command.kind else {
+            continue;
+        };
+        let kernel = &artifact.kernels[*kernel as usize];
+        if kernel.op.starts_with("matmul")
+            && let Some(factor) = ins.first()
+        {
+            products.insert(format!("{:?}", factor.dtype).to_lowercase());
+        }
+        if kernel.op == "clip_scale" {
+            let norm = kernel.attrs.iter().find(|(name, _)| name == "max_norm");
+            if let Some((_, Attr::Float(norm))) = norm {
+                clip = Some(norm.to_string());
+            }
+        }
+    }
+    let products: Vec<String> = products.into_iter().collect();
+    let products = (!products.is_empty()).then(|| products.join(" and "));
+    [("products in", products), ("clip-norm", clip)]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_string(), value?)))
+        .collect()
 }
 
 /// The inputs that data are written to: all but the optimizer's options.
@@ -365,10 +438,19 @@ fn leaves_files(args: &TrainArgs) -> bool {
     files.flatten().next().is_some() || args.checkpoints.folder().is_some()
 }
 
-/// Writes the inputs of one batch.
-fn write(machine: &mut Machine, inputs: &[Binding], batch: &[Vec<u8>]) -> Result<(), Failure> {
-    for (input, bytes) in inputs.iter().zip(batch) {
-        machine.write_input(&input.name, bytes).map_err(failure)?;
+/// Writes the batches of a step, which is that of a size.
+fn write(
+    machine: &mut Machine,
+    buckets: &mut Buckets,
+    size: usize,
+    batches: Vec<Batch>,
+) -> Result<(), Failure> {
+    let filled = batches.into_iter().map(|batch| buckets.filled(size, batch));
+    let filled = filled.collect::<Result<Vec<_>, _>>()?;
+    for (inputs, batch) in buckets.fed(size).zip(filled) {
+        for (input, bytes) in inputs.iter().zip(batch) {
+            machine.write_input(&input.name, &bytes).map_err(failure)?;
+        }
     }
     Ok(())
 }

@@ -161,7 +161,10 @@ fn equal(a: &Signature, b: &Signature) -> bool {
 
 /// True if an artifact has machine code.
 pub(crate) fn has_code(artifact: &Artifact) -> bool {
-    !artifact.objects.is_empty() || artifact.kernels.iter().any(|kernel| kernel.code.is_some())
+    let own = |artifact: &Artifact| {
+        !artifact.objects.is_empty() || artifact.kernels.iter().any(|kernel| kernel.code.is_some())
+    };
+    own(artifact) || artifact.others.iter().any(own)
 }
 
 /// Refuses an artifact with machine code that is neither signed by this user nor trusted.

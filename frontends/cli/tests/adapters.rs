@@ -113,4 +113,26 @@ fn adapters_are_saved_alone_and_go_on() {
     ));
     assert_eq!(again, whole.expect(0).json()[0]["loss"]);
     assert_ne!(again, first(""));
+
+    // A checkpoint has the adapters, as they were trained meanwhile: those of the option only begin.
+    let go_on = |checkpoints: &str, steps: u32| {
+        let checkpoints = folder.file(checkpoints);
+        let rest = format!("--checkpoints {checkpoints} --resume {checkpoints} --steps {steps}");
+        let out = folder.file("resumed.safetensors");
+        run(&format!(
+            "{train} --adapters {adapters} {rest} --save {out}"
+        ))
+        .expect(0);
+        std::fs::read(out).unwrap()
+    };
+    let whole = go_on("whole", 4);
+    go_on("parts", 2);
+    assert!(go_on("parts", 4) == whole);
+    let checkpoints = folder.file("parts");
+    let other = train.replace(&format!("--init {init}"), "");
+    run(&format!(
+        "{other} --adapters {adapters} --resume {checkpoints}/latest --steps 5"
+    ))
+    .expect(2)
+    .says(&["--adapters", "--resume takes none"]);
 }

@@ -154,6 +154,18 @@ fn other_options_are_named_and_missing_states_are_an_error() {
         .expect(0)
         .says(&["note:", "0.001, now 0.0001"]);
 
+    // The step is compiled with clipping, which changes no state's type.
+    let (graph, clipped) = (small.folder.file("m.ir"), small.folder.file("clipped.lit"));
+    run(&format!(
+        "compile {graph} --optimizer adamw --kernels plain --planner keep --clip-norm 1 -o {clipped}"
+    ))
+    .expect(0);
+    let train = small.train(&checkpoints, "--steps 6 --lr 1e-4");
+    let train = train.replace(&small.folder.file("m.lit"), &clipped);
+    run(&format!("{train} --allow-changes"))
+        .expect(0)
+        .says(&["clip-norm", "none, now 1"]);
+
     // An older one goes on elsewhere only.
     let older = small.folder.file("c/step-00000002");
     let resume = |to: &str| format!("{} --resume {older}", small.begin(to, "--steps 4"));
@@ -292,14 +304,15 @@ fn a_signal_ends_a_run_after_a_checkpoint() {
     assert_eq!(code, 143);
 }
 
-/// Kills runs at random points, with checkpoints every 2 steps; each goes on, and the last state
-/// has the bits of a run that was not killed.
+/// Kills runs at random points, with checkpoints every 2 steps, which are written while steps wait,
+/// or every 8 steps, which are written while steps go on; each goes on, and the last state has the
+/// bits of a run that was not killed.
 fn kill_and_go_on(kills: u32) {
     const STEPS: u64 = 60;
     let small = Small::new("kills");
     let whole = small.folder.file("whole");
-    let rest = format!("--init normal:0.1 --steps {STEPS} --save-every 2 --keep-last 2 --json");
-    run(&small.begin(&whole, &rest)).expect(0);
+    let rest = format!("--init normal:0.1 --steps {STEPS} --keep-last 2 --json");
+    run(&small.begin(&whole, &format!("{rest} --save-every 2"))).expect(0);
     let expected = contents(&Path::new(&whole).join(LATEST));
     let mut seed = 1_u64;
     let mut random = |below: u64| {
@@ -313,8 +326,8 @@ fn kill_and_go_on(kills: u32) {
         rounds += 1;
         loop {
             let before = newest_of_whole(&checkpoints);
-            let is_sync = random(2) == 0;
-            let mode = if is_sync { "--save-sync" } else { "" };
+            let every = [2, 8][random(2) as usize];
+            let mode = format!("--save-every {every}");
             // One command begins and goes on.
             let mut child = start(&small.train(&checkpoints, &format!("{rest} {mode}")));
             std::thread::sleep(Duration::from_micros(random(150_000)));
@@ -327,10 +340,9 @@ fn kill_and_go_on(kills: u32) {
             let reached = steps.max().unwrap_or(before);
             let has_ended = child.wait().unwrap().success();
             let newest = newest_of_whole(&checkpoints);
-            // A checkpoint that is written while steps go on is one interval later.
-            let oldest = (reached - reached % 2).saturating_sub(if is_sync { 2 } else { 4 });
+            // One interval, and a quarter of one in which a checkpoint is written.
             assert!(
-                newest >= oldest.max(before),
+                newest >= before && newest + every + every / 4 >= reached,
                 "step {reached} was told; the newest checkpoint is {newest}, {mode}"
             );
             furthest = furthest.max(reached - newest.min(reached));
@@ -348,6 +360,33 @@ fn kill_and_go_on(kills: u32) {
 fn a_killed_run_goes_on_from_a_whole_checkpoint_with_the_same_bits() {
     let is_long = std::env::var_os("LIGHTERAGE_LONG_TESTS").is_some_and(|value| value == "1");
     kill_and_go_on(if is_long { 1000 } else { 20 });
+}
+
+/// A run that could not read its model leaves no folder, and one that goes on repeats no metrics.
+#[test]
+fn little_stays_of_what_did_not_happen() {
+    let small = Small::new("leftovers");
+    let checkpoints = small.folder.file("none");
+    let absent = small.folder.file("absent.pt2");
+    run(&format!(
+        "train {absent} --batches {absent} --checkpoints {checkpoints}"
+    ))
+    .expect(2);
+    assert!(!Path::new(&checkpoints).exists());
+
+    let checkpoints = small.folder.file("c");
+    let metrics = small.folder.file("metrics.jsonl");
+    let rest = format!("--metrics {metrics} --save-every 2 --steps");
+    run(&small.begin(&checkpoints, &format!("--init normal:0.1 {rest} 4"))).expect(0);
+    let latest = Path::new(&checkpoints).join("step-00000004");
+    fs::remove_dir_all(latest).unwrap();
+    run(&small.train(&checkpoints, &format!("{rest} 5"))).expect(0);
+    let steps: Vec<u64> = fs::read_to_string(&metrics)
+        .unwrap()
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok()?["step"].as_u64())
+        .collect();
+    assert_eq!(steps, [1, 2, 3, 4, 5]);
 }
 
 #[test]

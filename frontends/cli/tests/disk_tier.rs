@@ -62,6 +62,57 @@ fn a_step_on_disk_has_the_bits_of_one_in_memory() {
     assert!(std::fs::read(out).unwrap() == memory);
 }
 
+/// A parameter of 16 MiB, whose update as a whole needs four times as much.
+const LARGE: &str = r#"graph large {
+  input %x : f32[4,1048576]
+  state param %w -> %w : f32[4,1048576] "w"
+  fwd m %h = mul %x, %w : f32[4,1048576]
+  fwd m %s = mul %h, %h : f32[4,1048576]
+  fwd m %loss = sum %s dims=[0,1] keepdim=false : f32[]
+  bwd m %dw = mul %h, %x : f32[4,1048576]
+  output loss = %loss
+  gradient "w" = %dw
+}
+"#;
+
+/// The update of a large parameter runs in parts: in less memory than it needs as a whole, and with
+/// the same bits.
+#[test]
+fn a_large_update_runs_in_parts() {
+    let folder = Folder::new("disk-tier-parts");
+    let model = folder.write("large.ir", LARGE);
+    let x: Vec<u8> = (0..4 << 20)
+        .flat_map(|i: u32| ((i % 1000) as f32 * 1e-3).to_le_bytes())
+        .collect();
+    let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![4, 1 << 20], &x);
+    let batch = safetensors::serialize([("batch.0.x", view.unwrap())], None).unwrap();
+    let data = folder.write("batches.safetensors", batch);
+    let disk = folder.file("");
+    let saved = |name: &str, options: &str| {
+        let out = folder.file(name);
+        let train = "--optimizer adamw --lr 1e-2 --kernels plain --init normal:0.1 --steps 3";
+        run(&format!(
+            "train {model} {train} --batches {data} --save {out} {options}"
+        ))
+        .expect(0);
+        std::fs::read(out).unwrap()
+    };
+    let memory = saved("memory.safetensors", "");
+    let options = format!("--budget 52MiB --disk {disk} --link 1GB/s");
+    assert!(saved("disk.safetensors", &options) == memory);
+    run(&format!(
+        "plan {model} --optimizer adamw --kernels plain {options} --dump-ir-after sync --dump-dir {}",
+        folder.file("dumps")
+    ))
+    .expect(0);
+    let dumps = std::fs::read_dir(folder.file("dumps")).unwrap();
+    let texts: Vec<String> = dumps
+        .map(|entry| std::fs::read_to_string(entry.unwrap().path()).unwrap())
+        .collect();
+    let parts = |text: &String| text.matches(" part start=").count();
+    assert_eq!(texts.iter().map(parts).max(), Some(4));
+}
+
 #[test]
 fn what_a_disk_cannot_do_is_said() {
     let folder = Folder::new("disk-tier-refused");

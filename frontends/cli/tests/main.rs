@@ -2,6 +2,7 @@
 
 mod adapters;
 mod alloc;
+mod buckets;
 mod checkpoints;
 mod common;
 mod config;

@@ -141,20 +141,31 @@ impl Activation {
 struct Shared {
     /// Cosine and sine of each position and turning element.
     turns: Option<[Value; 2]>,
-    /// The masks of windows, by size.
-    windows: BTreeMap<u64, Value>,
+    /// The place of each token in its row: `[sequence]`.
+    places: Value,
+    /// The number of each token's document, if a row has several: `[batch, sequence]`.
+    documents: Option<Value>,
+    /// The masks, by the size of the window if there is one.
+    masks: BTreeMap<Option<u64>, Value>,
 }
 
 impl Decoder {
-    /// The graph for `batch` sequences of `sequence` tokens, and the values of its buffers.
+    /// The graph for `batch` sequences of `sequence` tokens, and the values of its buffers. `packed`
+    /// says that a sequence has several documents.
     pub(crate) fn graph(
         &self,
-        batch: u64,
-        sequence: u64,
+        (batch, sequence): (u64, u64),
+        packed: bool,
     ) -> Result<(Graph, BTreeMap<String, Tensor>), Error> {
         let mut net = Net::new(&self.name);
         let names = &self.names;
         let ids = net.input("input_ids", &[batch, sequence])?;
+        let mut of_documents = |name: &str| match packed {
+            true => net.input(name, &[batch, sequence]).map(Some),
+            false => Ok(None),
+        };
+        let given = of_documents("position_ids")?;
+        let documents = of_documents("segment_ids")?;
         net.module = names.embeddings.to_string();
         let table = format!("{}.weight", names.embeddings);
         let table = net.parameter(&table, &[self.vocabulary, self.width])?;
@@ -163,7 +174,11 @@ impl Decoder {
         if self.embedding_scale != 1.0 {
             x = net.by(Op::MulScalar, x, self.embedding_scale)?;
         }
-        let positions = net.op(Op::Arange(counted(sequence)), &[])?;
+        let places = net.op(Op::Arange(counted(sequence)), &[])?;
+        let positions = match given {
+            Some(positions) => positions,
+            None => net.reshape(places, &[1, sequence])?,
+        };
         let mut turns = None;
         match &self.positions {
             Positions::Table(path, rows) => {
@@ -172,8 +187,8 @@ impl Decoder {
                 }
                 net.module = path.to_string();
                 let weight = net.parameter(&format!("{path}.weight"), &[*rows, self.width])?;
-                let row = net.reshape(positions, &[1, sequence])?;
-                let added = net.op(Op::Embedding(Embedding { padding: -1 }), &[weight, row])?;
+                let embedding = Op::Embedding(Embedding { padding: -1 });
+                let added = net.op(embedding, &[weight, positions])?;
                 x = net.op(Op::Add, &[x, added])?;
             }
             Positions::Rotary(rotary) => {
@@ -183,13 +198,13 @@ impl Decoder {
         }
         let mut shared = Shared {
             turns,
-            windows: BTreeMap::new(),
+            places,
+            documents,
+            masks: BTreeMap::new(),
         };
         for (i, window) in self.blocks.iter().enumerate() {
-            let mask = match window {
-                Some(size) if *size < sequence => Some(shared.window(&mut net, *size, positions)?),
-                _ => None,
-            };
+            let window = window.filter(|&size| size < sequence);
+            let mask = shared.mask(&mut net, window)?;
             x = self.block(&mut net, i, x, &shared, mask)?;
         }
         x = self.normalised(&mut net, names.last_norm, x)?;
@@ -214,20 +229,20 @@ impl Decoder {
         }
     }
 
-    /// Cosine and sine of positions times frequencies: `[1, 1, sequence, turning]`.
+    /// Cosine and sine of positions times frequencies: `[rows, 1, sequence, turning]`.
     fn turns(&self, net: &mut Net, rotary: &Rotary, positions: Value) -> Result<[Value; 2], Error> {
         let half = rotary.frequencies.len() as u64;
         let path = format!("{}.inv_freq", self.names.rotary);
         let frequencies = net.buffer(&path, &rotary.frequencies)?;
         let row = net.reshape(frequencies, &[1, half])?;
-        let sequence = net.shape(positions)[0];
+        let (rows, sequence) = (net.shape(positions)[0], net.shape(positions)[1]);
         let positions = net.cast(positions, DType::F32)?;
-        let column = net.reshape(positions, &[sequence, 1])?;
+        let column = net.reshape(positions, &[rows * sequence, 1])?;
         let angles = net.op(Op::Mul, &[column, row])?;
         let angles = net.cat(&[angles, angles])?;
         let mut turned = |op: Op| {
             let of = net.op(op, &[angles])?;
-            net.reshape(of, &[1, 1, sequence, 2 * half])
+            net.reshape(of, &[rows, 1, sequence, 2 * half])
         };
         Ok([turned(Op::Cos)?, turned(Op::Sin)?])
     }
@@ -365,22 +380,34 @@ impl Decoder {
 }
 
 impl Shared {
-    /// The mask of a window of `size` positions: `[1, 1, sequence, sequence]`, true where a query
-    /// sees a key.
-    fn window(&mut self, net: &mut Net, size: u64, positions: Value) -> Result<Value, Error> {
-        if let Some(&mask) = self.windows.get(&size) {
-            return Ok(mask);
+    /// The mask of attention, true where a query sees a key: those of its document up to itself,
+    /// and with a window of `size` positions no earlier ones. `None` if it is only causal.
+    fn mask(&mut self, net: &mut Net, size: Option<u64>) -> Result<Option<Value>, Error> {
+        if size.is_none() && self.documents.is_none() {
+            return Ok(None);
         }
-        let sequence = net.shape(positions)[0];
-        let keys = net.reshape(positions, &[1, sequence])?;
-        let queries = net.reshape(positions, &[sequence, 1])?;
-        let before = net.op(Op::Le, &[keys, queries])?;
-        let first = net.by(Op::AddScalar, queries, -(size as f64))?;
-        let within = net.op(Op::Gt, &[keys, first])?;
-        let mask = net.op(Op::BitwiseAnd, &[before, within])?;
-        let mask = net.reshape(mask, &[1, 1, sequence, sequence])?;
-        self.windows.insert(size, mask);
-        Ok(mask)
+        if let Some(&mask) = self.masks.get(&size) {
+            return Ok(Some(mask));
+        }
+        let sequence = net.shape(self.places)[0];
+        let keys = net.reshape(self.places, &[1, sequence])?;
+        let queries = net.reshape(self.places, &[sequence, 1])?;
+        let mut mask = net.op(Op::Le, &[keys, queries])?;
+        if let Some(size) = size {
+            let first = net.by(Op::AddScalar, queries, -(size as f64))?;
+            let within = net.op(Op::Gt, &[keys, first])?;
+            mask = net.op(Op::BitwiseAnd, &[mask, within])?;
+        }
+        mask = net.reshape(mask, &[1, 1, sequence, sequence])?;
+        if let Some(documents) = self.documents {
+            let batch = net.shape(documents)[0];
+            let keys = net.reshape(documents, &[batch, 1, 1, sequence])?;
+            let queries = net.reshape(documents, &[batch, 1, sequence, 1])?;
+            let same = net.op(Op::Eq, &[queries, keys])?;
+            mask = net.op(Op::BitwiseAnd, &[same, mask])?;
+        }
+        self.masks.insert(size, mask);
+        Ok(Some(mask))
     }
 }
 

@@ -29,7 +29,8 @@ pub const DIMS: [&str; 2] = ["batch", "sequence"];
 /// A model from its configuration.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// The forward: inputs `input_ids`, output `logits`.
+    /// The forward: inputs `input_ids`, and for packed documents `position_ids` and `segment_ids`;
+    /// output `logits`.
     pub graph: Graph,
     /// Values of buffers, by path.
     pub tensors: BTreeMap<String, Tensor>,
@@ -43,15 +44,17 @@ pub fn families() -> Vec<&'static str> {
 }
 
 /// Reads a file. `dims` are the values of [`DIMS`]; without a value a batch is one sequence.
-pub fn read(path: &Path, dims: &BTreeMap<String, u64>) -> Result<Model, Error> {
+/// `packed` says that a sequence consists of documents that do not see each other: each token then
+/// has a position in its document, and the number of its document, as inputs.
+pub fn read(path: &Path, dims: &BTreeMap<String, u64>, packed: bool) -> Result<Model, Error> {
     let of = |e: Error| e.of(path.display().to_string());
     let bytes = std::fs::read(path).map_err(|e| of(Error::new("", e.to_string())))?;
     let text = String::from_utf8(bytes).map_err(|_| of(Error::new("", "not a text file")))?;
-    parse(&text, dims).map_err(of)
+    parse(&text, dims, packed).map_err(of)
 }
 
 /// The same for the text of a file.
-pub fn parse(text: &str, dims: &BTreeMap<String, u64>) -> Result<Model, Error> {
+pub fn parse(text: &str, dims: &BTreeMap<String, u64>, packed: bool) -> Result<Model, Error> {
     if let Some(name) = dims.keys().find(|name| !DIMS.contains(&name.as_str())) {
         let known = DIMS.join(" and ");
         return Err(Error::new(
@@ -69,7 +72,7 @@ pub fn parse(text: &str, dims: &BTreeMap<String, u64>) -> Result<Model, Error> {
     if batch == 0 || sequence == 0 {
         return Err(Error::new("", "batch and sequence should be 1 or more"));
     }
-    let (graph, tensors) = decoder.graph(batch, sequence)?;
+    let (graph, tensors) = decoder.graph((batch, sequence), packed)?;
     Ok(Model {
         graph,
         tensors,
@@ -87,7 +90,7 @@ mod tests {
     }
 
     fn parameters(text: &str) -> u64 {
-        let model = parse(text, &dims(8)).unwrap();
+        let model = parse(text, &dims(8), false).unwrap();
         let findings = ir::verify::graph(&model.graph);
         assert!(findings.is_empty(), "{findings:?}");
         let states = model.graph.states.values();
@@ -135,7 +138,7 @@ mod tests {
     }
 
     fn refused(text: &str, sizes: &BTreeMap<String, u64>) -> String {
-        parse(text, sizes).unwrap_err().to_string()
+        parse(text, sizes, false).unwrap_err().to_string()
     }
 
     #[test]
@@ -182,7 +185,7 @@ mod tests {
     #[test]
     fn what_is_left_out_is_noted() {
         let text = r#"{"model_type": "gpt2", "n_layer": 1, "resid_pdrop": 0.1}"#;
-        let notes = parse(text, &dims(8)).unwrap().notes;
+        let notes = parse(text, &dims(8), false).unwrap().notes;
         assert_eq!(notes.len(), 1);
         assert!(notes[0].contains("resid_pdrop 0.1"));
     }

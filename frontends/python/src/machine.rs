@@ -4,9 +4,10 @@ use crate::dlpack::View;
 use crate::errors::error;
 use crate::foreign::Calls;
 use crate::process::{Threaded, needs_threads};
+use artifact::Artifact;
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
-use runtime::{Port, StateInit};
+use runtime::{Foreign, Options, Port, StateInit};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A step in memory. Its pools are allocated once, and live as long as the machine or any view.
@@ -35,6 +36,16 @@ impl Machine {
             calls,
             machine: Threaded::new(Mutex::new(machine)),
         })
+    }
+
+    /// Loads another step on this one's memory.
+    pub(crate) fn another(
+        &self,
+        artifact: Artifact,
+        options: Options,
+        foreign: Option<Arc<dyn Foreign>>,
+    ) -> Result<runtime::Machine, runtime::Error> {
+        self.locked().another(artifact, options, foreign)
     }
 
     /// The machine, for this thread. A thread that panicked left no half-done change in it: the

@@ -25,6 +25,7 @@ use pyo3::prelude::*;
 use report::page::{self, PassTime, Source};
 use report::size::{bytes, micros, parse_budget, parse_bytes, short};
 use report::{curve, explained};
+use runtime::Foreign;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -113,12 +114,13 @@ fn kind_of_kernels(given: &str) -> PyResult<Kernels> {
 /// step that is to run, on this machine's processor. It gets the calls without a kernel (operator,
 /// node, module, reason), and raises an exception or returns the function that computes them,
 /// `compute(node, operands, results)`. Without it the step is planned for the device. `loss_scale`:
-/// of fp16, the first scale, its growth, its backoff, and the updates until it grows.
+/// of fp16, the first scale, its growth, its backoff, and the updates until it grows. `beside`: the
+/// step on larger batches in whose memory this one is to run.
 #[pyfunction]
 #[pyo3(signature = (pt2, *, optimizer, budget=None, device="cpu", host=None, kernels="auto",
     planner="auto", clip_norm=None, groups=None, parts=None, calls=None, precision="f32",
     loss_scale=None, micro_batches=None, reduction="auto", master="none", rounding="nearest",
-    base="whole", whole_groups=None, command=""))]
+    base="whole", whole_groups=None, beside=None, command=""))]
 #[expect(
     clippy::too_many_arguments,
     reason = "Python's keyword arguments; its callers name each"
@@ -144,6 +146,7 @@ pub(crate) fn compile(
     rounding: &str,
     base: &str,
     whole_groups: Option<BTreeSet<usize>>,
+    beside: Option<PyRef<'_, Plan>>,
     command: &str,
 ) -> PyResult<Plan> {
     let host = host.map(|text| parse_bytes(text).map_err(|e| error(format!("host: {e}"))));
@@ -177,6 +180,11 @@ pub(crate) fn compile(
         base: chosen("base", base, &Base::ALL, Base::name)?,
         ..Options::default()
     };
+    let options = match &beside {
+        Some(first) => first.compiled.beside(&options),
+        None => options,
+    };
+    drop(beside);
     let mut device = self::device(device)?;
     if calls.is_some() {
         // Scratch differs by what runs the kernels.
@@ -392,17 +400,26 @@ impl Plan {
 
     /// The step, loaded on this machine's processor: pools are allocated, kernels compiled.
     /// `threads`: how many share a kernel, by default all of the process.
-    #[pyo3(signature = (threads=None))]
-    fn load(&self, py: Python<'_>, threads: Option<usize>) -> PyResult<Machine> {
+    /// `beside`: the machine in whose memory it runs.
+    #[pyo3(signature = (threads=None, beside=None))]
+    fn load(
+        &self,
+        py: Python<'_>,
+        threads: Option<usize>,
+        beside: Option<Py<Machine>>,
+    ) -> PyResult<Machine> {
+        let beside = beside.as_ref().map(Py::get);
         interruptible(py, |cancel| {
             let (artifact, calls) = self.emitted(cancel)?;
             let options = runtime::Options {
                 threads,
                 ..runtime::Options::default()
             };
-            let machine = match calls.clone() {
-                Some(calls) => runtime::Machine::calling(artifact, options, calls),
-                None => runtime::Machine::new(artifact, options),
+            let foreign = calls.clone().map(|calls| calls as Arc<dyn Foreign>);
+            let machine = match (beside, foreign) {
+                (Some(first), foreign) => first.another(artifact, options, foreign),
+                (None, Some(calls)) => runtime::Machine::calling(artifact, options, calls),
+                (None, None) => runtime::Machine::new(artifact, options),
             };
             Machine::new(machine.map_err(error)?, calls)
         })

@@ -82,7 +82,7 @@ def test_a_model_that_fails_the_comparison_has_its_numbers_again(monkeypatch: py
     def fail(*_: Any) -> None:
         raise lt.MismatchError("for a test")
 
-    monkeypatch.setattr(module.Step, "_compare", fail)
+    monkeypatch.setattr(module.Step, "_compared", fail)
     model = Adapted()
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(lt.MismatchError):

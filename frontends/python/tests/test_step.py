@@ -291,6 +291,32 @@ def test_batches_of_new_shapes_get_plans_of_their_own(accumulate: int) -> None:
             step(*given) if accumulate == 1 else step([given] * accumulate)
 
 
+@pytest.mark.parametrize("budget", ["100%", "60%", "40%"])
+def test_plans_for_smaller_batches_share_the_memory_of_the_example(budget: str) -> None:
+    step, model, _ = compiled(Tied, budget=budget, max_plans=4)
+    addresses = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+    apart, twin, (ids, labels) = compiled(Tied, budget="100%", max_plans=1)
+    alone = {len(ids): apart}
+    twin.load_state_dict(model.state_dict())
+    for n in (len(ids), 2, 3, 2, len(ids)):
+        if n not in alone:
+            alone[n] = lt.compile(twin, apart._state._optimizer, example=(ids[:n], labels[:n]), kernels="plain")
+        assert step(ids[:n], labels[:n]).item() == alone[n](ids[:n], labels[:n]).item()
+    assert {name: parameter.data_ptr() for name, parameter in model.named_parameters()} == addresses
+    assert len(step.plans) == 3
+    assert step.measured_peak == step.plan.peak == max(plan.peak for plan in step.plans)
+    for value, expected in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(value, expected)
+
+
+def test_a_batch_larger_than_the_example_has_memory_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    step, _, (ids, labels) = compiled(Tied, max_plans=2)
+    with caplog.at_level("WARNING", logger="lighterage"):
+        assert step(ids.repeat(2, 1), labels.repeat(2, 1)).isfinite()
+    assert "the largest batch as the example" in caplog.text
+    assert len(step.plans) == 1
+
+
 def test_batches_of_one_step_have_one_shape() -> None:
     step, _, (x, y) = compiled(accumulate=2, max_plans=2)
     for batches in ([(x, y), (x[:8], y[:8])], [(x[:8], y[:8]), (x, y)], []):

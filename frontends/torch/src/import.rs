@@ -21,6 +21,13 @@ use lower::{Call, Generator, Outside, Plan};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Seek};
 
+/// The symbolic sizes of a model in an archive of `bytes` bytes.
+pub(crate) fn symbols<R: Read + Seek>(reader: R, bytes: u64) -> Result<Vec<String>, Error> {
+    let mut program = Archive::open(reader, bytes)?.model()?;
+    regions::inline(&mut program.graph_module.graph);
+    Ok(Symbols::names(&program))
+}
+
 /// Reads a model from an archive of `bytes` bytes.
 pub(crate) fn model<R: Read + Seek>(
     reader: R,

@@ -63,6 +63,15 @@ pub fn read(path: &Path, dims: &BTreeMap<String, u64>) -> Result<Model, Error> {
     import::model(BufReader::new(file), meta.len(), &name, dims).map_err(named)
 }
 
+/// The names of a file's symbolic sizes.
+pub fn symbols(path: &Path) -> Result<Vec<String>, Error> {
+    let named = |error: Error| error.of(path.display().to_string());
+    let io = |e: std::io::Error| named(Error::new("", format!("cannot be opened ({e})")));
+    let file = std::fs::File::open(path).map_err(io)?;
+    let bytes = file.metadata().map_err(io)?.len();
+    import::symbols(BufReader::new(file), bytes).map_err(named)
+}
+
 /// Reads a file's bytes; `name` is the graph's name, also in errors.
 pub fn read_bytes(bytes: &[u8], name: &str, dims: &BTreeMap<String, u64>) -> Result<Model, Error> {
     let named = |error: Error| error.of(name);

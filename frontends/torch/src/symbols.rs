@@ -26,7 +26,37 @@ struct Sizes<'a> {
     used: BTreeSet<&'a str>,
 }
 
-impl Sizes<'_> {
+impl<'a> Sizes<'a> {
+    fn of(program: &'a ExportedProgram) -> Sizes<'a> {
+        let graph = &program.graph_module.graph;
+        let ranges = &program.range_constraints;
+        let sizes = graph
+            .tensor_values
+            .values()
+            .flat_map(|meta| &meta.sizes)
+            .chain(graph.sym_int_values.values());
+        let expressions: BTreeMap<&str, Option<i64>> = sizes
+            .filter_map(|size| match size {
+                SymInt::AsExpr(e) => {
+                    Some((e.expr_str.as_str(), e.hint.as_ref().and_then(|h| h.as_int)))
+                }
+                SymInt::AsInt(_) => None,
+            })
+            .collect();
+        let mut used = BTreeSet::new();
+        for text in expressions.keys() {
+            used.extend(symbols_of(text));
+        }
+        // A symbol that begins with `u` is a number that depends on the data; tensors that need it
+        // are refused.
+        used.retain(|symbol| !is_data_dependent(symbol));
+        Sizes {
+            expressions,
+            ranges,
+            used,
+        }
+    }
+
     fn list(&self) -> String {
         let one = |symbol: &&str| format!("{symbol} in {}", range_text(self.ranges.get(*symbol)));
         self.used.iter().map(one).collect::<Vec<_>>().join(", ")
@@ -93,42 +123,22 @@ impl<'a> Symbols<'a> {
         program: &'a ExportedProgram,
         dims: &'a BTreeMap<String, u64>,
     ) -> Result<Symbols<'a>, Error> {
-        let graph = &program.graph_module.graph;
-        let ranges = &program.range_constraints;
-        let sizes = graph
-            .tensor_values
-            .values()
-            .flat_map(|meta| &meta.sizes)
-            .chain(graph.sym_int_values.values());
-        let expressions: BTreeMap<&str, Option<i64>> = sizes
-            .filter_map(|size| match size {
-                SymInt::AsExpr(e) => {
-                    Some((e.expr_str.as_str(), e.hint.as_ref().and_then(|h| h.as_int)))
-                }
-                SymInt::AsInt(_) => None,
-            })
-            .collect();
-        let mut used = BTreeSet::new();
-        for text in expressions.keys() {
-            used.extend(symbols_of(text));
-        }
-        // A symbol that begins with `u` is a number that depends on the data; tensors that need it
-        // are refused.
-        used.retain(|symbol| !is_data_dependent(symbol));
-        let file = Sizes {
-            expressions,
-            ranges,
-            used,
-        };
+        let file = Sizes::of(program);
         file.check_known(dims)?;
         file.check_given(dims)?;
         file.check_ranges(dims)?;
         Ok(Symbols {
             dims,
-            ranges,
-            named: &graph.sym_int_values,
+            ranges: &program.range_constraints,
+            named: &program.graph_module.graph.sym_int_values,
             known: BTreeMap::new(),
         })
+    }
+
+    /// The names of the symbols that `program` uses.
+    pub(crate) fn names(program: &ExportedProgram) -> Vec<String> {
+        let used = Sizes::of(program).used;
+        used.into_iter().map(str::to_string).collect()
     }
 
     /// The value of a size.

@@ -13,7 +13,7 @@ use crate::schedule::{
     PoolData, Schedule, Stream, StreamData, Why,
 };
 use crate::table::{Id, Table};
-use crate::{DType, Node, Program};
+use crate::{DType, Node, Part, Program};
 use std::collections::{BTreeMap, BTreeSet};
 
 const DEVICE: usize = 0;
@@ -116,6 +116,7 @@ impl Draft {
             args: args.to_vec(),
             outs: outs.to_vec(),
             scratch: None,
+            part: None,
         };
         self.line(COMPUTE, kind, after)
     }
@@ -372,6 +373,7 @@ fn malformed_programs_are_refused() {
         args: vec![],
         outs: vec![],
         scratch: None,
+        part: None,
     };
     refused(
         |p| line(p, 3).kind = run(99),
@@ -2225,11 +2227,18 @@ fn corrupt(program: &mut Program, random: &mut Random) {
                 args,
                 outs,
                 scratch,
-            } => match random.below(5) {
+                part,
+            } => match random.below(6) {
                 0 => *ran = node,
                 1 => args.insert(0, loc),
                 2 => args[0] = loc,
                 3 => outs[0] = loc,
+                4 => {
+                    *part = Some(Part {
+                        start: number,
+                        end: id as u64,
+                    });
+                }
                 _ => *scratch = Some(loc),
             },
         },
@@ -2311,5 +2320,87 @@ fn large_programs_are_proved() {
             format_args!("checked {} lines in {seconds:.3} s\n", proof.lines),
         )
         .unwrap();
+    }
+}
+
+// --- parts ---
+
+/// An update in two parts, through buffers for half of the parameter.
+const PARTS: &str = "graph g {
+  input  %g : f32[64]
+  input  %hyper : f64[3]
+  state  param %w -> %w' : f32[64] \"w\"
+  opt - %w' = sgd %w, %g, %hyper : f32[64]
+  output o = %g
+}
+schedule g on test {
+  pool device peak 576
+  pool host peak 576
+  stream compute
+  stream h2d
+  stream d2h
+  entry %w = w.host@host+0:256
+  entry %g = g.host@host+256:256
+  entry %hyper = h.host@host+512:64
+  i0 h2d feed g.host -> g@device+0:256 after ^i6
+  i1 h2d feed h.host -> h@device+256:64 bytes=24
+  i2 h2d gather w.host -> a@device+320:128 after ^i4
+  i3 compute run w' a, g, h -> a part start=0 end=32 after i2
+  i4 d2h offload a -> w.host bytes=128 after i3
+  i5 h2d gather w.host+128 -> b@device+448:128 after ^i7
+  i6 compute update:run w' b, g+128, h -> b part start=32 end=64 after i5
+  i7 d2h offload b -> w.host+128 bytes=128 after i6
+  exit %w' = w.host
+  exit %g = g.host
+}
+";
+
+#[test]
+fn a_node_may_run_in_parts() {
+    let program = crate::text::parse_program(PARTS).unwrap();
+    assert_eq!(check(&program).map(|proof| proof.lines), Ok(8));
+    assert_eq!(
+        crate::text::print_program(&program)
+            .matches(" part ")
+            .count(),
+        2
+    );
+    for (good, bad, says) in [
+        // A part that was computed already, at the place of another.
+        (
+            "start=32 end=64",
+            "start=0 end=32",
+            "%w from its byte 128 on",
+        ),
+        // A part at the place of another.
+        (
+            "-> w.host+128 bytes=128 after i6",
+            "-> w.host bytes=128 after i6",
+            "leave %w'",
+        ),
+        // Half of a part.
+        ("start=32 end=64", "start=32 end=48", "leave %w'"),
+        ("start=32 end=64", "start=32 end=65", "32..65 is no part"),
+        ("start=32 end=64", "start=32 end=32", "32..32 is no part"),
+        // Another half of the gradient.
+        ("w' b, g+128, h", "w' b, g, h", "reads g for %g"),
+        // The copy does not wait for the part.
+        (
+            "bytes=128 after i6",
+            "bytes=128 after i5",
+            "no wait orders them",
+        ),
+        ("sgd %w, %g, %hyper", "add %w, %g", "cannot run in parts"),
+    ] {
+        let text = PARTS.replacen(good, bad, 1);
+        let text = match good.starts_with("sgd") {
+            true => text.replace(", h ->", " ->"),
+            false => text,
+        };
+        let findings = match crate::text::parse_program(&text) {
+            Ok(program) => format!("{:?}", check(&program).unwrap_err()),
+            Err(error) => error.to_string(),
+        };
+        assert!(findings.contains(says), "{bad}: {findings}");
     }
 }

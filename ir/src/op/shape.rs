@@ -569,14 +569,24 @@ fn attention(c: &Call<'_>, q: usize, mask: usize) -> Result<(), Misfit> {
 fn attention_types(c: &Call<'_>, q: usize, mask: usize, full: [u64; 4]) -> Result<(), Misfit> {
     c.expect_dtype(q, q + 1)?;
     c.expect_dtype(q, q + 2)?;
-    if mask < c.types.len() {
+    if mask < c.types.len() && c.at(mask).dtype() == DType::I64 {
+        let [batch, _, queries, keys] = full;
+        let shape = c.shape(mask);
+        let fits = queries == keys && (shape == [batch, keys] || shape == [1, keys]);
+        ensure(fits, || {
+            Misfit::Operands(format!(
+                "numbers of documents should be [{batch},{keys}] or [1,{keys}], of as many queries \
+                 as keys"
+            ))
+        })?;
+    } else if mask < c.types.len() {
         let fits = broadcast_shapes(c.shape(mask), &full)? == full;
         ensure(fits, || {
             Misfit::Operands(format!("the mask does not broadcast to {full:?}"))
         })?;
         let dtype = c.at(mask).dtype();
         ensure(dtype == DType::Bool || dtype == c.at(q).dtype(), || {
-            operands("the mask should be bool or of q's type")
+            operands("the mask should be bool, of q's type, or numbers of documents")
         })?;
     }
     Ok(())

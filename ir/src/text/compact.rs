@@ -136,11 +136,13 @@ impl Program {
                     args,
                     outs,
                     scratch,
+                    part,
                 } => InstrKind::Run {
                     node: moved(&nodes, *node),
                     args: args.iter().map(|&loc| place(loc)).collect(),
                     outs: outs.iter().map(|&loc| place(loc)).collect(),
                     scratch: scratch.map(&mut place),
+                    part: *part,
                 },
                 &InstrKind::Copy { src, dst, bytes } => InstrKind::Copy {
                     src: place(src),

@@ -144,4 +144,4 @@ fn is_word(byte: u8) -> bool {
 
 /// Words that may follow a buffer's name in a line; a name that is one of them is quoted. `-` is
 /// the empty module.
-const RESERVED: [&str; 3] = ["after", "scratch", "-"];
+const RESERVED: [&str; 4] = ["after", "scratch", "part", "-"];

@@ -11,7 +11,7 @@ use crate::graph::{Def, Graph, Output, Phase, State, StateKind, Value};
 use crate::op::Op;
 use crate::op::body::Step;
 use crate::schedule::{
-    Buffer, BufferData, Dep, Instr, InstrData, InstrKind, Loc, MemorySpace, Pool, PoolData,
+    Buffer, BufferData, Dep, Instr, InstrData, InstrKind, Loc, MemorySpace, Part, Pool, PoolData,
     Schedule, Stream, StreamData, Why,
 };
 use crate::table::{Id, Table};
@@ -875,6 +875,7 @@ impl Parser<'_> {
         self.arrow()?;
         let none = matches!(self.lexer.token, Token::Newline)
             || self.at_word("scratch")
+            || self.at_word("part")
             || self.at_word("after");
         let outs = if none {
             vec![]
@@ -886,12 +887,30 @@ impl Parser<'_> {
         } else {
             None
         };
+        let part = match self.take_word("part")? {
+            true => Some(Part {
+                start: self.amount("start")?,
+                end: self.amount("end")?,
+            }),
+            false => None,
+        };
         Ok(InstrKind::Run {
             node,
             args,
             outs,
             scratch,
+            part,
         })
+    }
+
+    /// `NAME=AMOUNT`.
+    fn amount(&mut self, name: &str) -> Result<u64> {
+        let position = self.lexer.position();
+        if !self.take_word(name)? {
+            return self.error_at(position, format!("expected `{name}=`"));
+        }
+        self.sign('=')?;
+        self.bytes()
     }
 
     fn copy(&mut self, schedule: &mut Schedule, names: &mut Names) -> Result<InstrKind> {

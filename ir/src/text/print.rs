@@ -4,7 +4,9 @@ use super::{RESERVED, is_word};
 use crate::finding::{Finding, Place};
 use crate::graph::{Graph, Node, Value};
 use crate::plan::Plan;
-use crate::schedule::{Instr, InstrData, InstrKind, Loc, MemorySpace, Pool, Schedule, Stream, Why};
+use crate::schedule::{
+    Instr, InstrData, InstrKind, Loc, MemorySpace, Part, Pool, Schedule, Stream, Why,
+};
 use crate::table::Id;
 use crate::{Attr, Body, Op, Program};
 use std::collections::BTreeMap;
@@ -403,6 +405,7 @@ fn instr_text(
             args,
             outs,
             scratch,
+            part,
         } => {
             line.push_str(&node_name(graph, *node));
             if !args.is_empty() {
@@ -420,6 +423,9 @@ fn instr_text(
             }
             if let Some(scratch) = scratch {
                 line.push_str(&format!(" scratch {}", mentions.loc(*scratch, places)));
+            }
+            if let &Some(Part { start, end }) = part {
+                line.push_str(&format!(" part start={} end={}", Bytes(start), Bytes(end)));
             }
         }
         &InstrKind::Copy { src, dst, bytes } => {

@@ -272,7 +272,8 @@ pub struct Profiled {
 
 impl Profiled {
     /// The measured costs. With `link`, copies are slowed to this number of bytes per second, and
-    /// take the device's time to start. An error if the profile describes another device.
+    /// take the device's time to start. If the host's pool is a disk, its rates are the device's. An
+    /// error if the profile describes another device.
     pub fn new(
         profile: Profile,
         device: &Device,
@@ -303,7 +304,12 @@ impl Profiled {
             [figures.in_bandwidth, figures.out_bandwidth],
             figures.micros,
         );
-        if let Some(link) = link.filter(|&link| figures.paced != Some(link)) {
+        if !device.host_updates {
+            // The profile measured copies in memory. The device's description has the disk's.
+            rates = [true, false].map(|to_device| device.link_way(to_device));
+            link_micros = device.link_micros;
+            shares.set_link(device);
+        } else if let Some(link) = link.filter(|&link| figures.paced != Some(link)) {
             // A slowed copy moves bytes only a part of the time. Only then does it disturb others.
             let at_work = |rate: f64| (rate / figures.copy_bandwidth).min(1.0);
             let before = at_work(figures.paced.unwrap_or(f64::INFINITY));

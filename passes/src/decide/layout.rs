@@ -212,9 +212,10 @@ pub fn drafts(
 }
 
 /// Drafts that ProTrain's structure cannot express. Every block computes again everything that
-/// needs no product (activations, norms): most of its bytes, and little of its time. The first
-/// blocks swap their other values, and the later blocks keep them. Chunks are as in ProTrain.
-/// Drafts are made for several shares of both.
+/// needs no product (activations, norms): most of its bytes, and little of its time. Some blocks
+/// swap their other values, and the rest keep them. The first blocks swap, so that what is kept is
+/// kept for a short time, or evenly spaced ones, so that the link has time for each. Chunks are as
+/// in ProTrain. Drafts are made for several shares of both.
 pub fn parts(problem: &Problem<'_>) -> Vec<Draft> {
     let mut drafts = vec![];
     let Some(model) = Model::new(problem, Gradients::Alone) else {
@@ -231,18 +232,26 @@ pub fn parts(problem: &Problem<'_>) -> Vec<Draft> {
     };
     for n_persist in shares(n_chunks) {
         for n_swap in shares(n_blocks) {
-            let (n_buffer, _) = instance.buffers(n_persist);
-            let config = Config {
-                n_persist,
-                n_buffer,
-                ..Config::default()
-            };
-            let mut layout = config.layout(&instance);
-            for activation in layout.activation.iter_mut().flatten().take(n_swap) {
-                *activation = Activation::Swap;
+            for is_spread in [false, true] {
+                let (n_buffer, _) = instance.buffers(n_persist);
+                let config = Config {
+                    n_persist,
+                    n_buffer,
+                    ..Config::default()
+                };
+                let mut layout = config.layout(&instance);
+                let swaps = |block: usize| match is_spread {
+                    true => block * n_swap / n_blocks != (block + 1) * n_swap / n_blocks,
+                    false => block < n_swap,
+                };
+                for (block, activation) in layout.activation.iter_mut().flatten().enumerate() {
+                    if swaps(block) {
+                        *activation = Activation::Swap;
+                    }
+                }
+                let decisions = plan(problem, &problem.blocks, &packing, &layout, true);
+                propose(problem, &decisions, &mut drafts);
             }
-            let decisions = plan(problem, &problem.blocks, &packing, &layout, true);
-            propose(problem, &decisions, &mut drafts);
         }
     }
     drafts

@@ -2,9 +2,10 @@
 
 use super::record::{self, Draft, Origin, Wanted};
 use super::{greedy, layout, recompute, relieve, weights};
-use crate::plan::tuning::{HOSTED, REMAT_STARTS, RUNGS};
+use crate::plan::tuning::{CLEARLY, FILLED, FILLED_PER_OCTAVE, HOSTED, REMAT_STARTS, RUNGS};
 use crate::plan::{Planner, Problem};
 use rayon::prelude::*;
+use std::sync::Arc;
 
 /// A part of a planner's work. Parts share only one figure: the step time that the trajectories
 /// find possible.
@@ -160,25 +161,57 @@ pub(super) fn propose(
         parts
             .flat_map(|(_, drafts)| drafts)
             .filter(|draft| problems[i].host_holds(draft.host))
+            .filter(|draft| problems[i].keeps_homes(&draft.decisions))
             .cloned()
             .collect()
     };
     let front = |i: usize| {
+        let problem = &problems[i];
         let front: Vec<Draft> = Planner::ALL
             .into_iter()
-            .flat_map(|planner| record::front(&problems[i], of(i, planner)))
+            .flat_map(|planner| record::front(problem, of(i, planner)))
             .collect();
         // The other planners stay as their papers describe them.
-        if planner != Planner::Auto || !problems[i].heuristics.take_back {
+        if planner != Planner::Auto || !problem.heuristics.take_back {
             return front;
         }
         // Taking back lowers no peak, so it helps no draft that does not fit.
         let most = wanted.limits.map_or(u64::MAX, |limits| limits.device);
-        let fitting = front.par_iter().filter(|draft| draft.live <= most);
-        let relieved: Vec<Vec<Draft>> = fitting
-            .map(|draft| relieve::drafts(&problems[i], draft))
+        let fitting = || front.iter().filter(|draft| draft.live <= most);
+        let best = record::front(problem, fitting().cloned().collect());
+        let relieved: Vec<Vec<Draft>> = fitting()
+            .collect::<Vec<_>>()
+            .into_par_iter()
+            .with_max_len(1)
+            .map(|draft| {
+                let is = |other: &Draft| Arc::ptr_eq(&other.decisions, &draft.decisions);
+                let targets = match best.iter().any(is) {
+                    true => targets(draft.live, most),
+                    false => vec![],
+                };
+                relieve::drafts(problem, draft, &targets)
+            })
             .collect();
-        [front, relieved.concat()].concat()
+        // A state that is taken back has another home.
+        let mut relieved = relieved.concat();
+        relieved.retain(|draft| problem.keeps_homes(&draft.decisions));
+        let relieved = record::front(problem, relieved);
+        [front, relieved].concat()
     };
     ((0..problems.len()).map(front).collect(), ended)
+}
+
+/// The memory that drafts of `live` bytes fill, for budgets of at most `most` bytes: round numbers,
+/// so that one budget's plans are candidates for each larger one. What is left free is for gaps.
+fn targets(live: u64, most: u64) -> Vec<u64> {
+    let step = |octave: u32| (1u64 << octave).div_ceil(FILLED_PER_OCTAVE);
+    let first = live.max(1).ilog2();
+    let round = (first..(first + 3).min(63)).flat_map(|octave| {
+        (0..FILLED_PER_OCTAVE).map(move |n| (1u64 << octave) + n * step(octave))
+    });
+    let targets = round.map(|round| (round as f64 * (1.0 - CLEARLY)) as u64);
+    let larger = targets.filter(|&target| live < target).take(FILLED);
+    larger
+        .filter(|&target| relieve::least_filled(target) <= most)
+        .collect()
 }

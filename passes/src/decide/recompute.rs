@@ -15,7 +15,7 @@ use crate::plan::tuning::{REMAT_LADDER, REMAT_MOST_STEPS, REMAT_STEPS, REMAT_TRI
 use crate::plan::{Decisions, Problem};
 use crate::realise;
 use ir::schedule::{Buffer, InstrData, InstrKind, Loc, Schedule, Why};
-use ir::{Id, Node, Phase, Table, Value};
+use ir::{Id, Instr, Node, Part, Phase, Table, Value};
 use papers::remat::{self, Effort};
 
 /// Drafts for a ladder of budgets, as far as they are wanted.
@@ -193,10 +193,16 @@ impl<'a> Lines<'a> {
                 args,
                 outs,
                 scratch,
+                part,
             } => {
                 let on_compute = data.stream == COMPUTE;
                 if on_compute {
-                    self.nodes[line].micros = self.problem.cost.run(self.problem.graph, *node);
+                    let (graph, instr) = (self.problem.graph, Instr::new(line));
+                    self.nodes[line].micros = self.problem.cost.line(graph, self.schedule, instr);
+                }
+                if part.is_some() {
+                    self.read_part(line, (*node, *part), args);
+                    return;
                 }
                 let until = self.read(line, *node, args);
                 let node_data = &self.problem.graph.nodes[*node];
@@ -232,6 +238,17 @@ impl<'a> Lines<'a> {
             }
         }
         until
+    }
+
+    /// Adds the operands of a line that computes a part of a node, as far as they are whole.
+    fn read_part(&mut self, line: usize, ran: (Node, Option<Part>), args: &[Loc]) {
+        let graph = self.problem.graph;
+        for (&input, &loc) in graph.nodes[ran.0].inputs.iter().zip(args) {
+            let number = self.number[self.problem.root[input]];
+            let is_whole = self.schedule.whole_place(graph, ran, input, loc).is_some();
+            let reads = number.filter(|_| is_whole && self.is_on_device(loc.buffer));
+            self.nodes[line].reads.extend(reads);
+        }
     }
 
     /// Adds the results of a line that the solver decides about.

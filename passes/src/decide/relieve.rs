@@ -5,7 +5,8 @@
 //! This is the reverse deletion of a greedy cover. Each candidate is a decision that can be taken
 //! back, with the lines that then have more bytes alive. Candidates are taken in order of the time
 //! that they save per byte, as long as no line rises above the peak. The results are drafts of
-//! their own. They are left out unless they are as low as the draft before, and faster.
+//! their own. They are left out unless they are as low as the draft before, and faster. The same
+//! with a larger target than the peak fills memory that a draft leaves free.
 
 use super::lines::{MaxTree, Stretch};
 use super::record::{self, Draft};
@@ -19,42 +20,62 @@ use ir::schedule::{Buffer, InstrKind, Schedule, Why, buffer_bytes};
 use ir::{Id, Instr, State, Table};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The drafts without decisions that free no bytes at the peak of `draft`; empty if nothing can be
-/// taken back.
-pub(super) fn drafts(problem: &Problem<'_>, draft: &Draft) -> Vec<Draft> {
+/// The drafts without decisions that free no bytes at the peak of `draft`, then those that fill each
+/// of `targets`, bytes, which rise from its peak; empty if nothing can be taken back.
+pub(super) fn drafts(problem: &Problem<'_>, draft: &Draft, targets: &[u64]) -> Vec<Draft> {
     let decisions = &*draft.decisions;
     // The draft with more room for copies has the same decisions.
     if decisions.count() == 0 || 0 < decisions.ahead {
         return vec![];
     }
+    let least = least_micros(problem, decisions);
     let worth = AHEAD_WORTH * draft.micros;
-    if draft.micros - worth <= least_micros(problem, decisions) {
+    if draft.micros - worth <= least {
         return vec![];
     }
-    let relieved = realise::unnamed(problem, decisions)
-        .ok()
-        .and_then(|schedule| relieved(problem, decisions, &schedule, worth));
-    let mut drafts = vec![];
-    if let Some(relieved) = relieved {
-        record::propose(problem, &relieved, &mut drafts);
-    }
-    let better = drafts.first().is_some_and(|first| {
-        first.live <= draft.live && first.micros <= draft.micros * (1.0 - AHEAD_WORTH)
-    });
-    if !better {
+    let Ok(schedule) = realise::unnamed(problem, decisions) else {
         return vec![];
+    };
+    let bench = Bench::new(problem, decisions, &schedule);
+    let mut taken = TakenBack::new(&bench);
+    let mut drafts: Vec<Draft> = vec![];
+    let mut fastest = draft.micros;
+    for &target in [draft.live].iter().chain(targets) {
+        taken.fill(target);
+        if fastest - worth <= least || taken.saves < worth {
+            continue;
+        }
+        taken.saves = 0.0;
+        let mut filled = vec![];
+        record::propose(problem, &taken.decisions, &mut filled);
+        let Some(first) = filled.first() else {
+            continue;
+        };
+        let fills = target == draft.live || least_filled(target) <= first.live;
+        if target < first.live || !fills || fastest - worth < first.micros {
+            continue;
+        }
+        fastest = first.micros;
+        log::debug!(
+            "taken back: {} decisions of {} are left, {fastest:.0} µs of {:.0}, {} bytes of {}",
+            first.decisions.count(),
+            decisions.count(),
+            draft.micros,
+            first.live,
+            draft.live,
+        );
+        filled
+            .iter_mut()
+            .for_each(|other| other.origin = draft.origin);
+        drafts.append(&mut filled);
     }
     drafts
-        .iter_mut()
-        .for_each(|other| other.origin = draft.origin);
-    log::debug!(
-        "taken back: {} decisions of {} are left, {:.0} µs of {:.0}",
-        drafts[0].decisions.count(),
-        decisions.count(),
-        drafts[0].micros,
-        draft.micros
-    );
-    drafts
+}
+
+/// The least bytes with which a draft fills a target. So no budget misses a draft, if it gets the
+/// targets whose least it holds.
+pub(super) fn least_filled(target: u64) -> u64 {
+    target - target / 4
 }
 
 /// The least time of a step after anything is taken back, µs: the device runs each node once, and
@@ -71,40 +92,69 @@ fn least_micros(problem: &Problem<'_>, decisions: &Decisions) -> f64 {
         .sum()
 }
 
-/// The decisions without those that free no bytes at a peak; `None` if these save less than `least`
-/// µs together. `schedule` has the lines of the decisions.
-fn relieved(
-    problem: &Problem<'_>,
-    decisions: &Decisions,
-    schedule: &Schedule,
-    least: f64,
-) -> Option<Decisions> {
-    let bench = Bench::new(problem, decisions, schedule);
-    let mut candidates = bench.homes();
-    candidates.extend(bench.gaps());
-    candidates.retain(|candidate| 0.0 < candidate.saves);
-    candidates.sort_by(|a, b| b.rate().total_cmp(&a.rate()));
-    let mut tree = MaxTree::new(&bench.live);
-    let mut relieved = Decisions {
-        layout: None,
-        ..decisions.clone()
-    };
-    let mut saves = 0.0;
-    for candidate in candidates {
-        tree.restore(&candidate.adds);
-        if tree.is_within(&candidate.adds, bench.peak) {
-            saves += candidate.saves;
-            candidate.undo.take_back(problem, &mut relieved);
-        } else {
-            tree.free(&candidate.adds);
+/// Decisions, while some of them are taken back.
+struct TakenBack<'a> {
+    problem: &'a Problem<'a>,
+    decisions: Decisions,
+    /// What can be taken back, the most worth per byte first.
+    candidates: Vec<Candidate>,
+    /// Bytes needed at each line.
+    tree: MaxTree,
+    /// Homes whose states live on the device again.
+    at_home: BTreeSet<Buffer>,
+    /// The time that candidates save which were taken back since this was last 0, µs.
+    saves: f64,
+}
+
+impl<'a> TakenBack<'a> {
+    fn new(bench: &Bench<'a>) -> TakenBack<'a> {
+        let mut candidates = bench.homes();
+        candidates.extend(bench.gaps());
+        candidates.retain(|candidate| 0.0 < candidate.saves);
+        candidates.sort_by(|a, b| b.rate().total_cmp(&a.rate()));
+        TakenBack {
+            problem: bench.problem,
+            decisions: Decisions {
+                layout: None,
+                ..bench.decisions.clone()
+            },
+            candidates,
+            tree: MaxTree::new(&bench.live),
+            at_home: BTreeSet::new(),
+            saves: 0.0,
         }
     }
-    (least <= saves).then_some(relieved)
+
+    /// Takes back what raises no line above a target, bytes.
+    fn fill(&mut self, target: u64) {
+        let candidates = std::mem::take(&mut self.candidates);
+        for candidate in candidates {
+            if candidate
+                .home
+                .is_some_and(|home| self.at_home.contains(&home))
+            {
+                continue;
+            }
+            self.tree.restore(&candidate.adds);
+            if self.tree.is_within(&candidate.adds, target) {
+                self.saves += candidate.saves;
+                if let (Undo::Home(_), Some(home)) = (&candidate.undo, candidate.home) {
+                    self.at_home.insert(home);
+                }
+                candidate.undo.take_back(self.problem, &mut self.decisions);
+            } else {
+                self.tree.free(&candidate.adds);
+                self.candidates.push(candidate);
+            }
+        }
+    }
 }
 
 /// A decision that can be taken back.
 struct Candidate {
     undo: Undo,
+    /// The home of states on the host that it is about.
+    home: Option<Buffer>,
     /// The bytes that lines have in addition.
     adds: Vec<Stretch>,
     /// Copies and reruns that are no longer needed, µs.
@@ -152,14 +202,11 @@ struct Bench<'a> {
     models: Vec<Instr>,
     /// Bytes needed at each line.
     live: Vec<u64>,
-    /// The most bytes alive, early copies included.
-    peak: u64,
 }
 
 impl<'a> Bench<'a> {
     fn new(problem: &'a Problem<'a>, decisions: &'a Decisions, schedule: &'a Schedule) -> Self {
         let mut lives = lifetimes(schedule);
-        let peak = live_bytes(schedule, &lives, DEVICE).into_iter().max();
         let mut early: BTreeSet<Buffer> = BTreeSet::new();
         for (instr, data) in schedule.instrs.iter() {
             let line = instr.index() as u32;
@@ -191,7 +238,6 @@ impl<'a> Bench<'a> {
             needed: spans.collect(),
             models: models.map(|(instr, _)| instr).collect(),
             live,
-            peak: peak.unwrap_or(0),
         }
     }
 
@@ -273,6 +319,7 @@ impl<'a> Bench<'a> {
         let copies = traffic.gathered.len() as f64 * link(self.schedule.buffers[home].bytes);
         Candidate {
             undo: Undo::Home(traffic.states.clone()),
+            home: Some(home),
             adds,
             saves: copies + link(traffic.back) - returned,
         }
@@ -303,6 +350,7 @@ impl<'a> Bench<'a> {
             if !gaps.is_empty() {
                 candidates.push(Candidate {
                     undo: Undo::Keep(gaps),
+                    home: Some(home),
                     adds: vec![(from, to, bytes)],
                     saves: self.problem.cost.link(bytes),
                 });
@@ -330,6 +378,7 @@ impl<'a> Bench<'a> {
             };
             candidates.push(Candidate {
                 undo: Undo::Keep(vec![gap]),
+                home: None,
                 adds: vec![(from + 1, to, bytes)],
                 saves,
             });
@@ -413,7 +462,7 @@ mod tests {
         }
         let mut drafts = vec![];
         record::propose(&problem, &decisions, &mut drafts);
-        let relieved = super::drafts(&problem, &drafts[0]);
+        let relieved = super::drafts(&problem, &drafts[0], &[]);
         let [first, ..] = &relieved[..] else {
             panic!("nothing was taken back");
         };

@@ -7,8 +7,10 @@
 //! product for all three, say); an operand that is no such view stays as it is. The same holds for
 //! its backward. If q, k and v fill the rows of one value, and one concatenation reads their three
 //! gradients, the backward writes these rows. Repeated heads of keys and values are read from the
-//! heads themselves: see `groups`.
+//! heads themselves: see `groups`. Numbers of documents take the place of their mask: see
+//! `documents`.
 
+mod documents;
 mod groups;
 
 use super::reshape_to;
@@ -20,6 +22,7 @@ use std::collections::BTreeMap;
 
 /// Rewrites the graph.
 pub fn run(graph: &mut Graph) {
+    documents::run(graph);
     groups::run(graph);
     let order = graph.order.clone();
     let mut rewrite = Rewrite {

@@ -1,6 +1,7 @@
 //! What the user chooses: [`Options`], including the [`Budget`].
 
 use super::cancel::Cancel;
+use super::homes::Homes;
 use super::parts::Parts;
 use crate::graph::loss::Chunks;
 use crate::graph::optimizer::{Attach, Master, Optimizer, Rounding};
@@ -80,6 +81,8 @@ pub struct Options {
     pub protrain: Fixed,
     /// Whether other budgets are planned too.
     pub extent: Extent,
+    /// Where the states of another step live, on whose memory this one runs, too.
+    pub homes: Option<Homes>,
     /// Runs the step in two parts, on memory of the caller.
     pub parts: Option<Parts>,
     /// The types in which a step traced in f32 is computed.

@@ -4,13 +4,14 @@
 use super::blocks::{self, Block};
 use super::cancel::Cancel;
 use super::decisions::{Decisions, Gap, Means, Reason};
+use super::homes::Homes;
 use super::parts::Parts;
 use super::tuning::{Heuristics, LARGE, LATENCIES};
 use super::users::users;
 use crate::cost::Cost;
 use ir::graph::Def;
 use ir::op::Scratch;
-use ir::schedule::buffer_bytes;
+use ir::schedule::{ALIGN, buffer_bytes};
 use ir::{Device, Graph, Node, State, Table, Value};
 use papers::protrain::Fixed;
 use std::collections::{BTreeMap, BTreeSet};
@@ -51,8 +52,13 @@ pub struct Problem<'a> {
     pub host_limit: Option<u64>,
     /// The parts of a step that pauses: its states stay where the caller has them.
     pub parts: Option<Parts>,
+    /// Decisions that every plan has, if another step says where the states live. Planners start
+    /// from them, and move no state.
+    fixed_homes: Option<Decisions>,
     /// The heuristics that planners use.
     pub heuristics: Heuristics,
+    /// Buffers, and tensors in chunks, start at multiples of so many bytes.
+    pub unit: u64,
     /// Ends planning from outside.
     pub cancel: Cancel,
     /// Those of ProTrain's numbers that the user gives.
@@ -84,6 +90,23 @@ impl GroupData {
             .chunks
             .extend(self.chunks.iter().filter(|chunk| 1 < chunk.len()).cloned());
         decisions.on_host.extend(&self.updates);
+    }
+}
+
+/// Bytes of states from which on a few bytes for each buffer do not matter.
+const MANY: u64 = 64 << 20;
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+
+/// What buffers start at multiples of. If the host's pool is a file, in a large step it is a page:
+/// then the file is read and written straight from the device's pool, past the system's
+/// cache.
+fn unit(graph: &Graph, device: &Device) -> u64 {
+    let states = graph.states.values();
+    let bytes: u64 = states.map(|s| graph.values[s.before].ty.bytes()).sum();
+    match device.host_updates || bytes < MANY {
+        true => ALIGN,
+        false => PAGE,
     }
 }
 
@@ -152,7 +175,9 @@ impl<'a> Problem<'a> {
             scratch: scratch.collect(),
             host_limit: None,
             parts: None,
+            fixed_homes: None,
             heuristics: Heuristics::default(),
+            unit: unit(graph, device),
             cancel: Cancel::default(),
             fixed: Fixed::default(),
         };
@@ -202,6 +227,30 @@ impl<'a> Problem<'a> {
             self.groups = Table::new();
         }
         self
+    }
+
+    /// The same problem for a step whose states live where another step has them.
+    pub fn with_homes(mut self, homes: Option<&Homes>) -> Problem<'a> {
+        if let Some(homes) = homes {
+            self.fixed_homes = Some(homes.decisions(&self));
+            self.blocks
+                .iter_mut()
+                .for_each(|block| block.states.clear());
+            self.groups = Table::new();
+        }
+        self
+    }
+
+    /// The decisions that planners start from: none, unless the homes of states are fixed.
+    pub fn start(&self) -> Decisions {
+        self.fixed_homes.clone().unwrap_or_default()
+    }
+
+    /// Whether decisions leave all states where they should be.
+    pub fn keeps_homes(&self, decisions: &Decisions) -> bool {
+        self.fixed_homes.as_ref().is_none_or(|fixed| {
+            fixed.hosted.keys().eq(decisions.hosted.keys()) && fixed.chunks == decisions.chunks
+        })
     }
 
     /// Parameters that one optimizer node updates, with all states that it updates. Parameters of a
@@ -314,7 +363,7 @@ impl<'a> Problem<'a> {
     /// taken: their gradients are ready first, and their parameters are read last (ProTrain,
     /// section 3.1.1).
     pub fn hosted(&self, share: f64) -> Decisions {
-        let mut decisions = Decisions::default();
+        let mut decisions = self.start();
         for group in self.groups.values().rev().take(self.n_hosted(share)) {
             for &state in group.params.iter().chain(&group.moments) {
                 decisions.hosted.insert(state, self.hosted_reason(state));
@@ -398,6 +447,11 @@ impl<'a> Problem<'a> {
                 .sum(),
         )
     }
+    /// The bytes that `bytes` bytes of content take among others in a buffer.
+    pub fn place_bytes(&self, bytes: u64) -> u64 {
+        bytes.max(1).next_multiple_of(self.unit)
+    }
+
     /// True for values that are on the host when a step starts: all inputs, and hosted states.
     pub fn comes_from_host(&self, root: Value, decisions: &Decisions) -> bool {
         match self.graph.values[root].def {

@@ -183,6 +183,13 @@ pub const REMAT_MOST_STEPS: u64 = 30_000;
 /// Rounds in which a budget is corrected by the bytes that the lines really need.
 pub const REMAT_TRIES: usize = 2;
 
+// Taking back.
+
+/// Sizes between two powers of two which drafts fill: so a budget of 20, 24 or 80 GiB is one.
+pub const FILLED_PER_OCTAVE: u64 = 8;
+/// The most sizes that a draft fills: up to about 3 times its own.
+pub const FILLED: usize = 12;
+
 // Layouts (ProTrain) and weights.
 
 /// The most configurations of ProTrain that are drafted. GPT-2 10B has 50 to 112 that no other one
@@ -192,7 +199,7 @@ pub const RUNGS: usize = 128;
 /// it: the formula is never this far above the real peak.
 pub const FAR_TOO_LARGE: f64 = 1.5;
 /// Number of shares of the chunks that stay on the device, and of the blocks that swap.
-pub const LAYOUT_SHARES: usize = 4;
+pub const LAYOUT_SHARES: usize = 8;
 /// Factor from one memory of the ladder of weight offloading to the next.
 pub const WEIGHTS_LADDER: f64 = 0.88;
 /// Layers of a chain. A shorter chain cannot hide transfers.

@@ -17,6 +17,9 @@
 //! second part come after all lines of the first: an output that is an input which comes at the
 //! pause is fetched there.
 //!
+//! If the host cannot update the states that live there, the device does, and large ones part by
+//! part, so that it never holds all of a parameter and its moments.
+//!
 //! A state's new value is written over the old one if the op can do that in place. Otherwise, or if
 //! a rerun reads the old value later, it stays in its own buffer until the end of the step.
 
@@ -26,10 +29,10 @@ use crate::plan::machine::{
 use crate::plan::{Decisions, Gap, Illegal, Means, Problem};
 use ir::graph::Def;
 use ir::schedule::{
-    Buffer, BufferData, InstrData, InstrKind, Loc, MemorySpace, Pool, PoolData, Schedule, Stream,
-    StreamData, Why, buffer_bytes,
+    Buffer, BufferData, Extent, InstrData, InstrKind, Loc, MemorySpace, Pool, PoolData, Schedule,
+    Stream, StreamData, Why, buffer_bytes,
 };
-use ir::{Id, Node, Phase, State, Table, Value};
+use ir::{Id, Node, Part, Phase, State, Table, Value};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -68,6 +71,19 @@ fn pools(problem: &Problem<'_>) -> Table<Pool, PoolData> {
             limit,
         })
         .collect()
+}
+
+/// Elements of a part of an update: 4 MiB of f32. A copy of it is long in comparison with the time
+/// to start it, and a few parts are small in comparison with a large parameter. Offsets of parts are
+/// multiples of a page in every type.
+const PART: u64 = 1 << 20;
+
+/// A place further on in a buffer.
+fn moved(loc: Loc, bytes: u64) -> Loc {
+    Loc {
+        offset: loc.offset + bytes,
+        ..loc
+    }
 }
 
 /// Most lines read a few values.
@@ -344,7 +360,9 @@ impl<'a> Lines<'a> {
                     return Err(Illegal::InTwoChunks(path()));
                 }
                 offsets.push((state, bytes));
-                bytes += buffer_bytes(self.bytes(graph.states[state].before));
+                bytes += self
+                    .problem
+                    .place_bytes(self.bytes(graph.states[state].before));
             }
             let name = self.fresh(|| format!("c{k}.host"));
             let buffer = self.schedule.buffers.push(BufferData {
@@ -395,7 +413,7 @@ impl<'a> Lines<'a> {
                         gradients
                             .place
                             .insert(value, (gradients.chunks.len(), of.bytes));
-                        of.bytes += buffer_bytes(self.bytes(value));
+                        of.bytes += self.problem.place_bytes(self.bytes(value));
                         of.values.push(value);
                     }
                 }
@@ -556,6 +574,9 @@ impl<'a> Lines<'a> {
         operands.sort_unstable();
         operands.dedup();
         self.reruns(position)?;
+        if let Some(parts) = self.parts(position, node) {
+            return self.in_parts(position, node, &operands, &parts);
+        }
         let pool = if self.on_host_runs[node] {
             HOST
         } else {
@@ -585,6 +606,153 @@ impl<'a> Lines<'a> {
         }
         let mut outputs = data.outputs.iter();
         outputs.try_for_each(|&value| self.send_gradients(value))
+    }
+
+    /// The parts of an update whose states live on a host that cannot update them: see
+    /// [`Lines::in_parts`]. `None` if it runs as a whole.
+    fn parts(&self, position: u32, node: Node) -> Option<Vec<Part>> {
+        let (problem, graph) = (self.problem, self.problem.graph);
+        let data = &graph.nodes[node];
+        if problem.device.host_updates || data.phase != Phase::Optimizer {
+            return None;
+        }
+        let n = graph.divisible(node)?;
+        if n <= PART || self.on_host_runs[node] {
+            return None;
+        }
+        // Each result is a state's new value and nothing else, and no later line reads the old one.
+        let is_state = |&value: &Value| {
+            let &[state] = &self.updates(value)[..] else {
+                return false;
+            };
+            let before = graph.states[state].before;
+            let read_again = problem.uses[before].last();
+            self.hosted[state]
+                && !self.held.contains(&state)
+                && graph.values[before].ty == graph.values[value].ty
+                && read_again.is_none_or(|&last| last <= position)
+                && problem.uses[value].is_empty()
+                && !self.fetches.contains_key(&value)
+        };
+        let starts = (0..n).step_by(PART as usize);
+        let part = |start: u64| Part {
+            start,
+            end: n.min(start + PART),
+        };
+        let is_even = data.outputs.iter().all(is_state);
+        is_even.then(|| starts.map(part).collect())
+    }
+
+    /// Runs an update part by part: the device needs bytes only for a few parts of the parameter
+    /// and its moments, not for all of each. Operands that are on the device stay where they are;
+    /// of others a part comes from the host for each line. Results go home part by part.
+    fn in_parts(
+        &mut self,
+        position: u32,
+        node: Node,
+        operands: &[Value],
+        parts: &[Part],
+    ) -> Result<(), Illegal> {
+        let graph = self.problem.graph;
+        let data = &graph.nodes[node];
+        let all = parts.first().copied();
+        let is_cut = |value: Value| {
+            let whole = graph.values[value].ty.bytes();
+            graph.extent(node, all, value).bytes < whole
+        };
+        let comes_in_parts = |&root: &Value| {
+            let mut inputs = data.inputs.iter();
+            self.on_device[root].is_none()
+                && self.on_host[root].is_some()
+                && inputs.all(|&value| self.problem.root[value] != root || is_cut(value))
+        };
+        let (by_parts, whole): (Operands, Operands) =
+            operands.iter().copied().partition(comes_in_parts);
+        self.bring(&whole, Some(position))?;
+        by_parts.iter().for_each(|&root| self.note_late_read(root));
+
+        for (k, &part) in parts.iter().enumerate() {
+            let part = Some(part);
+            let mut args = vec![];
+            for &value in &data.inputs {
+                let root = self.problem.root[value];
+                let extent = graph.extent(node, part, value);
+                let place = self.on_device[root].map(|loc| moved(loc, extent.start));
+                args.push(match place {
+                    Some(place) => place,
+                    None => self.part_in(root, extent),
+                });
+            }
+            let mut outs = vec![];
+            for (j, &value) in data.outputs.iter().enumerate() {
+                let extent = graph.extent(node, part, value);
+                let over = data.op.inplace().iter().find(|&&(i, to)| {
+                    let input = data.inputs[i];
+                    to == j
+                        && by_parts.contains(&self.problem.root[input])
+                        && graph.values[input].ty == graph.values[value].ty
+                });
+                outs.push(match over {
+                    Some(&(i, _)) => args[i],
+                    None => self.part_buffer(value, extent),
+                });
+            }
+            // The first line stands for the node.
+            let why = match k {
+                0 => Why::Model,
+                _ => Why::Update,
+            };
+            let kind = InstrKind::Run {
+                node,
+                args,
+                outs: outs.clone(),
+                scratch: None,
+                part,
+            };
+            self.push(kind, COMPUTE, why);
+            for (&value, src) in data.outputs.iter().zip(outs) {
+                let extent = graph.extent(node, part, value);
+                for state in self.updates(value) {
+                    let dst = moved(self.home[state], extent.start);
+                    let bytes = extent.bytes;
+                    self.push(InstrKind::Copy { src, dst, bytes }, D2H, Why::Offload);
+                }
+            }
+        }
+        for &value in &data.outputs {
+            for state in self.updates(value) {
+                self.on_host[value] = Some(self.home[state]);
+                self.updated[state] = true;
+            }
+        }
+        operands
+            .iter()
+            .for_each(|&operand| self.leave(operand, position));
+        Ok(())
+    }
+
+    /// Copies a part of a value in.
+    fn part_in(&mut self, root: Value, extent: Extent) -> Loc {
+        let from = self.on_host[root].expect("a value that comes in parts should be on the host");
+        let dst = self.part_buffer(root, extent);
+        let kind = InstrKind::Copy {
+            src: moved(from, extent.start),
+            dst,
+            bytes: extent.bytes,
+        };
+        self.push(kind, H2D, Why::Gather);
+        dst
+    }
+
+    /// A buffer for a part of a value.
+    fn part_buffer(&mut self, value: Value, extent: Extent) -> Loc {
+        let name = self.fresh(|| format!("{}.part", self.problem.graph.values[value].name));
+        let bytes = buffer_bytes(extent.bytes);
+        let pool = DEVICE;
+        self.schedule
+            .buffers
+            .push(BufferData { name, pool, bytes })
+            .into()
     }
 
     /// Runs nodes again before a line. Their results replace earlier copies.
@@ -1055,6 +1223,7 @@ impl<'a> Lines<'a> {
                 args,
                 outs,
                 scratch,
+                part: None,
             },
             stream,
             why,

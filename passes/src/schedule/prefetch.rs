@@ -9,7 +9,9 @@ use crate::alloc::{lifetimes, live_bytes};
 use crate::cost::Cost;
 use crate::plan::machine::{BACKWARD, COMPUTE, DEVICE, FORWARD, H2D};
 use ir::schedule::{InstrData, InstrKind, Schedule, Why};
-use ir::{Graph, Id, Instr, Table};
+use ir::{Buffer, Graph, Id, Instr, Table};
+use smallvec::SmallVec;
+use std::ops::Range;
 
 /// Reorders the lines; copies may take `ahead` bytes above the peak.
 pub fn run(graph: &Graph, schedule: &mut Schedule, cost: &dyn Cost, ahead: u64) {
@@ -33,6 +35,25 @@ pub fn reorder(schedule: &mut Schedule, order: &[u32]) {
     schedule.instrs = order.iter().map(&mut take).collect();
 }
 
+/// Which bytes of a buffer were written, and one past the line that did it last: the newest last.
+#[derive(Clone, Default)]
+struct Filled(SmallVec<[(Range<u64>, usize); 1]>);
+
+impl Filled {
+    fn note(&mut self, bytes: Range<u64>, line: usize) {
+        let covers = |old: &Range<u64>| bytes.start <= old.start && old.end <= bytes.end;
+        self.0.retain(|(old, _)| !covers(old));
+        self.0.push((bytes, line));
+    }
+
+    /// One past the last line that wrote some of these bytes; 0 if there is none.
+    fn last(&self, bytes: Range<u64>) -> usize {
+        let meets = |old: &Range<u64>| old.start < bytes.end && bytes.start < old.end;
+        let newest = self.0.iter().rev().find(|(old, _)| meets(old));
+        newest.map_or(0, |&(_, line)| line)
+    }
+}
+
 /// How far the copies of a schedule can move up.
 pub struct Room<'a> {
     schedule: &'a Schedule,
@@ -53,7 +74,8 @@ impl<'a> Room<'a> {
         let live = live_bytes(schedule, &lifetimes(schedule), DEVICE);
         let mut clock = 0.0;
         let mut starts = Vec::with_capacity(n);
-        let mut filled = Table::filled(schedule.buffers.len(), 0usize);
+        let mut filled: Table<Buffer, Filled> =
+            Table::filled(schedule.buffers.len(), Filled::default());
         let mut lowest = vec![0; n];
         // In a step with a pause, where that is.
         let mut pause = 0;
@@ -62,15 +84,16 @@ impl<'a> Room<'a> {
             if data.stream == COMPUTE {
                 clock += cost.line(graph, schedule, instr);
             }
-            if let InstrKind::Copy { src, .. } = data.kind {
-                lowest[instr.index()] = filled[src.buffer];
+            if let InstrKind::Copy { src, bytes, .. } = data.kind {
+                lowest[instr.index()] = filled[src.buffer].last(src.offset..src.offset + bytes);
                 if schedule.buffers[src.buffer].pool == BACKWARD {
                     lowest[instr.index()] = pause;
                 }
             }
             schedule.each_access(graph, instr, |access| {
                 if access.write {
-                    filled[access.loc.buffer] = instr.index() + 1;
+                    let start = access.loc.offset;
+                    filled[access.loc.buffer].note(start..start + access.bytes, instr.index() + 1);
                     if schedule.buffers[access.loc.buffer].pool == FORWARD {
                         pause = instr.index() + 1;
                     }

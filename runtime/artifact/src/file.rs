@@ -11,8 +11,8 @@
 //! 36  crc      u32                        of the data
 //! 40  signature  20 bytes                of the body with its padding; zeros if it has none
 //! 60  crc      u32                        of the 60 bytes before
-//! 64  body     postcard's encoding of an Artifact without its data, then zeros up to a multiple
-//!              of 64
+//! 64  body     postcard's encoding of an Artifact without its data, and of each of its other
+//!              steps, then zeros up to a multiple of 64
 //!     data     as it is; the file ends where it ends
 //! ```
 //!
@@ -39,7 +39,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// The version that [`write()`] writes and [`read()`] understands.
-pub const FORMAT_VERSION: u32 = 6;
+pub const FORMAT_VERSION: u32 = 7;
 
 const MAGIC: [u8; 8] = *b"\x89LIT\r\n\x1a\n";
 const HEADER: usize = 64;
@@ -230,10 +230,14 @@ impl Header {
         if padding.iter().any(|&b| b != 0) {
             return Err(malformed("its padding is not zero".into()));
         }
-        let (mut artifact, rest) =
-            postcard::take_from_bytes::<Artifact>(body).map_err(|e| malformed(e.to_string()))?;
-        if !rest.is_empty() {
-            return Err(malformed(format!("{} bytes follow it", rest.len())));
+        let take = |body| {
+            postcard::take_from_bytes::<Artifact>(body).map_err(|e| malformed(e.to_string()))
+        };
+        let (mut artifact, mut rest) = take(body)?;
+        while !rest.is_empty() {
+            let (other, left) = take(rest)?;
+            artifact.others.push(other);
+            rest = left;
         }
         artifact.data = data;
         Ok(artifact)
@@ -340,8 +344,15 @@ pub fn fingerprint(artifact: &Artifact) -> u32 {
 }
 
 fn body(artifact: &Artifact) -> Vec<u8> {
-    postcard::to_allocvec(artifact)
-        .expect("strings, numbers and lists of known length should encode")
+    let of_one = |artifact: &Artifact| {
+        postcard::to_allocvec(artifact)
+            .expect("strings, numbers and lists of known length should encode")
+    };
+    let mut body = of_one(artifact);
+    for other in &artifact.others {
+        body.append(&mut of_one(other));
+    }
+    body
 }
 
 fn encode(artifact: &Artifact, sign: impl FnOnce(&[u8]) -> Signature) -> ([u8; HEADER], Vec<u8>) {

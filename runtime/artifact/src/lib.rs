@@ -1,9 +1,11 @@
 //! The file format of a compiled step. The compiler and the runtime share only this. No compiler
 //! type appears: an artifact has pools, streams, events, commands over places in pools, and the
-//! initial data of states.
+//! initial data of states. It may have several steps, for batches of several sizes, which take turns
+//! on the same pools and states: see [`sharing`].
 
 mod file;
 mod replace;
+mod sharing;
 mod target;
 
 pub use file::{
@@ -12,6 +14,7 @@ pub use file::{
 };
 pub use replace::{replace_file, replace_file_with};
 use serde::{Deserialize, Serialize};
+pub use sharing::{Unshared, check_sharing, sharing};
 pub use target::{Cpu, Sm, Target};
 
 /// The number of terms of a product's sum that the runtime's kernels add up before they add them to
@@ -69,6 +72,10 @@ pub struct Artifact {
     /// Initial bytes of states. Serde skips them: the file holds them raw, after the body.
     #[serde(skip)]
     pub data: Vec<u8>,
+    /// Steps on smaller batches, largest first, which run on these pools and states. They have no
+    /// data and no other steps. Serde skips them: the file holds them after this one.
+    #[serde(skip)]
+    pub others: Vec<Artifact>,
 }
 
 impl Artifact {

@@ -40,12 +40,18 @@ fn check_attention(s: &Signature<'_>, q: usize, mask: usize) -> Checked {
 fn check_types(s: &Signature<'_>, q: usize, mask: usize, full: [u64; 4]) -> Checked {
     s.expect_dtype(q, q + 1)?;
     s.expect_dtype(q, q + 2)?;
-    if mask < s.ins.len() {
+    if mask < s.ins.len() && s.dtype(mask) == DType::I64 {
+        let ([batch, _, queries, keys], shape) = (full, s.shape(mask));
+        let fits = queries == keys && (*shape == [batch, keys] || *shape == [1, keys]);
+        ensure(fits, || {
+            format!("{shape:?} are no numbers of documents for scores of {full:?}")
+        })?;
+    } else if mask < s.ins.len() {
         let fits = broadcast_shapes(s.shape(mask), &full)? == full;
         ensure(fits, || format!("the mask does not broadcast to {full:?}"))?;
         let dtype = s.dtype(mask);
         ensure(dtype == DType::Bool || dtype == s.dtype(q), || {
-            "the mask should be bool or of q's type".into()
+            "the mask should be bool, of q's type, or numbers of documents".into()
         })?;
     }
     Ok(())
@@ -432,11 +438,29 @@ impl Sizes {
     }
 }
 
-/// Numbers that are added to scores, or bools that say which scores count.
+/// Numbers that are added to scores, bools that say which scores count, or the number of each
+/// token's document: scores of two documents do not count.
 enum Mask<'a, T> {
     None,
     Added(&'a [T], Broadcast),
     Bool(&'a [u8], Broadcast),
+    Documents(Documents<'a>),
+}
+
+/// The numbers of the documents of a row's tokens.
+struct Documents<'a> {
+    numbers: &'a [i64],
+    /// Tokens of a row, and queries of all heads of a row; 0 if all rows have the same numbers.
+    length: usize,
+    of_row: usize,
+}
+
+impl Documents<'_> {
+    /// The numbers of the row that a query is in, which is counted over the batch and the heads.
+    fn of(&self, query: usize) -> &[i64] {
+        let row = query.checked_div(self.of_row).unwrap_or(0);
+        &self.numbers[row * self.length..][..self.length]
+    }
 }
 
 impl<'a, T: Scalar> Mask<'a, T> {
@@ -444,10 +468,18 @@ impl<'a, T: Scalar> Mask<'a, T> {
         if call.n_inputs() <= i {
             return Mask::None;
         }
-        let order = Broadcast::new(call.in_shape(i), &[s.batch, s.heads, s.queries, s.keys]);
+        let order = || Broadcast::new(call.in_shape(i), &[s.batch, s.heads, s.queries, s.keys]);
         match call.in_dtype(i) {
-            DType::Bool => Mask::Bool(call.input(i), order),
-            _ => Mask::Added(call.input(i), order),
+            DType::Bool => Mask::Bool(call.input(i), order()),
+            DType::I64 => Mask::Documents(Documents {
+                numbers: call.input(i),
+                length: s.keys,
+                of_row: match call.in_shape(i)[0] {
+                    1 => 0,
+                    _ => s.heads * s.queries,
+                },
+            }),
+            _ => Mask::Added(call.input(i), order()),
         }
     }
     /// Applies the mask's elements, from `at` on, to scores.
@@ -466,7 +498,33 @@ impl<'a, T: Scalar> Mask<'a, T> {
                     }
                 }
             }),
+            Mask::Documents(documents) => {
+                let (query, key) = (at / documents.length, at % documents.length);
+                let numbers = documents.of(query);
+                let own = numbers[query % documents.length];
+                for (score, &number) in scores.iter_mut().zip(&numbers[key..]) {
+                    if number != own {
+                        *score = W::LOWEST;
+                    }
+                }
+            }
         }
+    }
+    /// True if no query of some, which are counted over the batch and the heads and in one head,
+    /// sees any of these keys: they are of other documents.
+    fn forbids(&self, queries: Range<usize>, keys: Range<usize>) -> bool {
+        let Mask::Documents(documents) = self else {
+            return false;
+        };
+        let numbers = documents.of(queries.start);
+        let first = queries.start % documents.length;
+        let own = &numbers[first..][..queries.len()];
+        let (least, most) = own.iter().fold((i64::MAX, i64::MIN), |(least, most), &n| {
+            (least.min(n), most.max(n))
+        });
+        numbers[keys]
+            .iter()
+            .all(|number| !(least..=most).contains(number))
     }
 }
 
@@ -606,7 +664,11 @@ fn sdpa_of<T: Float>(call: &Call<'_>) {
                                 n_keys
                             };
                             let out = &mut out[low * e..][..n * e];
-                            if reach == 0 {
+                            let (row, keys) = (first + low, left..left + reach);
+                            if reach == 0 || mask.forbids(row..row + n, keys) {
+                                if left == 0 {
+                                    out.fill(T::Wide::ZERO);
+                                }
                                 continue;
                             }
                             let q = all_q.get(head, top + low, n, q_room);
@@ -865,7 +927,13 @@ fn sdpa_bwd_of<T: Float>(call: &Call<'_>) {
                                 } else {
                                     n_keys
                                 };
-                                if reach == 0 {
+                                let keys = left..left + reach;
+                                if reach == 0 || mask.forbids(row..row + n, keys) {
+                                    if left == 0 {
+                                        let of = (kv, head - kv * group, group);
+                                        let zeros = |dq: &mut [T::Wide]| dq.fill(T::Wide::ZERO);
+                                        all_dq.write(of, (rows, d), dq_room, false, zeros);
+                                    }
                                     continue;
                                 }
                                 let q = all_q.get(head, low, n, q_room);

@@ -1,10 +1,13 @@
 //! The seam between a machine and the hardware that it runs on: [`Backend`].
 
+use super::Options;
 use crate::Error;
+use crate::foreign::Foreign;
 use crate::kernel::Tensor;
 use crate::kernels::KernelError;
 use crate::memory::Borrowed;
 use artifact::{Kernel, Object, Operand, Place, Pool, Range};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A stream, by its number in the artifact.
@@ -146,6 +149,19 @@ pub trait Backend: Send + Sync {
     fn borrow(&mut self, _pool: &Pool, _lent: &[LentPlace]) -> Result<(), Error> {
         Err(Error::Unsupported(
             "this device runs no step on memory of its caller".into(),
+        ))
+    }
+
+    /// A backend for another step that runs in turn with this one; `foreign` computes what has no
+    /// kernel. The pools that it is told to
+    /// allocate are those of this backend, by number, and no larger.
+    fn sharing(
+        &self,
+        _options: &Options,
+        _foreign: Option<Arc<dyn Foreign>>,
+    ) -> Result<Box<dyn Backend>, Error> {
+        Err(Error::Unsupported(
+            "on this device no two steps share their memory".into(),
         ))
     }
 

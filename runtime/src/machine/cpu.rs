@@ -27,7 +27,9 @@ pub(crate) struct Cpu {
     /// The folder for pools of the host, if they are files.
     folder: Option<PathBuf>,
     /// By the pool's number; `None` for pools in memory.
-    disks: Vec<Option<Disk>>,
+    disks: Vec<Option<Arc<Disk>>>,
+    /// Those of another step.
+    given: Vec<Option<Arc<Disk>>>,
     /// By the command's number.
     copies: Vec<Option<Mutex<Transfer>>>,
     /// The copies that read or write a tensor of the caller.
@@ -67,6 +69,7 @@ impl Cpu {
             spaces: Vec::new(),
             folder: None,
             disks: Vec::new(),
+            given: Vec::new(),
             copies: Vec::new(),
             lent: BTreeMap::new(),
             link: Link::new(pace(options)?),
@@ -96,7 +99,7 @@ impl Cpu {
 impl Cpu {
     /// The pool of a place, if it is on disk.
     fn disk(&self, place: Place) -> Option<&Disk> {
-        self.disks.get(place.pool as usize)?.as_ref()
+        self.disks.get(place.pool as usize)?.as_deref()
     }
 
     /// The pool of a place that is on disk.
@@ -142,10 +145,13 @@ impl Backend for Cpu {
             self.disks.push(None);
             return self.host.allocate(pool);
         };
-        let disk = Disk::new(folder, pool.bytes).map_err(|e| {
-            let (bytes, folder) = (pool.bytes, folder.display());
-            Error::Resources(format!("{folder}: no file of {bytes} bytes: {e}"))
-        })?;
+        let disk = match self.given.get(self.disks.len()) {
+            Some(Some(disk)) => disk.clone(),
+            Some(None) | None => Arc::new(Disk::new(folder, pool.bytes).map_err(|e| {
+                let (bytes, folder) = (pool.bytes, folder.display());
+                Error::Resources(format!("{folder}: no file of {bytes} bytes: {e}"))
+            })?),
+        };
         self.disks.push(Some(disk));
         self.host.skip_pool();
         Ok(())
@@ -156,6 +162,18 @@ impl Backend for Cpu {
         self.disks.push(None);
         self.host.borrow(lent);
         Ok(())
+    }
+
+    fn sharing(
+        &self,
+        options: &Options,
+        foreign: Option<Arc<dyn Foreign>>,
+    ) -> Result<Box<dyn Backend>, Error> {
+        let mut other = Cpu::new(options, foreign)?;
+        other.host.share(&self.host);
+        other.folder.clone_from(&self.folder);
+        other.given.clone_from(&self.disks);
+        Ok(Box::new(other))
     }
 
     fn point(&self, place: Place, to: Borrowed) -> Result<(), Error> {

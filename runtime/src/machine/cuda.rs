@@ -27,6 +27,7 @@ use crate::cuda::{
     Arguments, Cut, Device, DeviceBlock, DeviceRange, Driver, DriverError, Event, Function, Grid,
     Module, ModuleError, Priority, Product, Registered, Staging, Status, Stream, Transfer,
 };
+use crate::foreign::Foreign;
 use crate::kernel::Tensor;
 use crate::memory;
 use crate::sync::unpoisoned;
@@ -131,6 +132,8 @@ pub struct Cuda {
     /// The way to the device's pools for the host, if there are any.
     staging: Option<Mutex<Staging>>,
     pools: Vec<Memory>,
+    /// Those of another step, by number, which are allocated already.
+    given: Vec<Memory>,
     host: HostWork,
     /// In a synchronous run, the command that was submitted last.
     running: AtomicUsize,
@@ -173,11 +176,12 @@ struct Mark {
     slots: Option<[Event; 2]>,
 }
 
-/// Where a pool lies.
+/// Where a pool lies. A clone is the same memory.
+#[derive(Clone)]
 enum Memory {
-    Device(DeviceBlock),
+    Device(Arc<DeviceBlock>),
     /// Pinned; the arena is the [`HostWork`]'s.
-    Host(#[allow(dead_code, reason = "its drop is what it is kept for")] Registered),
+    Host(#[allow(dead_code, reason = "its drop is what it is kept for")] Arc<Registered>),
 }
 
 /// A kernel of the artifact, resolved.
@@ -214,17 +218,18 @@ impl Cuda {
     /// # Errors
     /// There is no driver or no device, or the driver refuses.
     pub fn new(options: &Options, cuda: CudaOptions) -> Result<Cuda, Error> {
-        let unsupported = |e: DriverError| match e.status() {
-            Some(Status::OUT_OF_MEMORY) => Error::Resources(e.to_string()),
-            _ => Error::Unsupported(e.to_string()),
-        };
-        let driver = Driver::open(cuda.library.as_deref()).map_err(unsupported)?;
-        let device = Device::new(driver, cuda.device).map_err(unsupported)?;
+        let driver = Driver::open(cuda.library.as_deref()).map_err(|e| broken(&e))?;
+        let device = Device::new(driver, cuda.device).map_err(|e| broken(&e))?;
+        Cuda::of_device(device, options, cuda)
+    }
+
+    /// The same on a device that is known already.
+    fn of_device(device: Device, options: &Options, cuda: CudaOptions) -> Result<Cuda, Error> {
         // A shuffled run fills bytes between commands.
         let graphs = cuda.graphs && options.shuffle.is_none();
         let cuda = CudaOptions { graphs, ..cuda };
         let times = match options.trace {
-            true => Some(Times::new(&device).map_err(unsupported)?),
+            true => Some(Times::new(&device).map_err(|e| broken(&e))?),
             false => None,
         };
         let other_driver = cuda.library.is_some() || Driver::is_named();
@@ -244,6 +249,7 @@ impl Cuda {
             modules: Vec::new(),
             staging: None,
             pools: Vec::new(),
+            given: Vec::new(),
             host: HostWork::new(options.team()),
             running: AtomicUsize::new(usize::MAX),
             has_failed: Mutex::new(false),
@@ -729,13 +735,39 @@ impl Backend for Cuda {
         Ok(())
     }
 
+    fn sharing(
+        &self,
+        options: &Options,
+        foreign: Option<Arc<dyn Foreign>>,
+    ) -> Result<Box<dyn Backend>, Error> {
+        if foreign.is_some() {
+            let why = "a step with calls of its caller's functions runs on the processor";
+            return Err(Error::Unsupported(why.into()));
+        }
+        let mut other = Cuda::of_device(self.device.clone(), options, self.options.clone())?;
+        other.host.share(&self.host);
+        other.given.clone_from(&self.pools);
+        Ok(Box::new(other))
+    }
+
     fn allocate(&mut self, pool: &Pool) -> Result<(), Error> {
+        if let Some(memory) = self.given.get(self.pools.len()) {
+            match memory {
+                Memory::Device(_) => self.host.skip_pool(),
+                Memory::Host(_) => self.host.allocate(pool)?,
+            }
+            self.pools.push(memory.clone());
+            return Ok(());
+        }
         let memory = match pool.space {
             MemorySpace::Device(_) => {
                 self.host.skip_pool();
-                Memory::Device(self.allocate_device(pool)?)
+                Memory::Device(Arc::new(self.allocate_device(pool)?))
             }
-            MemorySpace::Host => Memory::Host(self.allocate_host(pool, self.pools.len() as u32)?),
+            MemorySpace::Host => {
+                let number = self.pools.len() as u32;
+                Memory::Host(Arc::new(self.allocate_host(pool, number)?))
+            }
         };
         self.pools.push(memory);
         Ok(())

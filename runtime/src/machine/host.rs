@@ -26,6 +26,8 @@ use std::sync::Arc;
 pub(crate) struct HostWork {
     /// Memory of each pool; `None` for a pool that lies elsewhere.
     arenas: Vec<Option<Arena>>,
+    /// Pools of another step, by number, which are allocated already.
+    given: Vec<Option<Arena>>,
     /// Tensors in memory of the caller, by where the plan has them.
     lent: BTreeMap<Place, LentPlace>,
     /// By the artifact's numbers, as are kernels; `None` for those of a device.
@@ -89,6 +91,7 @@ impl HostWork {
         HostWork {
             foreign: None,
             arenas: Vec::new(),
+            given: Vec::new(),
             lent: BTreeMap::new(),
             objects: Vec::new(),
             kernels: Vec::new(),
@@ -103,8 +106,17 @@ impl HostWork {
         HostWork { foreign, ..self }
     }
 
-    /// Allocates the next pool in the host's memory.
+    /// Takes the pools of other work, which does nothing meanwhile.
+    pub(crate) fn share(&mut self, other: &HostWork) {
+        self.given.clone_from(&other.arenas);
+    }
+
+    /// Allocates the next pool in the host's memory, unless it is given.
     pub(crate) fn allocate(&mut self, pool: &Pool) -> Result<(), Error> {
+        if let Some(Some(arena)) = self.given.get(self.arenas.len()) {
+            self.arenas.push(Some(arena.clone()));
+            return Ok(());
+        }
         let arena = Arena::new(pool.bytes).ok_or_else(|| {
             let Pool { name, bytes, .. } = pool;
             Error::Resources(format!("no memory for pool {name}: {bytes} bytes"))

@@ -35,6 +35,7 @@ mod options;
 pub(crate) mod program;
 mod shared;
 mod shuffle;
+mod steps;
 mod threads;
 
 use crate::foreign::Foreign;
@@ -43,7 +44,8 @@ use crate::memory::Borrowed;
 use crate::trace::{self, Span, Trace};
 use crate::{Error, init, validate};
 use artifact::{
-    Artifact, Binding, CommandKind, Initial, MemorySpace, Operand, Place, Range, Sm, State, Summary,
+    Artifact, Binding, CommandKind, Initial, MemorySpace, Operand, Place, Pool, Range, Sm, State,
+    Summary,
 };
 pub use backend::{
     Backend, CommandError, CommandId, Copy, EventId, Launch, LentPlace, Ran, StreamId,
@@ -68,6 +70,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
+pub use steps::Steps;
 use threads::Threads;
 
 /// What a step, or several launched together, took.
@@ -88,6 +91,7 @@ pub struct Machine {
     notes: Vec<String>,
     streams: Vec<String>,
     summary: Summary,
+    pools: Vec<Pool>,
     /// Bytes of device 0's pool.
     device_bytes: u64,
     inputs: Vec<Slot<Binding>>,
@@ -99,6 +103,16 @@ pub struct Machine {
     running_since: Option<Instant>,
     /// True if what still runs leaves inputs and outputs alone.
     io_done: bool,
+}
+
+/// The memory that a machine runs on.
+enum Memory<'a> {
+    /// It is allocated.
+    Own,
+    /// States, by path, are the caller's.
+    Borrowed(&'a BTreeMap<String, Borrowed>),
+    /// All of it is another machine's, with values of the states.
+    Shared,
 }
 
 /// A tensor that the host reaches.
@@ -143,7 +157,7 @@ impl Machine {
             None => Box::new(Cpu::new(&options, None)?),
             Some(sm) => gpu((sm, artifact.tf32), &options, choices)?,
         };
-        Machine::validated(backend, artifact, options, &BTreeMap::new())
+        Machine::validated(backend, artifact, options, Memory::Own)
     }
 
     /// The same on the processor, with the pool of the host as a file in a folder: only a device's
@@ -155,7 +169,7 @@ impl Machine {
             return Err(Error::Unsupported(what.into()));
         }
         let cpu = Cpu::new(&options, None)?.on_disk(folder);
-        Machine::validated(Box::new(cpu), artifact, options, &BTreeMap::new())
+        Machine::validated(Box::new(cpu), artifact, options, Memory::Own)
     }
 
     /// The same for a step with ops that have no kernel: `foreign` computes them. Such a step runs
@@ -199,7 +213,7 @@ impl Machine {
             return Err(Error::Unsupported(what.into()));
         }
         let cpu = Cpu::new(&options, foreign)?;
-        Machine::validated(Box::new(cpu), artifact, options, states)
+        Machine::validated(Box::new(cpu), artifact, options, Memory::Borrowed(states))
     }
 
     /// The same on any backend. Of the options, `trace` and `shuffle` count; the others are the
@@ -210,22 +224,27 @@ impl Machine {
         options: Options,
     ) -> Result<Machine, Error> {
         validate::validate(&artifact)?;
-        Machine::validated(backend, artifact, options, &BTreeMap::new())
+        Machine::validated(backend, artifact, options, Memory::Own)
     }
 
     fn validated(
         mut backend: Box<dyn Backend>,
         mut artifact: Artifact,
         options: Options,
-        borrowed: &BTreeMap<String, Borrowed>,
+        memory: Memory<'_>,
     ) -> Result<Machine, Error> {
         let survives = program::survivors(&artifact);
         let dead = match options.shuffle {
             Some(seed) => Some((seed, Dead::new(&artifact, &survives)?)),
             None => None,
         };
+        let (none, is_shared) = (BTreeMap::new(), matches!(memory, Memory::Shared));
+        let borrowed = match memory {
+            Memory::Borrowed(states) => states,
+            Memory::Own | Memory::Shared => &none,
+        };
         load(&artifact, &mut *backend, borrowed)?;
-        if dead.is_some() {
+        if dead.is_some() && !is_shared {
             fill_all(&artifact, &*backend)?;
         }
 
@@ -270,6 +289,7 @@ impl Machine {
             streams: artifact.streams,
             summary: artifact.summary,
             device_bytes: device.map_or(0, |pool| pool.bytes),
+            pools: artifact.pools,
             inputs,
             outputs,
             states,

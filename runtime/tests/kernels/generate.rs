@@ -1139,8 +1139,12 @@ pub(crate) fn attention(
         out = vec![b, s, h, e];
     }
     let qkv = [rng.tensor(t, &q), rng.tensor(t, &k), rng.tensor(t, &v)];
-    let mask = match rng.below(3) {
+    let mask = match rng.below(4) {
         0 => vec![],
+        3 if s == keys => {
+            let rows = if rng.flag() { b } else { 1 };
+            vec![rng.indices(DType::I64, &[rows, s], 3)]
+        }
         n => {
             let shape = rng.narrower(&[b, h, s, keys]);
             vec![rng.tensor(if n == 1 { DType::Bool } else { t }, &shape)]

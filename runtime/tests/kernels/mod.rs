@@ -2,6 +2,7 @@
 //! hostile signatures.
 
 mod convolution;
+mod documents;
 mod generate;
 mod golden;
 mod hostile;

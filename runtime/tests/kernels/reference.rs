@@ -880,7 +880,10 @@ fn attention(case: &Case, ins: &[Nd], causal: bool, scale: f64) -> Vec<Vec<f64>>
         (&ins[0], &ins[1], &ins[2])
     };
     let mask = ins.get(if backward { 6 } else { 3 });
-    let is_bool = case.ins.last().unwrap().dtype() == DType::Bool;
+    let dtype = case.ins.last().unwrap().dtype();
+    let is_bool = dtype == DType::Bool;
+    // Numbers of documents.
+    let number = |m: &Nd, c: &[usize], t: usize| m.at(&[c[0].min(m.shape[0] - 1), t]);
     let (heads, groups, keys) = (q.shape[1], k.shape[1], k.shape[2]);
     let group = |h: usize| h / (heads / groups);
     // Probabilities and the logsumexp of a query.
@@ -889,6 +892,12 @@ fn attention(case: &Case, ins: &[Nd], causal: bool, scale: f64) -> Vec<Vec<f64>>
             let dot: f64 = (0..q.shape[3])
                 .map(|d| q.at(&[c[0], c[1], c[2], d]) * k.at(&[c[0], group(c[1]), t, d]))
                 .sum();
+            let of_documents =
+                |m: &&Nd| dtype == DType::I64 && number(m, c, c[2]) != number(m, c, t);
+            if mask.filter(of_documents).is_some() {
+                return f64::NEG_INFINITY;
+            }
+            let mask = mask.filter(|_| dtype != DType::I64);
             let mask = mask.map_or(0.0, |m| match (m.from(&[c[0], c[1], c[2], t]), is_bool) {
                 (1.0, true) => 0.0,
                 (_, true) => f64::NEG_INFINITY,

@@ -4,14 +4,18 @@
 
 For each model it writes NAME.onnx, exported for training (`model.train()`, `optimize=False`, loss
 in the forward, opset 18), and to `models.safetensors` the inputs (`NAME/in/INPUT`) and PyTorch's
-loss (`NAME/loss`), and its losses in 20 steps of AdamW on these inputs (`NAME/losses`). `resnet` has a symbolic batch and external data, and two losses: `resnet/loss`
-in training, and `resnet/frozen` with stored statistics. `gpt2-inference.onnx` is what the
-exporter writes by default. Traces of the stack are removed: they are most of a file.
+loss (`NAME/loss`), and its losses in 20 steps of AdamW on these inputs (`NAME/losses`). The language models are exported twice more: to
+opset 24 (`NAME-24.onnx`), and by torch.export (`NAME.pt2`). `resnet` has a symbolic
+batch and external data, and two losses: `resnet/loss` in training, and `resnet/frozen` with stored
+statistics. `gpt2-inference.onnx` is what the exporter writes by default. Traces of the stack are
+removed: they are most of a file.
 """
 
+import json
 import logging
 import os
 import warnings
+import zipfile
 from pathlib import Path
 
 warnings.filterwarnings("ignore")
@@ -108,9 +112,9 @@ def strip(model):
     return model
 
 
-def export(name, model, args, optimize=False, dynamic=None):
+def export(name, model, args, optimize=False, dynamic=None, opset=18):
     program = torch.onnx.export(
-        model, args, dynamo=True, optimize=optimize, verbose=False, opset_version=18,
+        model, args, dynamo=True, optimize=optimize, verbose=False, opset_version=opset,
         input_names=[f"x{i}" if name == "resnet" else n for i, n in enumerate(("ids", "labels"))],
         dynamic_shapes=dynamic,
     )
@@ -121,6 +125,22 @@ def export(name, model, args, optimize=False, dynamic=None):
     if name == "resnet":
         (HERE / "resnet.weights").unlink(missing_ok=True)
     onnx.save(exported, path, **(outside if name == "resnet" else {}))
+
+
+def export_forward(name, model, args):
+    path = HERE / f"{name}.pt2"
+    torch.export.save(torch.export.export(model, args), path)
+    with zipfile.ZipFile(path) as archive:
+        parts = {part: archive.read(part) for part in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for part, data in parts.items():
+            if part.endswith("/model.json"):
+                program = json.loads(data)
+                for node in program["graph_module"]["graph"]["nodes"]:
+                    metadata = node["metadata"]
+                    node["metadata"] = {k: metadata[k] for k in ("nn_module_stack",) if k in metadata}
+                data = json.dumps(program, separators=(",", ":"))
+            archive.writestr(zipfile.ZipInfo(part), data)
 
 
 def main():
@@ -141,6 +161,9 @@ def main():
             tensors["resnet/frozen"] = model(*args).detach()
             model.train()
         export(name, model, args, dynamic=dynamic)
+        if name != "resnet":
+            export(f"{name}-24", model, args, opset=24)
+            export_forward(name, model, args)
         tensors[f"{name}/losses"] = trained(model, args)
         tensors[f"{name}/loss"] = model(*args).detach()
         if name == "resnet":

@@ -133,6 +133,26 @@ const SMOOTH: &[&str] = &[
      first=[1,-1,6] heads=[2,1] scale=0.5 : f64[1,3,2,2], f32[1,2,3]",
     "param x f64[1,3,6,2] ; param z f64[1,3,6,2] ; %y, %l = sdpa_rows %x, %z, %x causal=false
      first=[0,2,4] heads=[2,2] scale=0.5 : f64[1,3,2,2], f32[1,2,3]",
+    // Rows in which nothing takes part are 0, with no adjoint.
+    "param a f64[2,3] ; input m f64[2,3]=0,0,-inf,-inf,-inf,-inf ; %b = add %a, %m : f64[2,3] ;
+     %p = softmax %b dim=1 : f64[2,3] ; %n = ne %p, %p : bool[2,3] ;
+     %z = full dtype=f64 shape=[] value=0.0 : f64[] ; %y = where %n, %z, %p : f64[2,3]",
+    "param a f64[3,2] ; input m f64[3,2]=0,-inf,0,-inf,-inf,-inf ; %b = add %a, %m : f64[3,2] ;
+     %p = softmax %b dim=0 : f64[3,2] ; %o = ne_scalar %b value=-inf : bool[3,2] ;
+     %l = any %o dims=[0] keepdim=true : bool[1,2] ;
+     %z = full dtype=f64 shape=[3,2] value=0.0 : f64[3,2] ; %y = where %l, %p, %z : f64[3,2]",
+    "param q f64[1,1,2,3] ; param k f64[1,1,3,3] ; param v f64[1,1,3,3] ;
+     input m bool[2,3]=0,0,0,1,1,0 ; %y, %l = sdpa %q, %k, %v, %m causal=false scale=1.0 :
+     f64[1,1,2,3], f32[1,1,2]",
+    "param q f64[1,1,2,3] ; param k f64[1,1,3,3] ; param v f64[1,1,3,3] ;
+     param m f64[2,3]=-inf,-inf,-inf,0.5,-inf,0 ; %y, %l = sdpa %q, %k, %v, %m causal=false
+     scale=1.0 : f64[1,1,2,3], f32[1,1,2]",
+    // A choice that is not by rows changes the derivative of the others.
+    "param a f64[2,3] ; input c bool[3]=1,0,1 ; %p = softmax %a dim=1 : f64[2,3] ;
+     %z = full dtype=f64 shape=[] value=0.0 : f64[] ; %y = where %c, %p, %z : f64[2,3]",
+    "param a f64[2,3] ; input c bool[2,1]=1,0 ; %p = softmax %a dim=1 : f64[2,3] ;
+     %z = full dtype=f64 shape=[] value=0.0 : f64[] ; %q = where %c, %p, %z : f64[2,3] ;
+     %y = add %p, %q : f64[2,3]",
     // Losses.
     "param a f64[3,4] ; input t i64[3]=1,-100,3 ; %y, %n = nll_loss %a, %t ignore=-100 reduction=1 :
      f64[], f64[]",

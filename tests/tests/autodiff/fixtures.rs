@@ -3,6 +3,7 @@
 use ir::{Graph, text};
 use lighterage_tests::evaluate::{self, Tensors};
 use passes::cost::Roofline;
+use passes::decide::Planner;
 use passes::graph::optimizer::{self, Optimizer};
 use passes::graph::{attention, autodiff, canonical, simplify};
 use passes::pipeline::{self, Budget, Compiled, Kernels, Options};
@@ -30,16 +31,16 @@ const fn fixture(model: &'static str, level: &'static str, equal: [f64; 2]) -> F
 
 const FIXTURES: [Fixture; 11] = [
     fixture("gpt2-tiny", "coarse", [100.0, 100.0]),
-    fixture("gpt2-tiny", "core", [6.7, 100.0]),
-    fixture("bert-tiny", "coarse", [67.0, 67.0]),
-    fixture("bert-tiny", "core", [9.8, 67.0]),
+    fixture("gpt2-tiny", "core", [8.2, 100.0]),
+    fixture("bert-tiny", "coarse", [100.0, 100.0]),
+    fixture("bert-tiny", "core", [14.6, 100.0]),
     fixture("llama-tiny", "coarse", [100.0, 100.0]),
-    fixture("llama-tiny", "core", [14.6, 100.0]),
+    fixture("llama-tiny", "core", [17.3, 100.0]),
     fixture("resnet-tiny", "coarse", [100.0, 100.0]),
     fixture("resnet-tiny", "core", [100.0, 100.0]),
-    fixture("moe-tiny", "core", [19.0, 100.0]),
+    fixture("moe-tiny", "core", [22.2, 100.0]),
     fixture("dropout-tiny", "coarse", [100.0, 100.0]),
-    fixture("dropout-tiny", "core", [8.0, 100.0]),
+    fixture("dropout-tiny", "core", [11.5, 100.0]),
 ];
 
 impl Fixture {
@@ -113,13 +114,14 @@ fn gradients(graph: &Graph, states: &Tensors, inputs: &Tensors) -> BTreeMap<Stri
     gradients.map(|(name, bytes)| (name, f32s(bytes))).collect()
 }
 
-/// The plan that keeps everything, with AdamW.
-fn kept(graph: &Graph, differentiate: bool) -> Compiled {
+/// A plan for the budget that keeping everything needs, with AdamW.
+fn planned(graph: &Graph, differentiate: bool, planner: Planner) -> Compiled {
     let device = passes::devices::named("cpu").unwrap();
     let options = Options {
         optimizer: Optimizer::AdamW,
         budget: Budget::Share(1.0),
         kernels: Kernels::Generated,
+        planner,
         differentiate,
         ..Options::default()
     };
@@ -176,10 +178,16 @@ fn it_needs_no_more_memory_or_time_than_pytorchs() {
     for fixture in FIXTURES {
         let name = format!("{} {}", fixture.model, fixture.level);
         let traced = fixture.read(fixture.level).graph;
-        let (expected, found) = (kept(&traced, false), kept(&forward(&traced), true));
-        let (most, peak) = (expected.live_peak, found.live_peak);
-        assert!(peak <= most, "{name}: {peak} bytes alive, PyTorch's {most}");
-        // Both steps of this model need the same bytes, and addresses of one have a larger gap.
+        let own = forward(&traced);
+        for planner in [Planner::Auto, Planner::Keep] {
+            let most = planned(&traced, false, planner).live_peak;
+            let peak = planned(&own, true, planner).live_peak;
+            assert!(peak <= most, "{name}: {peak} bytes alive, PyTorch's {most}");
+        }
+        let expected = planned(&traced, false, Planner::Auto);
+        let found = planned(&own, true, Planner::Auto);
+        // Both steps of this model keep 549,760 bytes alive. The planner of addresses accepts half a
+        // percent more, and stops at 550,656 bytes for one step and at 550,784 for the other.
         let gap = match fixture.model {
             "moe-tiny" => 128,
             _ => 0,

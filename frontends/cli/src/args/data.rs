@@ -35,6 +35,11 @@ pub(crate) struct DataArgs {
     #[arg(long, value_name = "TOKEN", conflicts_with = "batches",
         value_parser = clap::value_parser!(i64).range(0..))]
     pub(crate) pack: Option<i64>,
+    /// Documents end with this token. Each is a row of its own, padded to the smallest of
+    /// --buckets that holds it; a batch has documents of one bucket
+    #[arg(long, value_name = "TOKEN", conflicts_with_all = ["batches", "pack"],
+        value_parser = clap::value_parser!(i64).range(0..))]
+    pub(crate) documents: Option<i64>,
     /// The model's input that gets the tokens [default: input_ids, ids, tokens, idx, x, inputs or
     /// input]
     #[arg(long, value_name = "NAME", conflicts_with = "batches")]

@@ -1,8 +1,8 @@
 //! Batches in safetensors files, the shards of a data set: batch `K` has a tensor `batch.K.INPUT`
 //! for each input. The numbers go on from shard to shard, or each shard begins with 0.
 
-use super::Source;
 use super::tensors::Tensors;
+use super::{Batch, Source, Value};
 use crate::failure::Failure;
 use artifact::Operand;
 use std::fs;
@@ -24,26 +24,32 @@ struct Shard {
 pub(crate) struct Batches {
     shards: Vec<Shard>,
     inputs: Vec<(String, Operand)>,
+    /// The dimensions of each input that may be smaller in a batch; of none if it is empty.
+    varies: Vec<Vec<bool>>,
 }
 
 impl Batches {
     /// Opens files, and the `.safetensors` files of folders in the order of their names. Checks
-    /// that every batch has every input, of the right type.
+    /// that every batch has every input, of the right type. `varies` says which dimensions of each
+    /// input may be smaller; nothing varies if it is empty.
     pub(crate) fn open(
         paths: &[PathBuf],
         inputs: &[(String, Operand)],
+        varies: &[Vec<bool>],
     ) -> Result<Batches, Failure> {
         let mut batches = Batches {
             shards: vec![],
             inputs: inputs.to_vec(),
+            varies: varies.to_vec(),
         };
         for path in files(paths)? {
             let so_far = batches.units();
             let tensors = Tensors::open(&path)?;
             let (first, count) = numbers(&tensors, inputs, so_far)?;
             for number in first..first + count {
-                for (name, operand) in inputs {
-                    tensors.check(&format!("batch.{number}.{name}"), operand)?;
+                for (i, (name, operand)) in inputs.iter().enumerate() {
+                    let varies = varies.get(i).map_or(&[][..], |varies| varies);
+                    tensors.check(&format!("batch.{number}.{name}"), operand, varies)?;
                 }
             }
             batches.shards.push(Shard {
@@ -70,7 +76,7 @@ impl Source for Batches {
         operands.map(|operand| !operand.shape.is_empty()).collect()
     }
 
-    fn batch(&self, units: &[u64]) -> Result<Vec<Vec<u8>>, Failure> {
+    fn batch(&self, units: &[u64]) -> Result<Batch, Failure> {
         let unit = units.first().copied().unwrap_or(0);
         let at = self.shards.partition_point(|shard| shard.end <= unit);
         let Some(shard) = self.shards.get(at) else {
@@ -82,12 +88,13 @@ impl Source for Batches {
             _ => self.shards[at - 1].end,
         };
         let number = shard.first + (unit - start);
-        let read = |(name, operand): &(String, Operand)| {
-            shard
-                .tensors
-                .get(&format!("batch.{number}.{name}"), operand)
+        let read = |(i, (name, operand)): (usize, &(String, Operand))| {
+            let varies = self.varies.get(i).map_or(&[][..], |varies| varies);
+            let name = format!("batch.{number}.{name}");
+            let (shape, bytes) = shard.tensors.get_within(&name, operand, varies)?;
+            Ok(Value { shape, bytes })
         };
-        self.inputs.iter().map(read).collect()
+        self.inputs.iter().enumerate().map(read).collect()
     }
 }
 

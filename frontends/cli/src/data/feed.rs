@@ -1,13 +1,10 @@
 //! Batches one after the other, read ahead by a thread while steps run.
 
-use super::{Order, Source};
+use super::{Batch, Order, Source, Value};
 use crate::failure::Failure;
 use std::cell::RefCell;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{self, JoinHandle};
-
-/// The bytes of each input of one batch.
-pub(crate) type Batch = Vec<Vec<u8>>;
 
 /// A source, and the order of its units.
 pub(crate) struct Data {
@@ -64,12 +61,19 @@ impl Data {
             Some(last_read) if last_read.0 == whole => last.insert(last_read),
             _ => last.insert((whole, read()?)),
         };
-        let cut = |(bytes, has_rows): (&Vec<u8>, bool)| match has_rows {
+        let cut = |(value, has_rows): (&Value, bool)| match has_rows {
             true => {
-                let length = bytes.len() / self.parts as usize;
-                bytes[part as usize * length..][..length].to_vec()
+                let length = value.bytes.len() / self.parts as usize;
+                let mut shape = value.shape.clone();
+                if let Some(rows) = shape.first_mut() {
+                    *rows /= self.parts;
+                }
+                Value {
+                    shape,
+                    bytes: value.bytes[part as usize * length..][..length].to_vec(),
+                }
             }
-            false => bytes.clone(),
+            false => value.clone(),
         };
         Ok(batch.iter().zip(self.source.with_rows()).map(cut).collect())
     }

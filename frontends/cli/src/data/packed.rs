@@ -5,10 +5,11 @@
 //! no label is a token of another piece. The end of a row is padding, a piece of its own without
 //! labels.
 
-use super::Source;
 use super::tokens::{Labels, Role, Tokens, write_row};
+use super::{Batch, Source};
 use crate::failure::Failure;
 use papers::packing::{first_fit_decreasing, padded};
+use std::borrow::Cow;
 
 /// Tokens that are read at a time to find the ends of documents.
 const READ: u64 = 1 << 16;
@@ -17,11 +18,11 @@ const IGNORED: i64 = -100;
 
 /// A document, or a part of one that is too long for a row.
 #[derive(Clone, Copy)]
-struct Piece {
-    start: u64,
-    length: u64,
+pub(super) struct Piece {
+    pub(super) start: u64,
+    pub(super) length: u64,
     /// False if the document goes on after it.
-    ends: bool,
+    pub(super) ends: bool,
 }
 
 /// Rows of documents.
@@ -112,29 +113,21 @@ impl Source for Packed {
         vec![true; self.tokens.slots.len()]
     }
 
-    fn batch(&self, units: &[u64]) -> Result<Vec<Vec<u8>>, Failure> {
+    fn batch(&self, units: &[u64]) -> Result<Batch, Failure> {
         let mut inputs = vec![vec![]; self.tokens.slots.len()];
         for &unit in units {
             let row = self.row(&self.bins[unit as usize])?;
             for (slot, bytes) in self.tokens.slots.iter().zip(&mut inputs) {
-                let values = match slot.role {
-                    Role::Ids => &row.ids,
-                    Role::Labels(Labels::Same) => &row.same,
-                    Role::Labels(Labels::Next) => &row.next,
-                    Role::Positions => &row.positions,
-                    Role::Segments => &row.segments,
-                    Role::Mask => &row.mask(),
-                };
-                write_row(values, slot, bytes)?;
+                write_row(&row.values(slot.role), slot, bytes)?;
             }
         }
-        Ok(inputs)
+        Ok(self.tokens.values(inputs))
     }
 }
 
 /// The values of a row, for each kind of input.
 #[derive(Default)]
-struct Row {
+pub(super) struct Row {
     ids: Vec<i64>,
     /// Labels for a model that shifts them: the first token of a piece has none.
     same: Vec<i64>,
@@ -146,7 +139,7 @@ struct Row {
 
 impl Row {
     /// Adds a piece of this length; one more token follows if the document goes on.
-    fn add(&mut self, tokens: &[i64], length: usize) {
+    pub(super) fn add(&mut self, tokens: &[i64], length: usize) {
         let piece = &tokens[..length];
         self.ids.extend(piece);
         self.same.push(IGNORED);
@@ -159,12 +152,29 @@ impl Row {
     }
 
     /// Adds padding.
-    fn fill(&mut self, token: i64, length: usize) {
+    pub(super) fn fill(&mut self, token: i64, length: usize) {
         let all = self.ids.len() + length;
         self.ids.resize(all, token);
         self.same.resize(all, IGNORED);
         self.next.resize(all, IGNORED);
         self.place(length);
+    }
+
+    /// What an input gets of it.
+    pub(super) fn values(&self, role: Role) -> Cow<'_, [i64]> {
+        Cow::Borrowed(match role {
+            Role::Ids => &self.ids,
+            Role::Labels(Labels::Same) => &self.same,
+            Role::Labels(Labels::Next) => &self.next,
+            Role::Positions => &self.positions,
+            Role::Segments => &self.segments,
+            Role::Mask => return Cow::Owned(self.mask()),
+            // The documents are the first piece.
+            Role::Attended => {
+                let is_first = self.segments.iter().map(|&piece| i64::from(piece == 0));
+                return Cow::Owned(is_first.collect());
+            }
+        })
     }
 
     fn place(&mut self, length: usize) {
@@ -184,7 +194,7 @@ impl Row {
 }
 
 /// The documents of a stream, cut into pieces that fit into rows; and the number of documents.
-fn pieces(tokens: &Tokens, end: i64) -> Result<(Vec<Piece>, u64), Failure> {
+pub(super) fn pieces(tokens: &Tokens, end: i64) -> Result<(Vec<Piece>, u64), Failure> {
     let (mut pieces, mut documents) = (vec![], 0);
     let mut start = 0;
     let mut add = |start: u64, stop: u64| {

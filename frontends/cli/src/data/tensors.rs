@@ -78,7 +78,18 @@ impl Tensors {
     }
     /// The bytes of a tensor that must have an operand's type.
     pub(crate) fn get(&self, name: &str, operand: &Operand) -> Result<Vec<u8>, Failure> {
-        self.read(name, self.entry(name, operand)?)
+        self.read(name, self.entry(name, operand, &[])?)
+    }
+    /// The shape and the bytes of a tensor whose dimensions that vary may be smaller than the
+    /// operand's.
+    pub(crate) fn get_within(
+        &self,
+        name: &str,
+        operand: &Operand,
+        varies: &[bool],
+    ) -> Result<(Vec<u64>, Vec<u8>), Failure> {
+        let entry = self.entry(name, operand, varies)?;
+        Ok((entry.shape.clone(), self.read(name, entry)?))
     }
     /// The type and the bytes of a tensor of floating-point numbers; `None` if there is no such
     /// tensor.
@@ -99,13 +110,19 @@ impl Tensors {
             Failure::System(format!("{path}: {name} cannot be read: {e}"))
         })
     }
-    /// Checks that there is a tensor of an operand's type.
-    pub(crate) fn check(&self, name: &str, operand: &Operand) -> Result<(), Failure> {
-        self.entry(name, operand).map(|_| ())
+    /// Checks that there is a tensor of an operand's type, whose dimensions that vary may be
+    /// smaller.
+    pub(crate) fn check(
+        &self,
+        name: &str,
+        operand: &Operand,
+        varies: &[bool],
+    ) -> Result<(), Failure> {
+        self.entry(name, operand, varies).map(|_| ())
     }
     /// A tensor that must have an operand's type. The error names the expected and the actual
     /// type.
-    fn entry(&self, name: &str, operand: &Operand) -> Result<&Entry, Failure> {
+    fn entry(&self, name: &str, operand: &Operand, varies: &[bool]) -> Result<&Entry, Failure> {
         let path = self.path().display();
         let expected = type_name(&dtype_name(operand.dtype), &operand.shape);
         let Some(entry) = self.entries.get(name) else {
@@ -119,17 +136,32 @@ impl Tensors {
                 "{path}: there is no {name}, which should be {expected}{near}"
             )));
         };
-        if file_dtype(operand.dtype) != entry.dtype || operand.shape != entry.shape {
+        if file_dtype(operand.dtype) != entry.dtype || !is_within(entry, operand, varies) {
             let found = type_name(
                 &dtype(entry.dtype).map_or(format!("{:?}", entry.dtype), dtype_name),
                 &entry.shape,
             );
             return Err(Failure::Input(format!(
-                "{path}: {name} is {found}, it should be {expected}"
+                "{path}: {name} is {found}, it should be {expected}{}",
+                if varies.contains(&true) {
+                    " or smaller"
+                } else {
+                    ""
+                }
             )));
         }
         Ok(entry)
     }
+}
+
+/// Whether a tensor has an operand's shape, or is smaller in dimensions that vary.
+fn is_within(entry: &Entry, operand: &Operand, varies: &[bool]) -> bool {
+    let fits = |(i, (&size, &most)): (usize, (&u64, &u64))| {
+        let varies = varies.get(i).is_some_and(|&varies| varies);
+        size == most || varies && (1..most).contains(&size)
+    };
+    let sizes = entry.shape.iter().zip(&operand.shape);
+    entry.shape.len() == operand.shape.len() && sizes.enumerate().all(fits)
 }
 
 /// The files with a model's tensors in a folder.

@@ -3,7 +3,7 @@
 
 use super::files::Input;
 use super::tensors::{dtype_name, type_name};
-use super::{Source, npy};
+use super::{Batch, Source, Value, npy};
 use crate::failure::Failure;
 use artifact::{DType, Operand};
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ ir::named! {
 /// Names of the input with the ids, in the order in which they are looked for.
 const IDS: [&str; 7] = ["input_ids", "ids", "tokens", "idx", "x", "inputs", "input"];
 /// Names of the input with the labels.
-const LABELS: [&str; 5] = ["labels", "label", "targets", "target", "y"];
+pub(crate) const LABELS: [&str; 5] = ["labels", "label", "targets", "target", "y"];
 
 /// Names of the input with each token's position in its document.
 const POSITIONS: [&str; 2] = ["position_ids", "positions"];
@@ -53,8 +53,15 @@ pub(crate) struct TokensOptions {
     pub(crate) ids: Option<String>,
     /// The input with the labels, if its name is not a usual one.
     pub(crate) labels_input: Option<String>,
-    /// Whether sequences consist of documents.
-    pub(crate) packs: bool,
+    /// Whether sequences consist of documents: one, or several.
+    pub(crate) documents: Option<InRow>,
+}
+
+/// The documents in a sequence.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum InRow {
+    One,
+    Several,
 }
 
 /// An integer in a file, in little-endian order.
@@ -111,6 +118,7 @@ struct Part {
 pub(super) struct Slot {
     name: String,
     dtype: DType,
+    shape: Vec<u64>,
     pub(super) role: Role,
 }
 
@@ -132,6 +140,8 @@ pub(super) enum Role {
     Segments,
     /// Which tokens a token sees: those of its document up to itself.
     Mask,
+    /// Which tokens are of documents.
+    Attended,
 }
 
 /// A stream of tokens.
@@ -171,7 +181,7 @@ impl Tokens {
         let shift = slots.iter().map(|slot| slot.shift() as u64).max();
         let shift = shift.unwrap_or(0);
         let sequences = total.saturating_sub(shift) / length;
-        if sequences < rows && !options.packs {
+        if sequences < rows && options.documents.is_none() {
             let needed = rows.saturating_mul(length).saturating_add(shift);
             let files: Vec<String> = paths.iter().map(|p| p.display().to_string()).collect();
             return Err(Failure::Input(format!(
@@ -200,6 +210,12 @@ impl Tokens {
         )
     }
 
+    /// The name of the input with the ids.
+    pub(crate) fn ids(&self) -> &str {
+        let ids = self.slots.iter().find(|slot| slot.role == Role::Ids);
+        ids.map_or("", |slot| &slot.name)
+    }
+
     /// The number of all tokens.
     pub(super) fn total(&self) -> u64 {
         self.parts.last().map_or(0, |part| part.end)
@@ -223,10 +239,20 @@ impl Tokens {
                 Role::Positions => "positions in documents",
                 Role::Segments => "numbers of documents",
                 Role::Mask => "earlier tokens of the document",
+                Role::Attended => "tokens of the document",
             };
             format!("{} = {what}", slot.name)
         });
         inputs.collect::<Vec<_>>().join(", ")
+    }
+
+    /// The inputs of a batch from their bytes.
+    pub(super) fn values(&self, bytes: Vec<Vec<u8>>) -> Batch {
+        let value = |(slot, bytes): (&Slot, Vec<u8>)| Value {
+            shape: slot.shape.clone(),
+            bytes,
+        };
+        self.slots.iter().zip(bytes).map(value).collect()
     }
 
     /// Reads tokens from a position in the stream, across the borders of files.
@@ -272,7 +298,7 @@ impl Source for Tokens {
         vec![true; self.slots.len()]
     }
 
-    fn batch(&self, units: &[u64]) -> Result<Vec<Vec<u8>>, Failure> {
+    fn batch(&self, units: &[u64]) -> Result<Batch, Failure> {
         let shift = self.slots.iter().map(Slot::shift).max().unwrap_or(0);
         let mut inputs = vec![vec![]; self.slots.len()];
         for &unit in units {
@@ -282,7 +308,7 @@ impl Source for Tokens {
                 write_row(row, slot, bytes)?;
             }
         }
-        Ok(inputs)
+        Ok(self.values(inputs))
     }
 }
 
@@ -351,7 +377,13 @@ fn slots(
     let mut slots = vec![];
     for (name, operand) in inputs {
         let is_labels = labels.is_some_and(|(labels, _)| labels == name);
-        let of_documents = options.packs.then(|| role_in_documents(name)).flatten();
+        let of_documents = options.documents.and_then(|in_row| {
+            let role = role_in_documents(name)?;
+            // A document alone in its row needs a mask of no pairs.
+            let is_row = role == Role::Mask && operand.shape == first.shape;
+            let is_alone = is_row && in_row == InRow::One;
+            Some(if is_alone { Role::Attended } else { role })
+        });
         let role = if name == ids_name {
             Role::Ids
         } else if is_labels {
@@ -365,7 +397,7 @@ fn slots(
                  --labels-input{})",
                 shown(operand),
                 if role_in_documents(name).is_some() {
-                    ", --pack"
+                    ", --pack, --documents"
                 } else {
                     ""
                 }
@@ -373,7 +405,7 @@ fn slots(
         };
         if role == Role::Mask {
             check_mask(name, operand, first)?;
-        } else if integer_bytes(operand.dtype).is_none() || operand.shape != first.shape {
+        } else if !holds(operand.dtype, role) || operand.shape != first.shape {
             return Err(Failure::Input(format!(
                 "--tokens: the input {name} is {}; ids and labels are integers of one shape",
                 shown(operand)
@@ -382,15 +414,17 @@ fn slots(
         slots.push(Slot {
             name: name.clone(),
             dtype: operand.dtype,
+            shape: operand.shape.clone(),
             role,
         });
     }
     let sees_documents = |slot: &Slot| !matches!(slot.role, Role::Ids | Role::Labels(_));
-    if options.packs && !slots.iter().any(sees_documents) {
+    if options.documents == Some(InRow::Several) && !slots.iter().any(sees_documents) {
         return Err(Failure::Input(format!(
             "--pack: documents in a row would see each other, because none of the model's inputs \
              says where they begin; it has {}; export it with an input position_ids or segment_ids \
-             of the ids' shape, or with attention_mask bool[rows,1,length,length]",
+             of the ids' shape, or with attention_mask bool[rows,1,length,length]; a config.json gets \
+             both with --packed",
             has()
         )));
     }
@@ -405,6 +439,11 @@ fn slots(
         )));
     }
     Ok((slots, rows, length))
+}
+
+/// Whether an input of this type can hold its values.
+fn holds(dtype: DType, role: Role) -> bool {
+    integer_bytes(dtype).is_some() || (role == Role::Attended && dtype == DType::Bool)
 }
 
 /// What an input with a usual name gets if sequences consist of documents.
@@ -532,6 +571,7 @@ mod tests {
             let slot = Slot {
                 name: "ids".into(),
                 dtype,
+                shape: vec![1],
                 role: Role::Ids,
             };
             let mut bytes = vec![];

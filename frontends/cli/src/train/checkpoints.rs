@@ -3,7 +3,8 @@
 //!
 //! A checkpoint has the states between two steps. They are copied to memory of the host, the
 //! staging, and a thread writes the copy. If there is no memory for it, steps wait for the write.
-//! One checkpoint is written at a time: when the next one is due, steps wait for the one before.
+//! One checkpoint is written at a time. Steps wait for it after a part of the interval, so a kill
+//! loses little more than one interval.
 
 use super::failure;
 use crate::args::{Every, TrainArgs};
@@ -24,6 +25,10 @@ use std::time::{Duration, Instant};
 
 /// The niceness of the thread that writes: the lowest priority.
 const NICENESS: i32 = 19;
+/// A checkpoint is written in the first of so many parts of the interval after it: then steps wait.
+/// So a run that is killed goes on from a checkpoint that is no older than one interval and a
+/// quarter.
+const PARTS: u32 = 4;
 /// The largest share of the memory that is free for the staging.
 const MOST_OF_FREE: f64 = 0.5;
 
@@ -175,12 +180,16 @@ pub(super) struct Position {
 /// Opens the folder of checkpoints; none if the user names none.
 pub(super) fn open_store(args: &TrainArgs) -> Result<Option<Store>, Failure> {
     let options = &args.checkpoints;
-    if args.init.is_some() && options.resume.is_some() && !options.may_begin() {
-        return Err(Failure::Input(
-            "--init: a checkpoint has all values, so --resume takes none; --checkpoints with the \
+    let given = [
+        ("--init", args.init.is_some()),
+        ("--adapters", args.adapters.is_some()),
+    ];
+    let given = given.into_iter().find(|&(_, is_given)| is_given);
+    if let (Some((option, _)), true) = (given, options.resume.is_some() && !options.may_begin()) {
+        return Err(Failure::Input(format!(
+            "{option}: a checkpoint has all values, so --resume takes none; --checkpoints with the \
              same folder lets a run begin if there is no checkpoint yet"
-                .into(),
-        ));
+        )));
     }
     let Some(folder) = options.folder() else {
         return match options.needs_folder() {
@@ -231,7 +240,13 @@ impl Checkpoints {
     ) -> Checkpoints {
         let options = &args.checkpoints;
         note_space(store.folder(), &states);
-        let staging = match options.save_sync || options.save_every.is_none() {
+        // In a short interval there is no time to write meanwhile.
+        let is_short = match options.save_every {
+            Some(Every::Steps(every)) => every < u64::from(PARTS),
+            Some(Every::Time(_)) => false,
+            None => true,
+        };
+        let staging = match options.save_sync || is_short {
             true => None,
             false => staging(args, artifact, states.staging_bytes),
         };
@@ -283,6 +298,11 @@ impl Checkpoints {
         if self.busy.as_ref().is_some_and(JoinHandle::is_finished) {
             self.collect()?;
         }
+        if self.is_late(step) {
+            let start = Instant::now();
+            self.collect()?;
+            self.report.waited += start.elapsed();
+        }
         let is_due = match self.every {
             Some(Every::Steps(every)) => step.is_multiple_of(every),
             Some(Every::Time(time)) => self.since.elapsed() >= time,
@@ -292,6 +312,18 @@ impl Checkpoints {
             true => self.save(machine, position()),
             false => Ok(()),
         }
+    }
+
+    /// Whether the checkpoint that is being written has taken its part of the interval.
+    fn is_late(&self, step: u64) -> bool {
+        let is_over = match self.every {
+            Some(Every::Steps(every)) => {
+                step.saturating_sub(self.begun) >= every / u64::from(PARTS)
+            }
+            Some(Every::Time(time)) => self.since.elapsed() >= time / PARTS,
+            None => false,
+        };
+        is_over && self.busy.is_some()
     }
 
     /// After the last step: the last checkpoint, unless it is written already.

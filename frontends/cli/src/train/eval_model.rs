@@ -34,7 +34,7 @@ pub(super) fn artifact(args: &TrainArgs, path: &Path) -> Result<Artifact, Failur
         let gpu = source::gpu(args)?;
         let code_for = gpu.is_none().then_some(CodeFor::ThisCpu);
         let machine = model::machine_on(&compiling, gpu.map(|here| here.device))?;
-        compile::artifact_on(machine, model, &compiling, code_for, Dumps::Stderr)?
+        compile::artifact_on(machine, (model, None), &compiling, code_for, Dumps::Stderr)?
     };
     source::check_memory(args, &artifact)?;
     Ok(artifact)

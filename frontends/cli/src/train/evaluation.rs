@@ -1,27 +1,26 @@
 //! The mean loss on held-out batches, computed between steps in the memory of the plan.
 
+use super::buckets::Buckets;
 use super::number::Number;
-use super::{eval_model, failure, fed, feeding, of_one_batch, write};
+use super::{eval_model, failure, feeding, write};
 use crate::args::TrainArgs;
 use crate::data::Data;
 use crate::failure::Failure;
 use crate::interrupt;
-use artifact::{Artifact, Binding};
-use runtime::{Evaluation, Machine, NotEvaluable, Options};
+use artifact::Artifact;
+use runtime::{Evaluation, Machine, NotEvaluable, Options, Steps};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// What to evaluate, and when.
 pub(super) struct Evaluator {
-    evaluation: Evaluation,
+    /// Of each step.
+    evaluations: Vec<Evaluation>,
     loss: Number,
     /// The machine of `--eval-model`; absent if the step that learns evaluates.
-    own: Option<Machine>,
+    own: Option<Steps>,
     data: Data,
-    /// The inputs of all micro-batches.
-    fed: Vec<Binding>,
-    /// The number of inputs of one batch.
-    n_inputs: usize,
+    buckets: Buckets,
     /// The number of steps' batches that are read.
     n_turns: u64,
     every: Option<u64>,
@@ -51,10 +50,18 @@ impl Evaluator {
         let Some(path) = &args.eval.eval_model else {
             return Evaluator::of(args, artifact, "--eval").map(Some);
         };
+        if !artifact.others.is_empty() {
+            return Err(Failure::Input(
+                "--eval-model: it has one size of batches, and the step that learns has several; \
+                 leave out --buckets"
+                    .into(),
+            ));
+        }
         let own = eval_model::artifact(args, path)?;
         eval_model::check_states(path, &own, artifact)?;
         let mut evaluator = Evaluator::of(args, &own, "--eval-model")?;
-        evaluator.own = Some(Machine::new(own, options).map_err(failure)?);
+        let machine = Machine::new(own, options).map_err(failure)?;
+        evaluator.own = Some(Steps::new(machine, vec![], options).map_err(failure)?);
         Ok(Some(evaluator))
     }
 
@@ -66,7 +73,7 @@ impl Evaluator {
                 "the model has no loss: no output is one number".into(),
             ));
         };
-        let evaluation = Evaluation::of(artifact, loss.name()).map_err(|e| match e {
+        let refuse = |e: NotEvaluable| match e {
             NotEvaluable::Invalid(error) => failure(error),
             NotEvaluable::Random(_) | NotEvaluable::Buffer(_) => refused(format!(
                 "{e}; export the model after model.eval() too, and name that: --eval-model \
@@ -74,12 +81,14 @@ impl Evaluator {
             )),
             NotEvaluable::State(_) => refused(format!("{e}; --update after may help")),
             NotEvaluable::NoOutput(_) | NotEvaluable::InParts => refused(e.to_string()),
-        })?;
+        };
+        let steps = std::iter::once(artifact).chain(&artifact.others);
+        let evaluations = steps.map(|step| Evaluation::of(step, loss.name()).map_err(refuse));
+        let evaluations = evaluations.collect::<Result<_, _>>()?;
 
-        let fed = fed(artifact);
-        let micro_batches = artifact.summary.micro_batches.max(1);
-        let inputs = of_one_batch(&fed, micro_batches);
-        let data = feeding::held_out(&args.data, &args.eval.eval, &inputs, micro_batches)?;
+        let buckets = Buckets::of(artifact, args.data.labels_input.as_deref());
+        let micro_batches = buckets.micro_batches();
+        let data = feeding::held_out(&args.data, &args.eval.eval, &buckets)?;
         let most = args.eval.eval_batches.unwrap_or(u64::MAX);
         let batches = data.batches().min(most);
         // A step's loss is that of all its micro-batches, so they are evaluated together.
@@ -90,12 +99,11 @@ impl Evaluator {
             )));
         }
         Ok(Evaluator {
-            evaluation,
+            evaluations,
             loss,
             own: None,
             data,
-            fed,
-            n_inputs: inputs.len().max(1),
+            buckets,
             n_turns,
             every: args.eval.eval_every,
             patience: Patience::new(args.eval.patience),
@@ -109,15 +117,15 @@ impl Evaluator {
 
     /// The mean loss; none if the user interrupts it. All steps are done when it returns, and no
     /// state of the machine that learns has changed.
-    pub(super) fn run(&mut self, machine: &mut Machine) -> Result<Option<Evaluated>, Failure> {
-        machine.wait().map_err(failure)?;
+    pub(super) fn run(&mut self, steps: &mut Steps) -> Result<Option<Evaluated>, Failure> {
+        steps.now().wait().map_err(failure)?;
         let start = Instant::now();
-        let machine = match &mut self.own {
+        let steps = match &mut self.own {
             Some(own) => {
-                eval_model::copy_states(machine, own)?;
+                eval_model::copy_states(steps.now(), own.now())?;
                 own
             }
-            None => machine,
+            None => steps,
         };
         let mut sum = 0.0;
         let mut number = 0;
@@ -125,11 +133,14 @@ impl Evaluator {
             if interrupt::pressed() {
                 return Ok(None);
             }
-            for inputs in self.fed.chunks(self.n_inputs) {
-                write(machine, inputs, &self.data.batch(number)?)?;
-                number += 1;
-            }
-            let bytes = machine.evaluate(&self.evaluation).map_err(failure)?;
+            let n = self.buckets.micro_batches();
+            let batches = (number..number + n).map(|k| self.data.batch(k));
+            let batches = batches.collect::<Result<Vec<_>, _>>()?;
+            number += n;
+            let step = self.buckets.choose(&batches)?;
+            let machine = steps.turn(step).map_err(failure)?;
+            write(machine, &mut self.buckets, step, batches)?;
+            let bytes = machine.evaluate(&self.evaluations[step]).map_err(failure)?;
             sum += self.loss.value(&bytes).unwrap_or(f64::NAN);
         }
         let mean = sum / self.n_turns as f64;

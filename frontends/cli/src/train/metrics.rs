@@ -22,8 +22,9 @@ pub(super) struct Metrics {
 pub(super) type Measures<'a> = [(&'a str, Option<f64>)];
 
 impl Metrics {
-    /// Opens the files that the user names. An existing file of lines is continued.
-    pub(super) fn open(args: &MetricsArgs) -> Result<Metrics, Failure> {
+    /// Opens the files that the user names. An existing file of lines is continued. If the run goes
+    /// on after a step, the lines of later steps at its end leave: these steps run again.
+    pub(super) fn open(args: &MetricsArgs, after: Option<u64>) -> Result<Metrics, Failure> {
         let failed = |option: &str, path: &Path| {
             let name = format!("{option} {}", path.display());
             move |e: io::Error| Failure::Input(format!("{name}: {e}"))
@@ -31,6 +32,9 @@ impl Metrics {
         let lines = match &args.metrics {
             Some(path) => {
                 check_writable("--metrics", path)?;
+                if let Some(step) = after {
+                    cut(path, step).map_err(failed("--metrics", path))?;
+                }
                 let file = OpenOptions::new().append(true).create(true).open(path);
                 Some(file.map_err(failed("--metrics", path))?)
             }
@@ -69,6 +73,28 @@ impl Metrics {
     }
 }
 
+/// Removes the lines at the end of a file that are of steps after this one, and a line that a killed
+/// run did not end.
+fn cut(path: &Path, step: u64) -> io::Result<()> {
+    let text = match std::fs::read(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(e),
+    };
+    let lines = text.split_inclusive(|&byte| byte == b'\n').rev();
+    let is_later = |line: &&[u8]| {
+        let line: Option<Value> = serde_json::from_slice(line).ok();
+        let of = line.and_then(|line| line["step"].as_u64());
+        of.is_none_or(|of| of > step)
+    };
+    let later: usize = lines.take_while(is_later).map(<[u8]>::len).sum();
+    if later == 0 {
+        return Ok(());
+    }
+    let file = OpenOptions::new().write(true).open(path)?;
+    file.set_len((text.len() - later) as u64)
+}
+
 /// `{"step": 1, "loss": 2.5}`. A measure that is not known is left out. A number that JSON cannot
 /// hold is `null`, and `nonfinite` names it.
 pub(super) fn object(step: u64, measures: &Measures<'_>) -> Value {
@@ -86,6 +112,22 @@ pub(super) fn object(step: u64, measures: &Measures<'_>) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_of_steps_that_run_again_leave() {
+        let name = format!("lighterage-metrics-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        // An earlier run had more steps; the last line was not ended.
+        let before = "{\"step\":9}\n{\"step\":1}\n{\"step\":2}\n";
+        std::fs::write(&path, format!("{before}{{\"step\":3}}\n{{\"ste")).unwrap();
+        cut(&path, 2).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), before);
+        cut(&path, 2).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), before);
+        std::fs::remove_file(&path).unwrap();
+        cut(&path, 2).unwrap();
+        assert!(!path.exists());
+    }
 
     #[test]
     fn numbers_that_json_lacks_are_named() {

@@ -20,7 +20,7 @@ pub(super) struct Progress {
     /// The first step, and the last one.
     first: u64,
     last: u64,
-    items: Items,
+    pub(super) items: Items,
     peak: String,
     noted_nan: bool,
 }

@@ -92,6 +92,8 @@ pub(super) struct Run {
     pub(super) before: u64,
     /// The time of each, ms.
     pub(super) millis: Vec<f64>,
+    /// The items that each consumed.
+    pub(super) counts: Vec<u64>,
     /// Their losses.
     pub(super) losses: Vec<Option<f64>>,
     /// How many of them updated nothing, because a gradient was not finite.
@@ -99,8 +101,9 @@ pub(super) struct Run {
 }
 
 impl Run {
-    pub(super) fn add(&mut self, millis: f64, loss: Option<f64>) {
+    pub(super) fn add(&mut self, millis: f64, loss: Option<f64>, count: u64) {
         self.millis.push(millis);
+        self.counts.push(count);
         self.losses.push(loss);
     }
 
@@ -116,6 +119,20 @@ impl Run {
             median(&self.millis)
         } else {
             median(warm)
+        }
+    }
+
+    /// Items per second. If steps have several sizes, it is that of all steps but the first.
+    pub(super) fn rate(&self) -> Option<f64> {
+        let warm = self.millis.len().min(1);
+        let of = |count: u64, ms: f64| Some(count as f64 * 1e3 / ms.max(1e-6));
+        let first = *self.counts.first()?;
+        match self.counts.iter().all(|&count| count == first) {
+            true => of(first, self.median()?),
+            false => of(
+                self.counts[warm..].iter().sum(),
+                self.millis[warm..].iter().sum(),
+            ),
         }
     }
 
@@ -163,16 +180,16 @@ mod tests {
     #[test]
     fn times_while_steps_run_are_those_of_the_last_ones() {
         let mut run = Run::default();
-        run.add(1e6, None);
+        run.add(1e6, None, 1);
         assert_eq!((run.recent(), run.median()), (None, Some(1e6)));
-        run.add(2.0, None);
+        run.add(2.0, None, 1);
         assert_eq!((run.recent(), run.median()), (Some(2.0), Some(2.0)));
         for _ in 0..RECENT {
-            run.add(8.0, None);
+            run.add(8.0, None, 1);
         }
-        (0..RECENT / 2).for_each(|_| run.add(4.0, None));
+        (0..RECENT / 2).for_each(|_| run.add(4.0, None, 1));
         assert_eq!(run.recent(), Some(8.0));
-        run.add(4.0, None);
+        run.add(4.0, None, 1);
         assert_eq!(run.recent(), Some(4.0));
         assert_eq!(run.median(), Some(8.0));
     }

@@ -6,7 +6,7 @@ use super::rates::{Items, Numbers, Run};
 use crate::failure::Failure;
 use crate::out::{self, out};
 use crate::size::micros;
-use runtime::Machine;
+use runtime::Steps;
 use std::collections::BTreeMap;
 
 /// What measures.
@@ -43,7 +43,7 @@ impl Record {
     /// Evaluates if that is due after the last step. Returns why the run should end, if it should.
     pub(super) fn evaluate(
         &mut self,
-        machine: &mut Machine,
+        steps: &mut Steps,
         run: &Run,
         is_last: bool,
     ) -> Result<Option<String>, Failure> {
@@ -53,7 +53,7 @@ impl Record {
         if !evaluator.is_due(run.step(), is_last) {
             return Ok(None);
         }
-        let Some(evaluated) = evaluator.run(machine)? else {
+        let Some(evaluated) = evaluator.run(steps)? else {
             return Ok(None);
         };
         let exhausted = evaluator.exhausted().filter(|_| !is_last);

@@ -2,6 +2,7 @@
 //! before it runs.
 
 use crate::args::{CodeFor, Compiling, TrainArgs};
+use crate::buckets;
 use crate::compile;
 use crate::failure::Failure;
 use crate::gpu::{self, Here};
@@ -58,7 +59,11 @@ pub(super) fn of(args: &TrainArgs) -> Result<Source, Failure> {
             args.model.display()
         )));
     }
-    let model = model::read(&args.model, &args.reading, &args.compiling.forward)?;
+    let mut reading = args.reading.clone();
+    // Documents in rows need inputs that say where they begin.
+    reading.packed |= args.data.pack.is_some() && model::format(&args.model)? == Format::Config;
+    let (reading, sizes) = buckets::largest(&args.model, &reading, &args.buckets, &args.compiling)?;
+    let model = model::read(&args.model, &reading, &args.compiling.forward)?;
     let tied = model.tied.clone();
     let mut compiling = args.compiling.clone();
     // Found once, so that the plan and the run are for the same memory.
@@ -85,6 +90,7 @@ pub(super) fn of(args: &TrainArgs) -> Result<Source, Failure> {
         Some(_) => None,
         None => Some(CodeFor::ThisCpu),
     };
+    let model = (model, sizes.as_ref());
     let artifact = compile::artifact_on(machine, model, &compiling, code_for, Dumps::Stderr)?;
     match &gpu {
         Some(here) => out::note(&here.note()),
@@ -192,6 +198,8 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         ("--without", without.is_some()),
         ("--profile", profile.is_some()),
         ("--dim", !args.reading.dim.is_empty()),
+        ("--buckets", args.buckets.buckets.is_some()),
+        ("--packed", args.reading.packed),
         ("--trainable", args.reading.trainable.is_some()),
         ("--batch-norm", args.reading.batch_norm.is_some()),
         ("--dump-ir-after", dump_ir_after.is_some()),

@@ -1,16 +1,30 @@
 //! What a run shows at its end.
 
-use super::rates::{Items, Run};
+use super::rates::Run;
 use crate::size::{bytes, micros, short};
 use runtime::Machine;
 use serde_json::json;
 
+/// The most memory that the process had, as the system counts it: with programs and libraries. `None`
+/// if the system does not say it.
+pub(super) fn most_resident() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
 /// The summary at the end.
 pub(super) struct Summary<'a> {
+    /// The machine of the only step, or of the largest.
     pub(super) machine: &'a Machine,
+    /// Of all steps.
+    pub(super) measured_peak_bytes: u64,
     pub(super) run: &'a Run,
-    pub(super) items: Items,
+    pub(super) word: &'static str,
     pub(super) batches: u64,
+    /// The share of what was filled to get the size of a step.
+    pub(super) padding: Option<f64>,
 }
 
 impl Summary<'_> {
@@ -26,7 +40,7 @@ impl Summary<'_> {
         let losses = &self.run.losses;
         json!({
             "planned_peak_bytes": planned.planned_peak_bytes,
-            "measured_peak_bytes": self.machine.measured_peak_bytes(),
+            "measured_peak_bytes": self.measured_peak_bytes,
             "keep_peak_bytes": planned.keep_peak_bytes,
             "budget_bytes": planned.budget_bytes,
             "predicted_ms": planned.predicted_ms,
@@ -39,14 +53,14 @@ impl Summary<'_> {
             "last_loss": losses.last().copied().flatten(),
             "first_nonfinite_step": self.first_nonfinite_step(),
             "skipped_steps": self.run.skipped,
-            format!("{}_per_second", self.items.word): self.run.median()
-                .map(|ms| self.items.count as f64 * 1e3 / ms.max(1e-6)),
+            format!("{}_per_second", self.word): self.run.rate(),
+            "padding": self.padding,
         })
     }
 
     pub(super) fn text(&self) -> String {
         let planned = self.machine.summary();
-        let measured = self.machine.measured_peak_bytes();
+        let measured = self.measured_peak_bytes;
         let peak = match measured == planned.planned_peak_bytes {
             true => format!("{}, planned = measured", bytes(measured)),
             false => format!(
@@ -60,10 +74,11 @@ impl Summary<'_> {
         let predicted = micros(planned.predicted_ms * 1e3);
         let step = match self.run.median() {
             Some(ms) => {
-                let rate = self.items.rate(ms);
+                let rate = self.run.rate().unwrap_or(0.0);
                 format!(
-                    "{} measured (median), {predicted} predicted; {rate}",
-                    micros(ms * 1e3)
+                    "{} measured (median), {predicted} predicted; {rate:.0} {}/s",
+                    micros(ms * 1e3),
+                    self.word
                 )
             }
             None => format!("{predicted} predicted"),
@@ -85,9 +100,15 @@ impl Summary<'_> {
             short(planned.swapped_bytes),
             micros(planned.recomputed_ms * 1e3)
         );
+        let padding = self.padding.map_or(String::new(), |share| {
+            format!(
+                "padding       {:.1} % of what steps computed\n",
+                100.0 * share
+            )
+        });
         format!(
             "peak          {peak}\nkeep          {}: the peak is {share:.1}% of it\nstep          \
-             {step}\nmoved         {moved}\nloss          \
+             {step}\nmoved         {moved}\n{padding}loss          \
              {first} -> {} in {steps} steps on {} batches{skipped}\n",
             bytes(planned.keep_peak_bytes),
             self.run.last_loss(),

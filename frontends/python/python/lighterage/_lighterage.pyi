@@ -101,10 +101,11 @@ class Plan:
     def html(self) -> str:
         """A page for the browser that shows the whole plan."""
 
-    def load(self, threads: int | None = None) -> Machine:
+    def load(self, threads: int | None = None, beside: Machine | None = None) -> Machine:
         """The step in memory, on this machine's processor.
 
         threads: how many share a kernel, by default all that the process may use.
+        beside: the machine of the plan that it was planned beside. Both have one memory, and run in turn.
 
         Raises Error: there is too little memory, or a kernel cannot be made.
         """
@@ -245,6 +246,7 @@ def compile(
     rounding: str = "nearest",
     base: str = "whole",
     whole_groups: set[int] | None = None,
+    beside: Plan | None = None,
     command: str = "",
 ) -> Plan:
     """Compile a traced step, the bytes of a joint `.pt2` file.
@@ -256,6 +258,7 @@ def compile(
     micro_batches: how many batches a step takes, whose inputs get the suffixes `.0`, `.1` and so on.
     reduction, master, rounding, base: as of `lighterage.compile`.
     whole_groups: the groups whose moments are f32 where the optimizer has codes.
+    beside: the plan of a step on larger batches in whose memory this one is to run, in turn with it.
     calls: for a step that is to run, on this machine's processor. It gets the calls without a kernel (operator, node,
         module, reason), and raises an exception or returns what computes them: `compute(node, operands, results)`,
         with capsules of DLPack. Without it, the step is planned for the device.

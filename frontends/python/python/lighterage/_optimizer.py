@@ -213,6 +213,16 @@ def _memory(tensor: torch.Tensor) -> memoryview:
     return memoryview((ctypes.c_char * n).from_address(tensor.data_ptr())).cast("B") if n else memoryview(b"")
 
 
+class Hyper:
+    """The inputs of a step that have the options of the optimizer's groups."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, machine: Machine) -> None:
+        inputs = {group: _HYPER + (f".{group}" if group else "") for group in range(len(optimizer.param_groups))}
+        # A group in which nothing is trained has no input.
+        self._tensors = {g: lent(machine, "input", name) for g, name in inputs.items() if name in machine.inputs}
+        self.memory = {group: _memory(tensor) for group, tensor in self._tensors.items()}
+
+
 class State:
     """The options and the moments of an optimizer, in the memory of a step."""
 
@@ -221,13 +231,10 @@ class State:
     ) -> None:
         """paths: the trained parameters, by the path of their state."""
         self._optimizer, self._kind, self._options = optimizer, kind, options
-        inputs = {group: _HYPER + (f".{group}" if group else "") for group in range(len(optimizer.param_groups))}
-        # A group in which nothing is trained has no input.
-        self._hyper = {g: lent(machine, "input", name) for g, name in inputs.items() if name in machine.inputs}
-        self._hyper_memory = {group: _memory(hyper) for group, hyper in self._hyper.items()}
+        self._trained_groups = list(Hyper(optimizer, machine).memory)
         # The options of the last step, as they were read, and what they became.
         self._options_read: list[list[Any]] = []
-        self._rows: list[tuple[memoryview, bytes]] = []
+        self._rows: list[tuple[int, bytes]] = []
         states = {path for path, _ in machine.states}
         self._whole = whole_groups(optimizer)
         whole = {id(p) for group in self._whole for p in optimizer.param_groups[group]["params"]}
@@ -258,8 +265,10 @@ class State:
         self._lists: list[list[Any]] = []
         self._places = Places([], [], [])
 
-    def write_options(self, probe: bool = False) -> None:
+    def write_options(self, hyper: Hyper, probe: bool = False) -> None:
         """Write the options for the next step: those of the user's groups, or those of a probe.
+
+        hyper: the step's inputs for them.
 
         Raises StaleError: they are no longer those of the update that was compiled. Unsupported: there is no update
         with them.
@@ -273,8 +282,8 @@ class State:
             is_fixed = not probe and all(map(_is_number, chain.from_iterable(options)))
             self._options_read = options if is_fixed else []
         # Always, because the step may have used the memory of its inputs for other tensors.
-        for hyper, row in self._rows:
-            hyper[:] = row
+        for group, row in self._rows:
+            hyper.memory[group][:] = row
 
     def _take_options(self, groups: list[dict[str, Any]], probe: bool) -> None:
         if kind_of(self._optimizer) != self._kind and self._kind != MOMENTUM:
@@ -282,9 +291,9 @@ class State:
         if whole_groups(self._optimizer) != self._whole:
             raise StaleError("moments of a group have other bits than when the step was compiled; compile again")
         self._rows = []
-        for group, hyper in self._hyper_memory.items():
+        for group in self._trained_groups:
             values = {**_values(groups[group]), **(self._probe() if probe else {})}
-            self._rows.append((hyper, struct.pack(f"{len(self._options)}d", *map(values.__getitem__, self._options))))
+            self._rows.append((group, struct.pack(f"{len(self._options)}d", *map(values.__getitem__, self._options))))
 
     def adopt(self) -> None:
         """Copy what the user's optimizer has into the step's memory, and put the step's tensors in its place.

@@ -164,8 +164,9 @@ def compile(
     seed: of dropout and other random operations, by default drawn from torch's generator.
     check: compare one step with eager PyTorch first. The model and the optimizer are left as they were.
     max_plans: for how many shapes of batches the step may have a plan. The first batch of a new shape is compiled when
-        it comes, within the same budget. Each plan has memory of its own, and parameters and moments are copied when
-        another one runs. Where there are no more plans, a batch of a new shape is a ShapeError.
+        it comes, into the memory of the example's plan: nothing is allocated, and nothing is copied when another plan
+        runs. So the example should be the largest batch: a larger one gets memory of its own, and parameters and
+        moments are copied when its plan runs. Where there are no more plans, a batch of a new shape is a ShapeError.
 
     Raises CaptureError: the model cannot be traced. Unsupported: there is no memory for a tensor, such as a complex
     one; an operation has no kernel, and PyTorch may not or cannot compute it; or the optimizer has no counterpart.
@@ -181,28 +182,27 @@ def compile(
     _check_loss(loss_fn)
     _check_cpu(model)
     start = time.perf_counter()
-    planning = _Planning(
-        model,
-        loss_fn,
-        _trained_by(optimizer),
-        (args, kwargs),
-        _batches(accumulate),
-        {
-            "optimizer": kind.name,
-            "device": device,
-            "kernels": kernels,
-            "clip_norm": clip_grad_norm,
-            "reduction": reduction,
-            "precision": precision,
-            "loss_scale": _scaler.numbers_of(scaler),
-            "master": master,
-            "rounding": rounding,
-            "base": base,
-            **_groups(optimizer, model),
-            "command": f"lighterage.compile(..., budget={budget!r}, device={device!r})",
-        },
-        {"budget": budget, "host": host, "planner": planner},
-    )
+    n_batches, trained = _batches(accumulate), _trained_by(optimizer)
+    options: dict[str, Any] = {
+        "optimizer": kind.name,
+        "device": device,
+        "kernels": kernels,
+        "clip_norm": clip_grad_norm,
+        "reduction": reduction,
+        "precision": precision,
+        "loss_scale": _scaler.numbers_of(scaler),
+        "master": master,
+        "rounding": rounding,
+        "base": base,
+        **_groups(optimizer, model),
+        "command": f"lighterage.compile(..., budget={budget!r}, device={device!r})",
+    }
+
+    def planning_of(batch: _micro.Arguments) -> _Planning:
+        limits = {"budget": budget, "host": host, "planner": planner}
+        return _Planning(model, loss_fn, trained, batch, n_batches, options, limits)
+
+    planning = planning_of((args, kwargs))
     parts = planning.number(micro_batches)
     traced = planning.traced(parts)
     calls = _foreign.Calls(traced.program.graph, fallback)
@@ -228,24 +228,49 @@ def compile(
     random = calls.is_random or any(kind == "rng" and path != _optimizer.RNG for path, kind in machine.states)
     # A parameter that is rounded at random does not show its gradient.
     shows_gradients = kind.shows_gradients and (rounding == "nearest" or bool(kind.moments))
-    try:
+
+    def compared(run: _Run, example: Example, traced: Traced) -> _check.Check | None:
         if check and random:
             logger.info("not compared with eager: the step draws random numbers, and its generator is not torch's")
         elif check and accumulate > 1 and plan.loss_kind == "mixed":
             logger.info("not compared with eager: the loss is a mean and a sum, and the batches are equal")
         elif check and not shows_gradients:
-            step.check = _check_of_twin(
+            return _check_of_twin(
                 model, optimizer, loss_fn, example, clip_grad_norm, accumulate, parts, reduction, fallback, seed
             )
         elif check:
             types = _check.types_of(traced.program.graph)
             half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-            step._compare(args, kwargs, clip_grad_norm, types, half)
+            return step._compared(run, *_arguments(example), clip_grad_norm, types, half)
+        return None
+
+    try:
+        step.check = compared(step._first, example, traced)
     except Exception:
         matrices.restore()
         raise
     matrices.forget()
     step._adopt()
+
+    def beside(example: Example) -> _Run | None:
+        """The step for a batch of another shape in the memory of this one; none if it needs more."""
+        args, kwargs = _arguments(example)
+        planning = planning_of((args, kwargs))
+        traced = planning.traced(parts)
+        calls = _foreign.Calls(traced.program.graph, fallback)
+        try:
+            other = planning.plan(parts, calls, plan)
+            loaded = other.load(threads, machine)
+        except Error as error:
+            logger.warning(
+                "this batch gets memory of its own, with copies of parameters and moments; compile with the largest "
+                "batch as the example: %s",
+                error,
+            )
+            return None
+        run = _Run(other, loaded, Batch(model, loss_fn, args, kwargs), optimizer, accumulate * parts)
+        compared(run, example, traced)
+        return run
 
     def again(example: Example) -> Step:
         return compile(
@@ -273,7 +298,7 @@ def compile(
             check=check,
         )
 
-    step._others = _Others(again, max_plans - 1)
+    step._others = _Others(beside, again, max_plans - 1)
     return step
 
 
@@ -307,13 +332,7 @@ class Step:
         self.plan, self.check, self._turn = plan, None, threading.Lock()
         self._accumulate, self._parts = accumulate, micro_batches
         self._model, self._loss_fn, self._machine, self._batch = model, loss_fn, machine, batch
-        inputs = set(machine.inputs)
-        # Each batch of several has inputs of its own.
-        several = accumulate * micro_batches
-        suffixes = [f".{k}" for k in range(several)] if several > 1 else [""]
-        names = [name + suffix for suffix in suffixes for name in batch.names]
-        self._inputs = [(i, _optimizer.lent(machine, "input", name)) for i, name in enumerate(names) if name in inputs]
-        self._loss = _optimizer.lent(machine, "output", machine.loss).reshape(())
+        self._first = _Run(plan, machine, batch, optimizer, accumulate * micro_batches)
         self._spare: list[torch.Tensor] = []
         parameters = dict(model.named_parameters(remove_duplicate=False))
         tensors = parameters | dict(model.named_buffers(remove_duplicate=False))
@@ -333,7 +352,7 @@ class Step:
             trained = {p: parameters[p] for p in parameters if p in self._states and id(parameters[p]) in given}
         self._state = _optimizer.State(optimizer, kind, machine, plan.options, trained)
         self._scaler = None if scaler is None else _scaler.Scaler(scaler, machine)
-        self._others = _Others(None, 0)
+        self._others = _Others(None, None, 0)
         self.reseed(seed)
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -346,20 +365,24 @@ class Step:
         compiled. Error: a line of the step failed, for example on an index that is out of range; the step cannot run
         again then, and the model has the parameters that the line left.
         """
+        run = self._first
         try:
-            batches = [self._batch.leaves(args, kwargs)] if self._accumulate == 1 else self._leaves_of_all(args, kwargs)
+            batches = self._leaves(run, args, kwargs)
         except ShapeError:
-            if (loss := self._of_other_shapes(args, kwargs)) is None:
+            other = self._of_other_shapes(args, kwargs)
+            if other is None:
                 raise
-            return loss
+            if isinstance(other, Step):
+                return self._in_other_memory(other, args, kwargs)
+            run, batches = other, self._leaves(other, args, kwargs)
         # Threads take turns, from their inputs to their losses.
         with self._turn:
             self._guard.check()
             self._adopt()
-            self._state.write_options()
-            self._run(batches)
+            self._state.write_options(run.hyper)
+            self._run(run, batches)
             self._state.stepped()
-            return self._loss_of_its_own()
+            return self._loss_of_its_own(run)
 
     def _adopt(self) -> None:
         """Take what the user's optimizer and scaler have."""
@@ -367,17 +390,18 @@ class Step:
         if self._scaler is not None:
             self._scaler.adopt()
 
-    def _leaves_of_all(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[list[Any]]:
-        """The leaves of each of several batches."""
-        n = self._accumulate
+    def _leaves(self, run: _Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[list[Any]]:
+        """The leaves of each batch."""
+        if (n := self._accumulate) == 1:
+            return [run.batch.leaves(args, kwargs)]
         if kwargs or len(args) != 1 or not isinstance(args[0], list):
             raise ShapeError(f"the step accumulates over {n} batches: call it with a list of {n}")
         if len(args[0]) != n:
             raise ShapeError(f"{len(args[0])} batches, and the step accumulates over {n}")
-        return [self._batch.leaves(*_forms(batch)) for batch in args[0]]
+        return [run.batch.leaves(*_forms(batch)) for batch in args[0]]
 
-    def _of_other_shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-        """The loss of a step with the plan for these shapes; none if there is no such plan, and may not be."""
+    def _of_other_shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Run | Step | None:
+        """The step for these shapes; none if there is no such step, and may not be."""
         batches = [(args, kwargs)]
         if self._accumulate > 1:
             if kwargs or not args or not isinstance(args[0], list):
@@ -390,8 +414,10 @@ class Step:
             return None
         args_of_one, kwargs_of_one = batches[0]
         with self._turn:
-            if (other := self._others.of(sizes, kwargs_of_one or args_of_one)) is None:
-                return None
+            return self._others.of(sizes, kwargs_of_one or args_of_one)
+
+    def _in_other_memory(self, other: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        with self._turn:
             # One sequence of random numbers, whichever plan draws them.
             other.set_rng_state(self.rng_state())
             try:
@@ -399,24 +425,24 @@ class Step:
             finally:
                 self.set_rng_state(other.rng_state())
 
-    def _run(self, batches: list[list[Any]]) -> None:
+    def _run(self, run: _Run, batches: list[list[Any]]) -> None:
         leaves = batches[0]
         if len(batches) > 1 or self._parts > 1:
             leaves = [leaf for batch in batches for part in _micro.cut(batch, self._parts) for leaf in part]
-        for i, view in self._inputs:
+        for i, view in run.inputs:
             view.copy_(leaves[i])
-        self._machine.step()
+        run.machine.step()
         # What the user computed of the former values cannot be differentiated any more, and autograd says so.
         torch.autograd.graph.increment_version(self._changed)
 
-    def _loss_of_its_own(self) -> torch.Tensor:
+    def _loss_of_its_own(self, run: _Run) -> torch.Tensor:
         """The loss in memory that no step uses."""
         if not self._spare:
             # Several at a time: after a step, one call of torch takes as long as ten calls in a row.
             with torch.inference_mode(False):
-                self._spare = [torch.empty_like(self._loss) for _ in range(SPARE_LOSSES)]
+                self._spare = [torch.empty_like(run.loss) for _ in range(SPARE_LOSSES)]
         loss = self._spare.pop()
-        ctypes.memmove(loss.data_ptr(), self._loss.data_ptr(), loss.nbytes)
+        ctypes.memmove(loss.data_ptr(), run.loss.data_ptr(), loss.nbytes)
         return loss
 
     def explain(self, name: str) -> str:
@@ -442,7 +468,7 @@ class Step:
 
     def rng_state(self) -> dict[str, torch.Tensor]:
         """The state of the random numbers, by path; with the states of model and optimizer, what a checkpoint needs."""
-        return {path: self._random(path).clone() for path, kind in self._states.items() if kind == "rng"}
+        return {path: self._view(path).clone() for path, kind in self._states.items() if kind == "rng"}
 
     def set_rng_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go on with the random numbers of `rng_state()`.
@@ -450,26 +476,33 @@ class Step:
         Raises KeyError: the step has no such state.
         """
         for path, value in state.items():
-            self._random(path).copy_(value)
+            self._view(path).copy_(value)
 
-    def _random(self, path: str) -> torch.Tensor:
+    def _view(self, path: str) -> torch.Tensor:
         return _optimizer.lent(self._machine, "state", path)
 
     @property
     def measured_peak(self) -> int:
         """Bytes of the device's pool that steps have touched; equal to `plan.peak` after a step."""
-        return self._machine.measured_peak_bytes
+        machines = [self._machine, *(run.machine for run in self._others.runs)]
+        return max(machine.measured_peak_bytes for machine in machines)
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plans in the step's memory: the example's, and those of batches of other shapes that have come."""
+        return [self.plan, *(run.plan for run in self._others.runs)]
 
     # The comparison with eager ---------------------------------------------------------------------------------------
 
-    def _compare(
+    def _compared(
         self,
+        run: _Run,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         clip_norm: float | None,
         types: set[torch.dtype],
         half: torch.dtype | None,
-    ) -> None:
+    ) -> _check.Check:
         """Run one step and compare it with eager's. Parameters, buffers and moments are left as they were.
 
         types: of what was traced. half: the step computes as in autocast to this type, and so does eager mode.
@@ -488,18 +521,22 @@ class Step:
         with torch.autocast("cpu", half or torch.bfloat16, enabled=half is not None):
             outcome = eager.run().clipped(clip_norm)
         types = types | ({half} if half else set())
-        self.check = _check.check(self._probe(args, kwargs), outcome, lambda: eager.exact().clipped(clip_norm), types)
+        probe = self._probe(run, args, kwargs)
+        return _check.check(probe, outcome, lambda: eager.exact().clipped(clip_norm), types)
 
-    def _probe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _check.Outcome:
+    def _probe(self, run: _Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _check.Outcome:
         """Loss, gradients and buffers of one step, which leaves no trace."""
         kept = {b.path: b.tensor.detach().clone() for b in self._bound if b.is_buffer or self._state.probe_moves}
         random = self.rng_state()
+        # Before the first step, moments are zero.
+        moved = {} if run is self._first else {p: self._view(p) for p, kind in self._states.items() if kind == "moment"}
+        saved = {path: view.clone() for path, view in moved.items()}
         try:
-            self._state.write_options(probe=True)
+            self._state.write_options(run.hyper, probe=True)
             if self._scaler is not None:
                 # As in eager mode, where the loss is not scaled.
                 self._scaler.set(1.0)
-            self._run([self._batch.leaves(args, kwargs)] * self._accumulate)
+            self._run(run, [run.batch.leaves(args, kwargs)] * self._accumulate)
             gradients = self._state.gradients(kept)
             buffers = {b.path: b.tensor.detach().clone() for b in self._bound if b.is_buffer}
         finally:
@@ -509,7 +546,26 @@ class Step:
                         bound.tensor.copy_(kept[bound.path])
             self._state.reset()
             self.set_rng_state(random)
-        return _check.Outcome(self._loss.clone(), gradients, buffers)
+            for path, view in moved.items():
+                view.copy_(saved[path])
+        return _check.Outcome(run.loss.clone(), gradients, buffers)
+
+
+class _Run:
+    """A step for batches of one shape, in memory."""
+
+    def __init__(
+        self, plan: Plan, machine: Machine, batch: Batch, optimizer: torch.optim.Optimizer, several: int
+    ) -> None:
+        """batch: the structure of its batches. several: how many it takes."""
+        self.plan, self.machine, self.batch = plan, machine, batch
+        inputs = set(machine.inputs)
+        # Each batch of several has inputs of its own.
+        suffixes = [f".{k}" for k in range(several)] if several > 1 else [""]
+        names = [name + suffix for suffix in suffixes for name in batch.names]
+        self.inputs = [(i, _optimizer.lent(machine, "input", name)) for i, name in enumerate(names) if name in inputs]
+        self.loss = _optimizer.lent(machine, "output", machine.loss).reshape(())
+        self.hyper = _optimizer.Hyper(optimizer, machine)
 
 
 def _check_of_twin(
@@ -578,12 +634,14 @@ class _Planning:
             self._last = n, traced
         return self._last[1]
 
-    def plan(self, n: int, calls: _foreign.Calls | None = None) -> Plan:
-        """The plan for `n` micro-batches. calls: computes what has no kernel, if the step is to run.
+    def plan(self, n: int, calls: _foreign.Calls | None = None, beside: Plan | None = None) -> Plan:
+        """The plan for `n` micro-batches.
+
+        calls: computes what has no kernel, if the step is to run. beside: the plan in whose memory it runs.
 
         Raises Infeasible, Error.
         """
-        return self._planned(n, calls=calls, micro_batches=self._batches * n, **self._limits)
+        return self._planned(n, calls=calls, micro_batches=self._batches * n, beside=beside, **self._limits)
 
     def number(self, given: int | str) -> int:
         """The number of micro-batches.
@@ -617,19 +675,33 @@ class _Planning:
 class _Others:
     """Steps of the same model for batches of other shapes."""
 
-    def __init__(self, again: Callable[[Example], Step] | None, most: int) -> None:
-        """again: compiles a step for an example. most: how many there may be."""
-        self._again, self._most = again, most
-        self._steps: dict[tuple[torch.Size, ...], Step] = {}
+    def __init__(
+        self,
+        beside: Callable[[Example], _Run | None] | None,
+        again: Callable[[Example], Step] | None,
+        most: int,
+    ) -> None:
+        """Those that come later.
 
-    def of(self, sizes: tuple[torch.Size, ...], example: Example) -> Step | None:
+        beside: compiles a step for an example into the memory that is there, or says that it is too small.
+        again: compiles one with memory of its own. most: how many there may be.
+        """
+        self._beside, self._again, self._most = beside, again, most
+        self._steps: dict[tuple[torch.Size, ...], _Run | Step] = {}
+
+    def of(self, sizes: tuple[torch.Size, ...], example: Example) -> _Run | Step | None:
         """The step for these shapes, compiled at its first batch; none if there are too many."""
         if sizes not in self._steps:
-            if self._again is None or len(self._steps) >= self._most:
+            if self._beside is None or self._again is None or len(self._steps) >= self._most:
                 return None
             logger.info("another plan, for %s", ", ".join(str(list(size)) for size in sizes))
-            self._steps[sizes] = self._again(example)
+            self._steps[sizes] = self._beside(example) or self._again(example)
         return self._steps[sizes]
+
+    @property
+    def runs(self) -> list[_Run]:
+        """Those in the memory of the first step."""
+        return [step for step in self._steps.values() if isinstance(step, _Run)]
 
 
 def _forms(batch: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:

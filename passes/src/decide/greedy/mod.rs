@@ -42,7 +42,7 @@ use std::collections::BTreeSet;
 /// The drafts of keeping everything on the device.
 pub fn keep(problem: &Problem<'_>) -> Vec<Draft> {
     let mut drafts = vec![];
-    let decisions = Decisions::default();
+    let decisions = problem.start();
     if let Ok(schedule) = realise::unnamed(problem, &decisions) {
         draft(problem, &decisions, &schedule, &mut drafts);
     }
@@ -81,7 +81,7 @@ struct Trajectory<'a> {
 impl<'a> Trajectory<'a> {
     /// A trajectory that keeps everything; `None` if the graph cannot be kept.
     fn new(problem: &'a Problem<'a>, taste: Taste, wanted: &'a Wanted) -> Option<Trajectory<'a>> {
-        let decisions = Decisions::default();
+        let decisions = problem.start();
         let schedule = realise::unnamed(problem, &decisions).ok()?;
         let lowest = live(&schedule).into_iter().max().unwrap_or(0);
         let mut drafts = vec![];

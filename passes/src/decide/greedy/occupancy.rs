@@ -107,13 +107,32 @@ impl<'a> Scan<'a> {
     /// Adds the places that a line touches, and the value that each holds after it.
     fn touches(&self, line: &InstrKind, touches: &mut Vec<(Loc, Value)>) {
         match line {
+            // Values of which a part lies in a buffer are no whole values, and what the other parts
+            // touch was touched by the first.
             InstrKind::Run {
-                node, args, outs, ..
+                part: Some(part), ..
+            } if part.start > 0 => {}
+            InstrKind::Run {
+                node,
+                args,
+                outs,
+                part,
+                ..
             } => {
-                let node = &self.problem.graph.nodes[*node];
-                let inputs = node.inputs.iter().map(|&input| self.problem.root[input]);
-                touches.extend(args.iter().copied().zip(inputs));
-                touches.extend(outs.iter().copied().zip(node.outputs.iter().copied()));
+                let data = &self.problem.graph.nodes[*node];
+                let ran = (*node, *part);
+                for (&loc, &input) in args.iter().zip(&data.inputs) {
+                    let whole = self
+                        .schedule
+                        .whole_place(self.problem.graph, ran, input, loc);
+                    touches.extend(whole.map(|loc| (loc, self.problem.root[input])));
+                }
+                for (&loc, &output) in outs.iter().zip(&data.outputs) {
+                    let whole = self
+                        .schedule
+                        .whole_place(self.problem.graph, ran, output, loc);
+                    touches.extend(whole.map(|loc| (loc, output)));
+                }
             }
             &InstrKind::Copy { src, dst, bytes } => {
                 let copied = src.offset..src.offset + bytes;

@@ -4,7 +4,7 @@ use super::tape::Tape;
 use ir::graph;
 use ir::op::Number;
 use ir::op::attrs::{Along, Full, Pad};
-use ir::{Op, Table, Value};
+use ir::{Graph, Op, Table, Value};
 
 /// What a reader of a value gives to its adjoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,17 +38,42 @@ struct Pending {
 }
 
 /// The adjoints of the forward's values.
-pub(super) struct Adjoints(Table<Value, Pending>);
+pub(super) struct Adjoints {
+    pending: Table<Value, Pending>,
+    /// Where the adjoint of a value is summed: at the value, or at what it is a reshape of.
+    at: Table<Value, Value>,
+}
 
 impl Adjoints {
-    /// Room for the adjoints of values.
-    pub(super) fn new(values: &Table<Value, bool>) -> Adjoints {
-        Adjoints(Table::filled(values.len(), Pending::default()))
+    /// Room for the adjoints of a graph's values.
+    ///
+    /// A value and its reshapes have one sum if several nodes read it. In the program, the readers
+    /// of a reshape had views of their own, which `canonical` made one; the adjoints of these meet
+    /// at the value, between those of its other readers.
+    pub(super) fn new(graph: &Graph) -> Adjoints {
+        let mut n_reads = Table::filled(graph.values.len(), 0u32);
+        for &node in &graph.order {
+            for &input in &graph.nodes[node].inputs {
+                n_reads[input] += 1;
+            }
+        }
+        let mut at: Table<Value, Value> = Table::new();
+        for value in graph.values.ids() {
+            let operand = graph.def_node(value).map(|node| &graph.nodes[node]);
+            let operand = operand.filter(|node| matches!(node.op, Op::Reshape(_)));
+            let operand = operand.map(|node| node.inputs[0]);
+            let shared = operand.filter(|&operand| n_reads[operand] > 1);
+            at.push(shared.map_or(value, |operand| at[operand]));
+        }
+        Adjoints {
+            pending: Table::filled(graph.values.len(), Pending::default()),
+            at,
+        }
     }
 
     /// True if a reader gave something.
     pub(super) fn has(&self, value: Value) -> bool {
-        let pending = &self.0[value];
+        let pending = &self.pending[value];
         pending.sum.is_some() || !pending.parts.is_empty()
     }
 
@@ -59,10 +84,14 @@ impl Adjoints {
         value: Value,
         adjoint: Adjoint,
     ) -> Result<(), graph::Error> {
-        let pending = &mut self.0[value];
         match adjoint {
-            Adjoint::Whole(more) => pending.sum = Some(plus(tape, pending.sum, more)?),
-            Adjoint::Part(part) => pending.parts.push(part),
+            Adjoint::Whole(more) => {
+                let at = self.at[value];
+                let more = tape.reshape(more, &tape.shape(at))?;
+                let sum = &mut self.pending[at].sum;
+                *sum = Some(plus(tape, *sum, more)?);
+            }
+            Adjoint::Part(part) => self.pending[value].parts.push(part),
         }
         Ok(())
     }
@@ -73,7 +102,7 @@ impl Adjoints {
         tape: &mut Tape<'_>,
         value: Value,
     ) -> Result<Option<Value>, graph::Error> {
-        let Pending { mut sum, parts } = std::mem::take(&mut self.0[value]);
+        let Pending { mut sum, parts } = std::mem::take(&mut self.pending[value]);
         for whole in joined(tape, value, parts)? {
             sum = Some(plus(tape, sum, whole)?);
         }

@@ -18,7 +18,8 @@
 //!
 //! **Invariant:** the order of additions follows from the graph. The adjoints that the readers of a
 //! value give are added in the order of the walk, the last reader first; a reader that reads it
-//! twice gives operand 0's first. PyTorch's engine adds in this order too.
+//! twice gives operand 0's first. A value and its reshapes have one sum: see [`adjoints`]. PyTorch's
+//! engine adds in this order too.
 //!
 //! [`derivative`] has the rule of each op; it does not compile until a new op has one. `docs/
 //! autodiff.md` lists them.
@@ -99,9 +100,9 @@ pub fn differentiate(graph: &mut Graph) -> Result<(), AutodiffError> {
     }
     let forward = graph.order.clone();
     let last = graph.def_node(loss);
+    let mut adjoints = Adjoints::new(graph);
     let mut tape = Tape::new(graph);
     tape.enter(&name, last);
-    let mut adjoints = Adjoints::new(&depends);
     let one = seed(&mut tape, loss)?;
     adjoints.give(&mut tape, loss, one.into())?;
     for &node in forward.iter().rev() {

@@ -230,6 +230,20 @@ pub static FORMS: &[Rule] = &[
         "x=f32[3,4]",
     ),
     rule(
+        "root-in-denominator",
+        &[("(reciprocal (sqrt ?x))", "(rsqrt ?x)")],
+        scales,
+        ROUNDINGS,
+        "y=f32[3,4] x=(exp ?y)",
+    ),
+    rule(
+        "one-over-root",
+        &[("(div (full ?t ?s 1.0) (sqrt ?x))", "(rsqrt ?x)")],
+        scales,
+        ROUNDINGS,
+        "t=f32 s=[] y=f32[3,4] x=(exp ?y)",
+    ),
+    rule(
         "power-two",
         &[("(pow_scalar ?x 2.0)", "(mul ?x ?x)")],
         scales,
@@ -635,6 +649,20 @@ pub static PATTERNS: &[Rule] = &[
     ),
     // Normalisation.
     rule(
+        "layer-norm-by-division",
+        &[(
+            "(div (sub ?x (mean ?x ?d true))
+                  (sqrt (add_scalar (mean (mul (sub ?x (mean ?x ?d true)) (sub ?x (mean ?x ?d \
+             true))) ?d true) ?eps)))",
+            "(mul (sub ?x (mean ?x ?d true))
+                  (rsqrt (add_scalar (mean (mul (sub ?x (mean ?x ?d true)) (sub ?x (mean ?x ?d \
+             true))) ?d true) ?eps)))",
+        )],
+        scales,
+        SUMS,
+        "x=f32[2,3,8] d=[2] eps=0.00001",
+    ),
+    rule(
         "layer-norm",
         &[
             (
@@ -765,6 +793,14 @@ pub static PATTERNS: &[Rule] = &[
         one_dim,
         ROUNDINGS,
         "x=f32[3,4] d=[1]",
+    ),
+    // A mask that hides nothing. The exponentials of -0.0 and 0.0 are equal.
+    rule(
+        "softmax-of-plus-zero",
+        &[("(softmax (add_scalar ?x 0.0) ?dim)", "(softmax ?x ?dim)")],
+        always,
+        Exact,
+        "x=f32[3,4] dim=1",
     ),
     rule(
         "log-softmax",
@@ -966,6 +1002,18 @@ pub static PATTERNS: &[Rule] = &[
             "(probs ?q ?k ?m ?c true)",
         )],
         unscaled_with_bits,
+        SUMS,
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] c=0.3 m=f32[4,6] t=f32 s=[]",
+    ),
+    // As exporters to ONNX write it.
+    rule(
+        "probs-without-nan",
+        &[(
+            "(where (ne (probs ?q ?k ?m ?c false) (probs ?q ?k ?m ?c false)) (full ?t ?s 0.0)
+                    (probs ?q ?k ?m ?c false))",
+            "(probs ?q ?k ?m ?c true)",
+        )],
+        always,
         SUMS,
         "q=f32[2,3,4,5] k=f32[2,3,6,5] c=0.3 m=f32[4,6] t=f32 s=[]",
     ),
@@ -1203,6 +1251,53 @@ pub static PATTERNS: &[Rule] = &[
         SUMS,
         "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,4,7] l=f32[2,3,4] do=f32[2,3,4,7] \
          c=0.3 m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1]))",
+    ),
+    // A mask of two conditions of which one is causal.
+    rule(
+        "mask-causal-and",
+        &[(
+            "(sdpa ?q ?k ?v (bitwise_and ?a ?m) false ?c)",
+            "(sdpa ?q ?k ?v ?a true ?c)",
+        )],
+        causal,
+        SUMS,
+        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 \
+         [6] 0 1) [1,6]) (reshape (arange i64 [6] 0 1) [6,1]))",
+    ),
+    rule(
+        "mask-causal-and-bwd",
+        &[(
+            "(sdpa_bwd ?do ?q ?k ?v ?o ?l (bitwise_and ?a ?m) false ?c)",
+            "(sdpa_bwd ?do ?q ?k ?v ?o ?l ?a true ?c)",
+        )],
+        causal,
+        SUMS,
+        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,6,7] l=f32[2,3,6] do=f32[2,3,6,7] \
+         c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [6] 0 \
+         1) [6,1]))",
+    ),
+    rule(
+        "mask-causal-and-first",
+        &[(
+            "(sdpa ?q ?k ?v (bitwise_and ?m ?a) false ?c)",
+            "(sdpa ?q ?k ?v ?a true ?c)",
+        )],
+        causal,
+        SUMS,
+        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 \
+         [6] 0 1) [1,6]) (reshape (arange i64 [6] 0 1) [6,1]))",
+    ),
+    rule(
+        "mask-causal-and-first-bwd",
+        &[(
+            "(sdpa_bwd ?do ?q ?k ?v ?o ?l (bitwise_and ?m ?a) false ?c)",
+            "(sdpa_bwd ?do ?q ?k ?v ?o ?l ?a true ?c)",
+        )],
+        causal,
+        SUMS,
+        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,6,7] l=f32[2,3,6] do=f32[2,3,6,7] \
+         c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [6] 0 \
+         1) [6,1]))",
     ),
     rule(
         "mask-of-nothing",
