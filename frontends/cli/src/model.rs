@@ -21,7 +21,7 @@ use passes::graph::criterion::{self, Criterion, Loss};
 use passes::graph::precision::Precision;
 use passes::pipeline::{self, Compiled, Options};
 use passes::plan::Cancel;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -437,6 +437,7 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         grad_norm: compiling.grad_norm,
         groups: BTreeMap::new(),
         group_options: vec![],
+        whole_groups: BTreeSet::new(),
         micro_batches: match compiling.micro_batches {
             Some(MicroBatches::Of(n)) => Some(n as usize),
             // It is decided before a step is compiled.
@@ -587,6 +588,7 @@ fn run_beside(
         extent,
         groups: groups.of,
         group_options: groups.options,
+        whole_groups: groups.whole,
         ..options(compiling)
     };
     let options = first.map_or(options.clone(), |first| first.beside(&options));
