@@ -34,7 +34,7 @@ use passes::plan::Cancel;
 use passes::schedule::lives::Variant;
 use passes::schedule::order::Update;
 use passes::{devices, sim};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 #[test]
 fn filetests() {

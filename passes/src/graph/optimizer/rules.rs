@@ -44,11 +44,14 @@ pub(super) struct Rule {
     /// factored second moment has a row and a column.
     pub(super) moments: fn(&TensorType, Master) -> Result<Vec<Moment>, TypeError>,
     /// The same for groups whose moments are numbers, where an optimizer has codes.
-    pub(super) whole_moments: Option<fn(&TensorType) -> Result<Vec<Moment>, TypeError>>,
+    pub(super) whole_moments: Option<WholeMoments>,
     /// Adds the nodes of one parameter's update. Returns the new value of the parameter, then those
     /// of its moments.
     pub(super) update: fn(&mut Update<'_>) -> Result<Vec<Value>, graph::Error>,
 }
+
+/// The states of a parameter of a type, as numbers.
+type WholeMoments = fn(&TensorType) -> Result<Vec<Moment>, TypeError>;
 
 /// A state of a parameter.
 pub(super) struct Moment {
