@@ -1,9 +1,11 @@
-"""Measure steps with every number of micro-batches, and the number that `micro_batches="auto"` chooses.
+"""Compare the number of micro-batches that `micro_batches="auto"` chooses with all others.
 
-usage: PYTHONPATH=frontends/python/python benches/micro_batches.py [--steps 7]
+usage: PYTHONPATH=frontends/python/python benches/micro_batches.py [--simulate] [--measure] [--steps 7]
 
-Prints a row for each model, budget and number: the predicted time, the measured one (the fastest of the steps), and
-whether it was chosen; then how much slower the chosen number is than the fastest.
+Prints a row for each model and budget. --simulate: how much slower the plan of the chosen number is than the fastest
+plan of all divisors of the batch, by the predicted time, and the numbers that fit. --measure: for two models, the
+predicted and the measured time of each number (the fastest of the steps), and how much slower the chosen number is than
+the fastest.
 """
 
 from __future__ import annotations
@@ -53,23 +55,82 @@ class Convolutions(nn.Module):
         return F.cross_entropy(self.layers(x), y)
 
 
+class Plain(nn.Module):
+    """Wide layers one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(6)))
+        self.head = nn.Linear(512, 10)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The loss of vectors."""
+        return F.cross_entropy(self.head(self.layers(x)), y)
+
+
+class Residual(nn.Module):
+    """Convolutions with residuals and group norms, and a pool."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, width, 3, padding=1), nn.Linear(width, 10)
+        self.layers = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(4))
+        self.norms = nn.ModuleList(nn.GroupNorm(4, width) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The loss of images."""
+        h = self.stem(x)
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            h = h + F.relu(layer(norm(h)))
+        return F.cross_entropy(self.head(h.mean((2, 3))), y)
+
+
 def models() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]]:
-    """By name, with a batch."""
+    """By name, with a batch. The first two are measured."""
     torch.manual_seed(0)
     ids = torch.randint(256, (16, 64))
     images = torch.randn(16, 3, 32, 32)
     return {
         "attention, 4 layers of 128, 16 x 64 tokens": (Blocks(128, 4), (ids, ids.roll(-1, 1))),
         "convolutions, 16 x 32 x 32": (Convolutions(), (images, torch.randint(10, (16,)))),
+        "attention, 2 layers of 64, 24 x 128 tokens": (Blocks(64, 2), _tokens(24, 128)),
+        "layers of 512, 96 vectors": (Plain(), (torch.randn(96, 512), torch.randint(10, (96,)))),
+        "residuals, 12 x 24 x 24": (Residual(), (torch.randn(12, 3, 24, 24), torch.randint(10, (12,)))),
     }
 
 
-def main() -> None:
-    """Read the arguments and measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=7)
-    args = parser.parse_args()
+def _tokens(rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.randint(256, (rows, length))
+    return ids, ids.roll(-1, 1)
+
+
+def simulate() -> None:
+    """Print how far the chosen number is from the best one."""
     for name, (model, batch) in models().items():
+        optimizer = torch.optim.AdamW(model.parameters())
+        keep = lt.plan(model, optimizer, example=batch, budget=2**40).keep_peak
+        for share in (0.8, 0.6, 0.4):
+            options: dict[str, Any] = {"example": batch, "budget": int(share * keep)}
+            times: dict[int, float] = {}
+            for n in (n for n in range(1, len(batch[0]) + 1) if len(batch[0]) % n == 0):
+                try:
+                    times[n] = lt.plan(model, optimizer, micro_batches=n, **options).micros
+                except lt.Infeasible:
+                    continue
+            if not times:
+                print(f"{name}, {100 * share:.0f} %: nothing fits", flush=True)
+                continue
+            chosen = lt.plan(model, optimizer, micro_batches="auto", **options).micro_batches
+            best = min(times, key=lambda n: times[n])
+            slower = 100 * (times[chosen] / times[best] - 1)
+            print(
+                f"{name}, {100 * share:.0f} %: {chosen} of {list(times)}; {slower:.2f} % slower than {best}", flush=True
+            )
+
+
+def measure(n_steps: int) -> None:
+    """Print how much slower steps with the chosen number are than with the fastest one."""
+    for name, (model, batch) in list(models().items())[:2]:
         optimizer = torch.optim.AdamW(model.parameters())
         keep = lt.plan(model, optimizer, example=batch, budget=2**40).keep_peak
         for share in (1.0, 0.6, 0.4):
@@ -83,7 +144,7 @@ def main() -> None:
                     continue
             times = dict.fromkeys(steps, float("inf"))
             # In turns, so that the machine's moods reach all of them.
-            for _ in range(args.steps):
+            for _ in range(n_steps):
                 for n, step in steps.items():
                     step(*batch)  # takes the parameters back
                     start = time.perf_counter()
@@ -93,6 +154,19 @@ def main() -> None:
             row = ", ".join(f"{n}: {steps[n].plan.micros / 1e3:.1f} / {times[n]:.1f}" for n in steps)
             slower = 100 * (times[chosen] / times[best] - 1)
             print(f"{name}, {100 * share:.0f} %: {row}; chosen {chosen}, {slower:.1f} % slower than {best}", flush=True)
+
+
+def main() -> None:
+    """Read the arguments; plan, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--simulate", action="store_true")
+    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--steps", type=int, default=7)
+    args = parser.parse_args()
+    if args.simulate or not args.measure:
+        simulate()
+    if args.measure or not args.simulate:
+        measure(args.steps)
 
 
 if __name__ == "__main__":

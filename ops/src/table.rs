@@ -31,6 +31,7 @@ macro_rules! ops {
             Sigmoid "sigmoid": unary().real().function() => same;
             Sin "sin": unary().access(Whole).real() => same;
             Cos "cos": unary().access(Whole).real() => same;
+            Atan "atan": unary().access(Whole).real() => same;
             Erf "erf": unary().real().function() => same;
             Relu "relu": unary() => same;
             Silu "silu": unary().real().function() => same;
@@ -134,8 +135,9 @@ macro_rules! ops {
             // Attention: sdpa(q[B,H,S,D], k[B,H,T,D], v[B,H,T,E][, mask: added, or bool true = take
             // part; broadcasts to [B,H,S,T]; or i64[B or 1,S], with T = S: a query sees keys with
             // its own number, so that documents in a row stay apart]) -> out[B,H,S,E], logsumexp:
-            // f32[B,H,S]. sdpa_bwd(dout, q, k, v, out, logsumexp[, mask]) -> dq, dk, dv. H of k and
-            // v may divide that of q: grouped queries.
+            // f32[B,H,S].
+            // sdpa_bwd(dout, q, k, v, out, logsumexp[, mask]) -> dq, dk, dv. H of k and v may
+            // divide that of q: grouped queries.
             Sdpa(Attention) "sdpa": takes(3, 4).real() => sdpa, sdpa_work;
             SdpaBwd(Attention) "sdpa_bwd": takes(6, 7).real() => sdpa_bwd, sdpa_bwd_work;
             // The same with heads inside rows, so that tensors around it need no permutation:
@@ -177,8 +179,10 @@ macro_rules! ops {
             Index "index": takes(2, 9) => index;
             IndexPut(IndexPut) "index_put": takes(3, 10).inplace(&[(0, 0)])
                 => index_put, index_put_work;
-            // Shapes. reshape shares its operand's bytes; the others copy.
+            // Shapes. reshape shares its operand's bytes; the others copy. So does detach, which
+            // stops a gradient and is removed when there is no more to stop.
             Reshape(Sizes) "reshape": takes(1, 1).no_kernel() => reshape, no_work;
+            Detach "detach": takes(1, 1).no_kernel() => same, no_work;
             Permute(Dims) "permute": takes(1, 1) => permute, no_work;
             Expand(Sizes) "expand": takes(1, 1).access(Element) => expand, no_work;
             Flip(Dims) "flip": takes(1, 1) => flip, no_work;

@@ -15,7 +15,7 @@ use crate::list::{GraphContext, SHARED, ScheduleContext, failed, schedule_passes
 use crate::loss_variants::{self, Problems, Slots, Stage};
 use crate::manager::{self, Manager};
 use crate::plan::machine::{DEVICE, HOST};
-use crate::plan::{Extent, Homes, HostTooSmall, Infeasible, Problem};
+use crate::plan::{Extent, HostTooSmall, Infeasible, Problem};
 use crate::realise::Finished;
 use crate::schedule::lives::lives;
 use crate::sim::{self, Timeline, simulate};
@@ -60,7 +60,7 @@ impl Compiled {
     /// in turn with it. `options` are this one's. States stay where they are, and everything else
     /// is planned anew in what is left.
     pub fn beside(&self, options: &Options) -> Options {
-        let homes = Homes::of(&self.program.graph, &self.decided.decisions);
+        let homes = self.decided.decisions.homes(&self.program.graph);
         let planner = match options.planner {
             // They choose homes themselves.
             Planner::Offload | Planner::Protrain if homes.has_hosted() => Planner::Auto,

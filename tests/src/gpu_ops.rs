@@ -487,6 +487,29 @@ fn functions(w: &mut Wishes) {
         ];
         w.of("pow", &[], ins, close);
     }
+    for dtype in [F32, BF16, F16, F64] {
+        let mut numbers: Vec<f64> = (-150..150).map(|i| f64::from(i) * 0.0217).collect();
+        numbers.extend([
+            0.0,
+            -0.0,
+            1e-30,
+            0.41421,
+            0.41422,
+            1.0,
+            2.4143,
+            -1.0,
+            5e4,
+            f64::NAN,
+        ]);
+        numbers.extend([f64::INFINITY, f64::NEG_INFINITY]);
+        let ins = vec![w.of_numbers(dtype, &[numbers.len() as u64], &numbers)];
+        w.of(
+            "atan",
+            &[],
+            ins,
+            Close::Ulps(if dtype == F64 { 2.0 } else { 1.0 }),
+        );
+    }
     let ins = vec![w.of_numbers(F32, &[3], &[1e6, -3.3e9, 1e12])];
     w.of("sin", &[], ins.clone(), Close::Ulps(1.0));
     w.of("cos", &[], ins, Close::Ulps(1.0));

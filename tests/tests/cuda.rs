@@ -8,6 +8,7 @@ mod joined;
 mod machine;
 mod models;
 mod products;
+mod sharing;
 mod steps;
 mod traced;
 mod updates;

@@ -127,6 +127,7 @@ impl Header<'_> {
                     .expect("a base's name")
             }),
             group_options: vec![],
+            whole_groups: BTreeSet::new(),
             cancel: Cancel::default(),
             protrain: Fixed::default(),
             micro_batches: given

@@ -19,7 +19,7 @@ use passes::schedule::order::{self, Update};
 use passes::{devices, graph};
 use runtime::kernels::owned::{OwnedTensor, run_op};
 use safetensors::SafeTensors;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 const ADAMW: [f64; 5] = [1e-2, 0.9, 0.999, 1e-8, 1e-2];
@@ -251,6 +251,16 @@ fn moments_in_codes_take_two_bytes_and_scales() {
         less.abs_diff(saved) <= rounding,
         "{less} less, {saved} saved"
     );
+    // A group whose moments are numbers, and all others with codes.
+    let options = Options {
+        optimizer: Optimizer::AdamW8bit,
+        groups: BTreeMap::from([("0.weight".to_string(), 1)]),
+        whole_groups: BTreeSet::from([1]),
+        ..Options::default()
+    };
+    let (whole, in_codes) = (8 * weight, 2 * weight + 8 * 21);
+    let expected = whole + (layers - 1) * in_codes + layers * 8 * bias;
+    assert_eq!(moments(&compile(&graph, &options)), expected);
 }
 
 // --- updates in backward ---

@@ -99,6 +99,59 @@ pub(super) fn cosine(g: &mut Grid, x: Value) -> Value {
     turned_sine(g, n, rest)
 }
 
+/// The arc tangent: of the reciprocal of a number above 1, and of an angle that is turned by π/4 if
+/// it is above π/8. The polynomial is that of fdlibm, for numbers up to 7/16.
+fn arc_tangent(g: &mut Grid, x: Value) -> Value {
+    let [zero, one, edge, quarter, half] = [
+        0.0,
+        1.0,
+        std::f64::consts::SQRT_2 - 1.0,
+        std::f64::consts::FRAC_PI_4,
+        std::f64::consts::FRAC_PI_2,
+    ]
+    .map(|x| g.float(x, Kind::F64));
+    let is_negative = g.less(x, zero);
+    let minus = g.b.arith(Arith::Negf, &[x]);
+    let size = g.b.select(is_negative, minus, x);
+    let is_large = g.less(one, size);
+    let inverse = g.b.divf(one, size);
+    let t = g.b.select(is_large, inverse, size);
+    let is_steep = g.less(edge, t);
+    let (less, more) = (g.sub(t, one), g.add(t, one));
+    let turned = g.b.divf(less, more);
+    let t = g.b.select(is_steep, turned, t);
+    let square = g.mul(t, t);
+    let p = polynomial(
+        g,
+        square,
+        &[
+            1.628_582_011_536_578_2e-2,
+            -3.653_157_274_421_691_6e-2,
+            4.976_877_994_615_932e-2,
+            -5.833_570_133_790_573_5e-2,
+            6.661_073_137_387_531e-2,
+            -7.691_876_205_044_83e-2,
+            9.090_887_133_436_507e-2,
+            -1.111_111_040_546_235_6e-1,
+            1.428_571_427_250_346_6e-1,
+            -1.999_999_999_987_648_3e-1,
+            3.333_333_333_333_293e-1,
+        ],
+    );
+    let cube = g.mul(square, t);
+    let rest = g.mul(p, cube);
+    let y = g.sub(t, rest);
+    let steep = g.add(quarter, y);
+    let y = g.b.select(is_steep, steep, y);
+    let large = g.sub(half, y);
+    let y = g.b.select(is_large, large, y);
+    let minus = g.b.arith(Arith::Negf, &[y]);
+    let y = g.b.select(is_negative, minus, y);
+    // -0 stays.
+    let none = g.equal(x, zero);
+    g.b.select(none, x, y)
+}
+
 /// The natural logarithm of a positive normal number: x = m 2^e, with m in sqrt(1/2)..sqrt(2).
 pub(super) fn logarithm(g: &mut Grid, x: Value) -> Value {
     let bits = g.b.convert(Convert::Bitcast, x, Kind::I64);
@@ -161,6 +214,10 @@ pub(super) fn sin(k: &mut Kernel<'_>) {
 
 pub(super) fn cos(k: &mut Kernel<'_>) {
     each(k, cosine);
+}
+
+pub(super) fn atan(k: &mut Kernel<'_>) {
+    each(k, arc_tangent);
 }
 
 /// e^x within the range of f64; beyond it the result is 0 or infinity.

@@ -71,6 +71,7 @@ fn write(k: &mut Kernel<'_>, op: &Op) -> Result<(), &'static str> {
         Op::Arange(a) => moves::arange(k, a),
         Op::Sin => functions::sin(k),
         Op::Cos => functions::cos(k),
+        Op::Atan => functions::atan(k),
         Op::Pow => functions::pow(k),
         Op::NllLoss(a) => loss::nll_loss(k, a),
         Op::NllSum(a) => loss::nll_sum(k, a),

@@ -192,7 +192,7 @@ impl<'a> Lowering<'a> {
             Op::Amax(a) => vec![self.reduction(step, at, Fold::Max, a)?],
             Op::Amin(a) => vec![self.reduction(step, at, Fold::Min, a)?],
             Op::Any(a) => vec![self.reduction(step, at, Fold::Any, a)?],
-            Op::Reshape(_) | Op::Expand(_) => vec![self.known(step.inputs[0])],
+            Op::Reshape(_) | Op::Detach | Op::Expand(_) => vec![self.known(step.inputs[0])],
             Op::Full(full) => vec![self.full(full)],
             Op::Adamw => self.adamw(step)?,
             Op::AdamwSplit => self.adamw_split(step)?,
@@ -403,6 +403,7 @@ impl<'a> Lowering<'a> {
             | Op::Amin(_)
             | Op::Any(_)
             | Op::Reshape(_)
+            | Op::Detach
             | Op::Expand(_)
             | Op::Full(_)
             | Op::Adamw
@@ -417,6 +418,7 @@ impl<'a> Lowering<'a> {
             // No kernels are generated for these ops: they are `Whole` in the table.
             Op::Sin
             | Op::Cos
+            | Op::Atan
             | Op::Pow
             | Op::Cumsum(_)
             | Op::TopK(_)

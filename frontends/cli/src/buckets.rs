@@ -71,9 +71,8 @@ fn only_symbol(path: &Path, reading: &Reading, buckets: &Buckets) -> Result<Stri
         false => format!(" ({})", names.join(", ")),
     };
     Err(Failure::Input(format!(
-        "--buckets: {}: which symbolic size{found} has these values? --buckets NAME={}; \
-         --dim gives \
-         others theirs",
+        "--buckets: {}: which symbolic size{found} has these values? --buckets NAME={}; --dim \
+         gives others theirs",
         path.display(),
         sizes.join(",")
     )))

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use ir::graph::StateData;
 use ir::{Graph, StateKind};
 use passes::graph::optimizer::Optimizer;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The groups of a graph's parameters.
 #[derive(Default)]
@@ -14,7 +14,13 @@ pub(crate) struct Groups {
     pub(crate) of: BTreeMap<String, usize>,
     /// The options of groups from 1 on that differ from those of group 0.
     pub(crate) options: Vec<Vec<(String, f64)>>,
+    /// The groups whose moments are numbers where the optimizer has codes.
+    pub(crate) whole: BTreeSet<usize>,
 }
+
+/// The option of a group that says whether its moments are in 8 or in 32 bits. A plan depends on
+/// it, so it is none of those that a step reads.
+const BITS: &str = "bits";
 
 /// Removes the gradients of frozen parameters. In a forward, whose gradients do not exist yet, they
 /// become buffers.
@@ -86,6 +92,12 @@ pub(crate) fn of(graph: &Graph, compiling: &Compiling) -> Result<Groups, Failure
         });
         groups.of.insert(path, number + 1);
     }
+    for (number, options) in groups.options.iter_mut().enumerate() {
+        if options.contains(&(BITS.to_string(), 32.0)) {
+            groups.whole.insert(number + 1);
+        }
+        options.retain(|(key, _)| key != BITS);
+    }
     Ok(groups)
 }
 
@@ -123,7 +135,19 @@ fn unknown(option: &str, paths: &Paths, trained: &[(String, usize)]) -> Failure 
 }
 
 fn check_options(group: &Group, optimizer: Optimizer) -> Result<(), Failure> {
-    let has: Vec<&str> = optimizer.options().iter().map(|(key, _)| *key).collect();
+    let mut has: Vec<&str> = optimizer.options().iter().map(|(key, _)| *key).collect();
+    if optimizer == Optimizer::AdamW8bit {
+        has.push(BITS);
+    }
+    let bits = group.options.iter().find(|(key, _)| key == BITS);
+    if let Some((_, bits)) =
+        bits.filter(|(_, bits)| has.contains(&BITS) && ![8.0, 32.0].contains(bits))
+    {
+        let paths = &group.patterns.text;
+        return Err(Failure::Input(format!(
+            "--group {paths}: moments have 8 or 32 bits, not {bits}"
+        )));
+    }
     let Some((key, _)) = group.options.iter().find(|(key, _)| !has.contains(&&**key)) else {
         return Ok(());
     };

@@ -10,18 +10,18 @@ use crate::observe::{Dumps, Observer};
 use crate::out;
 use crate::page::PassTime;
 use ir::text::File;
-use ir::{Device, Graph, Op, TensorType, Value};
+use ir::{Device, Graph, Op, TensorType};
 use onnx::Trainable;
 use passes::cost::profile::{Profile, Profiled};
 use passes::cost::{Cost, Roofline};
 use passes::decide::{Extent, Planner};
 use passes::devices;
-use passes::graph::autodiff::{self, AutodiffError};
+use passes::graph::autodiff::AutodiffError;
 use passes::graph::criterion::{self, Criterion, Loss};
 use passes::graph::precision::Precision;
 use passes::pipeline::{self, Compiled, Options};
 use passes::plan::Cancel;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -35,8 +35,6 @@ pub(crate) struct Model {
     pub(crate) tensors: BTreeMap<String, (TensorType, Vec<u8>)>,
     /// Calls that can be planned but not run.
     pub(crate) unsupported: Vec<torch::Unsupported>,
-    /// Values through which no gradient flows, though the graph does not say so.
-    detached: Vec<Value>,
     /// What the reader left out, or assumed.
     notes: Vec<String>,
     /// Paths that name one parameter.
@@ -146,15 +144,6 @@ pub(crate) fn read_silently(
         if !model.graph.gradients.is_empty() {
             return Err(refused(&AutodiffError::HasGradients));
         }
-        let trained = autodiff::dependents(&model.graph);
-        if let Some(&value) = model.detached.iter().find(|&&value| trained[value]) {
-            let name = &model.graph.values[value].name;
-            return Err(Failure::Input(format!(
-                "{}: the forward detaches %{name}, which depends on parameters; no op stops a \
-                 gradient",
-                path.display()
-            )));
-        }
         criterion::attach(&mut model.graph, &criterion).map_err(|e| refused(&e))?;
     }
     Ok(model)
@@ -177,7 +166,6 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
                 graph: model.graph,
                 tensors: tensors(model.tensors),
                 unsupported: model.unsupported,
-                detached: model.detached,
                 tied: model.tied,
                 ..Model::default()
             })
@@ -449,6 +437,7 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         grad_norm: compiling.grad_norm,
         groups: BTreeMap::new(),
         group_options: vec![],
+        whole_groups: BTreeSet::new(),
         micro_batches: match compiling.micro_batches {
             Some(MicroBatches::Of(n)) => Some(n as usize),
             // It is decided before a step is compiled.
@@ -599,6 +588,7 @@ fn run_beside(
         extent,
         groups: groups.of,
         group_options: groups.options,
+        whole_groups: groups.whole,
         ..options(compiling)
     };
     let options = first.map_or(options.clone(), |first| first.beside(&options));

@@ -81,6 +81,10 @@ fn groups_have_options_of_their_own() {
     let undecayed = of_steps(flag, "loss");
     assert_ne!(undecayed, all);
     assert_eq!(of_steps(vectors, "loss"), undecayed);
+    // Moments in f32 instead of codes.
+    let adamw = of_steps("--optimizer adamw --lr 0.02", "loss");
+    let whole = "--optimizer adamw-8bit --lr 0.02 --group *:bits=32";
+    assert_eq!(of_steps(whole, "loss"), adamw);
     for (bad, why) in [
         (
             "--optimizer adamw --group nope:lr=1",
@@ -89,6 +93,14 @@ fn groups_have_options_of_their_own() {
         (
             "--optimizer adamw --group *:momentum=1",
             "adamw has no option momentum",
+        ),
+        (
+            "--optimizer adamw --group *:bits=32",
+            "adamw has no option bits",
+        ),
+        (
+            "--optimizer adamw-8bit --group *:bits=16",
+            "moments have 8 or 32 bits, not 16",
         ),
         ("--optimizer sgd --group *:lr", "PATTERN:OPTION=VALUE"),
         ("--group *:lr=1", "--optimizer names one"),

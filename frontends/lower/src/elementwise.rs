@@ -217,10 +217,14 @@ impl Call<'_> {
         let x = self.cast(x, statistics(dtype))?;
         let u = self.scalar_step(OpKind::AddScalar, x, Scalar::Float(1.0))?;
         let log = self.map(OpKind::Log, u)?;
+        // A division by 1 where the step is 0, so that the branch that is not taken has a gradient.
         let step = self.scalar_step(OpKind::AddScalar, u, Scalar::Float(-1.0))?;
+        let is_zero = self.scalar_step(OpKind::EqScalar, u, Scalar::Float(1.0))?;
+        let one = self.full(Scalar::Float(1.0), self.dtype(x), &[])?;
+        let step = self.step(OpKind::Where, &[], &[is_zero, one, step])?;
         let ratio = self.step(OpKind::Div, &[], &[x, step])?;
         let mut y = self.step(OpKind::Mul, &[], &[log, ratio])?;
-        // There the ratio is 0 / 0, or infinity by itself, and the result is `x`.
+        // There the ratio would be 0 / 0, or infinity by itself, and the result is `x`.
         for special in [1.0, f64::INFINITY] {
             let is_special = self.scalar_step(OpKind::EqScalar, u, Scalar::Float(special))?;
             y = self.step(OpKind::Where, &[], &[is_special, x, y])?;
@@ -228,12 +232,47 @@ impl Call<'_> {
         self.cast(y, dtype)
     }
 
+    /// The angle in -π/2..π/2 whose sine is `x`.
+    pub fn asin(&mut self, x: Ref) -> Result<Ref> {
+        let dtype = self.dtype(x);
+        let x = self.cast(x, statistics(dtype))?;
+        let [below, above] = self.distances_from_one(x)?;
+        let square = self.step(OpKind::Mul, &[], &[below, above])?;
+        let cosine = self.map(OpKind::Sqrt, square)?;
+        let tangent = self.step(OpKind::Div, &[], &[x, cosine])?;
+        let y = self.map(OpKind::Atan, tangent)?;
+        self.cast(y, dtype)
+    }
+
+    /// The angle in 0..π whose cosine is `x`: twice that of the tangent of its half.
+    pub fn acos(&mut self, x: Ref) -> Result<Ref> {
+        let dtype = self.dtype(x);
+        let x = self.cast(x, statistics(dtype))?;
+        let [below, above] = self.distances_from_one(x)?;
+        let square = self.step(OpKind::Div, &[], &[below, above])?;
+        let tangent = self.map(OpKind::Sqrt, square)?;
+        let half = self.map(OpKind::Atan, tangent)?;
+        let y = self.scalar_step(OpKind::MulScalar, half, Scalar::Float(2.0))?;
+        self.cast(y, dtype)
+    }
+
+    /// `1 - x` and `1 + x`.
+    fn distances_from_one(&mut self, x: Ref) -> Result<[Ref; 2]> {
+        Ok([
+            self.scalar_step(OpKind::RsubScalar, x, Scalar::Float(1.0))?,
+            self.scalar_step(OpKind::AddScalar, x, Scalar::Float(1.0))?,
+        ])
+    }
+
     /// `exp(x) - 1`, also where `exp(x)` is close to 1: with `t = tanh(x / 2)` it is `2t / (1 -
     /// t)`.
     pub fn expm1(&mut self, x: Ref) -> Result<Ref> {
         let dtype = self.dtype(x);
         let x = self.cast(x, statistics(dtype))?;
-        let half = self.scalar_step(OpKind::MulScalar, x, Scalar::Float(0.5))?;
+        // Beyond -1..1 the exponential is exact enough, and `t` may be 1.
+        let size = Some(Scalar::Float(1.0));
+        let small = self.clamp(x, Some(Scalar::Float(-1.0)), size, self.dtype(x))?;
+        let half = self.scalar_step(OpKind::MulScalar, small, Scalar::Float(0.5))?;
         let t = self.map(OpKind::Tanh, half)?;
         let double = self.scalar_step(OpKind::MulScalar, t, Scalar::Float(2.0))?;
         let rest = self.scalar_step(OpKind::RsubScalar, t, Scalar::Float(1.0))?;

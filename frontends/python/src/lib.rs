@@ -4,10 +4,11 @@
 //! Python does the tracing and the bookkeeping of modules and optimizers (`python/lighterage`).
 //! This module has no logic of its own: [`plan`] calls the compiler, [`machine`] the runtime,
 //! [`parts`] runs forward and backward of a step one by one, [`foreign`] has PyTorch compute what
-//! has no kernel, [`dlpack`] lends tensors, [`errors`] has Python's exceptions. Every call that
-//! takes long leaves the GIL to others, and [`interrupt`] lets Ctrl-C end it. After a fork,
-//! [`process`] refuses what needs threads.
+//! has no kernel, [`dlpack`] lends tensors, [`blocks`] has numbers as codes, [`errors`] has
+//! Python's exceptions. Every call that takes long leaves the GIL to others, and [`interrupt`] lets
+//! Ctrl-C end it. After a fork, [`process`] refuses what needs threads.
 
+mod blocks;
 mod dlpack;
 mod errors;
 mod foreign;
@@ -36,6 +37,9 @@ fn _lighterage(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module
     )?)?;
     module.add_function(wrap_pyfunction!(packing::first_fit_decreasing, module)?)?;
+    module.add_function(wrap_pyfunction!(blocks::dynamic_map, module)?)?;
+    module.add_function(wrap_pyfunction!(blocks::nf4, module)?)?;
+    module.add_function(wrap_pyfunction!(blocks::nf4_numbers, module)?)?;
     module.add_function(wrap_pyfunction!(plan::devices, module)?)?;
     module.add_function(wrap_pyfunction!(plan::generator_at, module)?)?;
     module.add_function(wrap_pyfunction!(noted::have, module)?)?;

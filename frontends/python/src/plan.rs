@@ -13,8 +13,9 @@ use ir::{Device, Graph, Op, TensorType, Value};
 use passes::cost::Roofline;
 use passes::decide::{Extent, Problem};
 use passes::explain::{self, Named};
-use passes::graph::optimizer::Optimizer;
+use passes::graph::optimizer::{Master, Optimizer, Rounding};
 use passes::graph::precision::Precision;
+use passes::graph::quantize::Base;
 use passes::graph::reduction::Combination;
 use passes::graph::scale::LossScale;
 use passes::micro_batches;
@@ -118,7 +119,8 @@ fn kind_of_kernels(given: &str) -> PyResult<Kernels> {
 #[pyfunction]
 #[pyo3(signature = (pt2, *, optimizer, budget=None, device="cpu", host=None, kernels="auto",
     planner="auto", clip_norm=None, groups=None, parts=None, calls=None, precision="f32",
-    loss_scale=None, micro_batches=None, reduction="auto", beside=None, command=""))]
+    loss_scale=None, micro_batches=None, reduction="auto", master="none", rounding="nearest",
+    base="whole", whole_groups=None, beside=None, command=""))]
 #[expect(
     clippy::too_many_arguments,
     reason = "Python's keyword arguments; its callers name each"
@@ -140,6 +142,10 @@ pub(crate) fn compile(
     loss_scale: Option<(f64, f64, f64, u32)>,
     micro_batches: Option<usize>,
     reduction: &str,
+    master: &str,
+    rounding: &str,
+    base: &str,
+    whole_groups: Option<BTreeSet<usize>>,
     beside: Option<PyRef<'_, Plan>>,
     command: &str,
 ) -> PyResult<Plan> {
@@ -161,6 +167,7 @@ pub(crate) fn compile(
         groups: groups.unwrap_or_default(),
         grad_norm: false,
         group_options: vec![],
+        whole_groups: whole_groups.unwrap_or_default(),
         parts: parts.map(|(late, early)| Parts { late, early }),
         extent: Extent::Plan,
         precision,
@@ -168,6 +175,9 @@ pub(crate) fn compile(
         tf32: precision == Precision::Tf32,
         micro_batches,
         reduction: chosen("reduction", reduction, &Combination::ALL, Combination::name)?,
+        master: chosen("master", master, &Master::ALL, Master::name)?,
+        rounding: chosen("rounding", rounding, &Rounding::ALL, Rounding::name)?,
+        base: chosen("base", base, &Base::ALL, Base::name)?,
         ..Options::default()
     };
     let options = match &beside {

@@ -39,8 +39,7 @@ pub(crate) fn model<R: Read + Seek>(
     let mut program = archive.model()?;
     regions::inline(&mut program.graph_module.graph);
     let symbols = Symbols::new(&program, dims)?;
-    let (graph, unsupported, detached) =
-        Import::new(&program, symbols, name, archive.shared())?.run()?;
+    let (graph, unsupported) = Import::new(&program, symbols, name, archive.shared())?.run()?;
     let mut tensors = BTreeMap::new();
     for state in graph
         .states
@@ -73,7 +72,6 @@ pub(crate) fn model<R: Read + Seek>(
         graph,
         tensors,
         unsupported,
-        detached,
         tied,
     })
 }
@@ -95,7 +93,6 @@ struct Import<'a> {
     names: Names<'a>,
     generator: Generator,
     unsupported: Vec<Unsupported>,
-    detached: Vec<Value>,
     /// Paths that name one parameter. The first of them in the file becomes a state.
     tied: Vec<Vec<String>>,
     /// The file computes no gradient.
@@ -123,7 +120,6 @@ impl<'a> Import<'a> {
             names: Names::default(),
             generator: Generator::new(rng),
             unsupported: vec![],
-            detached: vec![],
             tied,
             is_forward: !program
                 .graph_module
@@ -134,7 +130,7 @@ impl<'a> Import<'a> {
         })
     }
 
-    fn run(mut self) -> Result<(Graph, Vec<Unsupported>, Vec<Value>), Error> {
+    fn run(mut self) -> Result<(Graph, Vec<Unsupported>), Error> {
         self.inputs()?;
         let places = self.places();
         let program = self.program;
@@ -143,7 +139,7 @@ impl<'a> Import<'a> {
         }
         self.generator.advance(&mut self.graph)?;
         self.outputs()?;
-        Ok((self.graph, self.unsupported, self.detached))
+        Ok((self.graph, self.unsupported))
     }
 
     /// A tensor's type in the file.
@@ -396,6 +392,10 @@ impl<'a> Import<'a> {
             .map_err(whole_call)?;
         for (name, value) in names.iter().zip(added.results) {
             if let (Some(name), Some(value)) = (name, value) {
+                let value = match self.is_forward && ops::is_detached(&node.target) {
+                    true => self.detached(value, name, place)?,
+                    false => value,
+                };
                 self.bind(name, value)?;
             }
         }
@@ -407,14 +407,24 @@ impl<'a> Import<'a> {
                 self.names.write(tensor, value, result);
             }
         }
-        if ops::is_detached(&node.target) {
-            self.detached.extend(&operands);
-        }
         if ops::is_view(&node.target) {
             let results = names.iter().copied().flatten();
             self.names.share(tensor_names(&node.inputs).chain(results));
         }
         Ok(())
+    }
+
+    /// The same value without its gradient.
+    fn detached(&mut self, value: Value, name: &str, place: &Place) -> Result<Value, Error> {
+        if !self.graph.values[value].ty.dtype().is_float() {
+            return Ok(value);
+        }
+        let (phase, module) = (place.phase, place.module.clone());
+        let made = self
+            .graph
+            .add_node(Op::Detach, &[value], &[name.to_string()], phase, module);
+        let made = made.map_err(|e| Error::new("", e.to_string()))?;
+        Ok(made[0])
     }
 
     /// Refuses a call that writes into a tensor with views: the views would change too.

@@ -22,7 +22,7 @@ mod schema;
 mod symbols;
 mod zip;
 
-use ir::{Graph, Value};
+use ir::Graph;
 /// Why a file could not be read.
 pub use lower::FileError as Error;
 pub use lower::{Tensor, Unsupported};
@@ -39,9 +39,6 @@ pub struct Model {
     pub tensors: BTreeMap<String, Tensor>,
     /// Calls that became `extern` nodes: such a graph can be planned but not run.
     pub unsupported: Vec<Unsupported>,
-    /// Values that the forward detaches: through them no gradient flows, and the graph does not say
-    /// so.
-    pub detached: Vec<Value>,
     /// Paths that name one parameter, each group sorted. The graph has one of them as a state.
     pub tied: Vec<Vec<String>>,
 }

@@ -217,7 +217,7 @@ impl Op {
 
     /// True if the result shares the operand's bytes: it never becomes a line.
     pub fn is_alias(&self) -> bool {
-        matches!(self, Op::Reshape(_))
+        matches!(self, Op::Reshape(_) | Op::Detach)
     }
     /// True if a repeated run gives the same bits.
     pub fn is_pure(&self) -> bool {

@@ -4,7 +4,8 @@
 //! schedules, so sharing is always right in a graph.) No operation leaves its operand unchanged. A
 //! transposition before or after a product is the product's `ta` and `tb`. No `expand` stands
 //! before an operation that broadcasts. A chain of reshapes and permutes is one node. No
-//! concatenation has more operands than a kernel can have. Values keep their names from the trace.
+//! concatenation has more operands than a kernel can have. No value is detached: gradients are
+//! known. Values keep their names from the trace.
 
 use super::reshape_to;
 use ir::graph::{NodeData, Output};
@@ -18,7 +19,19 @@ const MOST_JOINED: usize = 256;
 
 /// Rewrites the graph.
 pub fn run(graph: &mut Graph) {
-    let mut rewrite = Rewrite::new(graph);
+    rewrite(graph, false);
+}
+
+/// The same before gradients are known: detached values stay so.
+pub(super) fn run_before_autodiff(graph: &mut Graph) {
+    rewrite(graph, true);
+}
+
+fn rewrite(graph: &mut Graph, detaches: bool) {
+    let mut rewrite = Rewrite {
+        detaches,
+        ..Rewrite::new(graph)
+    };
     for &node in &graph.order {
         rewrite.node(node);
     }
@@ -77,6 +90,8 @@ fn live(graph: &Graph) -> Table<Node, bool> {
 struct Rewrite<'a> {
     old: &'a Graph,
     new: Graph,
+    /// Detached values stay so.
+    detaches: bool,
     /// The new value of each old value.
     value: Table<Value, Option<Value>>,
     /// How often needed nodes read each old value.
@@ -115,6 +130,7 @@ impl<'a> Rewrite<'a> {
         Rewrite {
             old,
             new,
+            detaches: false,
             value,
             n_uses,
             known: BTreeMap::new(),
@@ -332,6 +348,7 @@ impl<'a> Rewrite<'a> {
         };
         let same = match op {
             Op::Cast(_) | Op::Reshape(_) | Op::Expand(_) => same_type(),
+            Op::Detach => !self.detaches,
             Op::Slice(slice) => same_type() && slice.step == 1,
             Op::Cat(_) => inputs.len() == 1,
             Op::Pad(pad) => pad.pad.iter().all(|&n| n == 0),

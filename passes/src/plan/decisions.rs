@@ -1,5 +1,6 @@
 //! What a planner returns: [`Decisions`], plain data with the reason for each.
 
+use super::homes::Homes;
 use super::problem::Problem;
 use ir::graph::Def;
 use ir::{Graph, Node, State, Value};
@@ -65,6 +66,18 @@ pub struct Decisions {
 }
 
 impl Decisions {
+    /// Where the states of a step live, for other steps on its memory.
+    pub fn homes(&self, graph: &Graph) -> Homes {
+        let path = |state: &State| graph.states[*state].path.clone();
+        let name = |node: &Node| graph.node_name(*node).to_string();
+        let chunk = |chunk: &Vec<State>| chunk.iter().map(path).collect();
+        Homes {
+            hosted: self.hosted.keys().map(path).collect(),
+            chunks: self.chunks.iter().map(chunk).collect(),
+            on_host: self.on_host.iter().map(name).collect(),
+        }
+    }
+
     /// The number of cut gaps plus the number of hosted states.
     pub fn count(&self) -> usize {
         self.cuts.len() + self.hosted.len()

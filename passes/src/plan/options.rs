@@ -12,7 +12,7 @@ use crate::graph::scale::LossScale;
 use crate::schedule::order::Update;
 use papers::protrain::Fixed;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Peak bytes of the device for the whole step.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -55,6 +55,8 @@ pub struct Options {
     pub grad_norm: bool,
     /// Groups of parameters with options of their own, by path: see [`Attach::groups`].
     pub groups: BTreeMap<String, usize>,
+    /// The groups whose moments are numbers where the optimizer has codes: see [`Attach::whole`].
+    pub whole_groups: BTreeSet<usize>,
     /// The options of the groups from 1 on that differ from those of group 0, for the program that
     /// runs the step. They change no plan.
     pub group_options: Vec<Vec<(String, f64)>>,
@@ -110,6 +112,7 @@ impl Options {
             clip_norm: self.clip_norm,
             grad_norm: self.grad_norm,
             groups: self.groups.clone(),
+            whole: self.whole_groups.clone(),
             loss_scale: (self.precision == Precision::Fp16).then_some(self.loss_scale),
         }
     }

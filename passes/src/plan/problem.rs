@@ -232,13 +232,32 @@ impl<'a> Problem<'a> {
     /// The same problem for a step whose states live where another step has them.
     pub fn with_homes(mut self, homes: Option<&Homes>) -> Problem<'a> {
         if let Some(homes) = homes {
-            self.fixed_homes = Some(homes.decisions(&self));
+            self.fixed_homes = Some(self.at_home(homes));
             self.blocks
                 .iter_mut()
                 .for_each(|block| block.states.clear());
             self.groups = Table::new();
         }
         self
+    }
+
+    /// The decisions that every plan of a step with these homes has.
+    fn at_home(&self, homes: &Homes) -> Decisions {
+        let graph = self.graph;
+        let states = graph.states.iter();
+        let states: BTreeMap<&str, State> = states
+            .map(|(state, data)| (data.path.as_str(), state))
+            .collect();
+        let found = |path: &String| states.get(path.as_str()).copied();
+        let hosted = homes.hosted.iter().filter_map(found);
+        let chunk = |chunk: &Vec<String>| chunk.iter().filter_map(found).collect();
+        let runs = |node: &Node| homes.on_host.contains(graph.node_name(*node));
+        Decisions {
+            hosted: hosted.map(|s| (s, self.hosted_reason(s))).collect(),
+            chunks: homes.chunks.iter().map(chunk).collect(),
+            on_host: self.lines.iter().copied().filter(runs).collect(),
+            ..Decisions::default()
+        }
     }
 
     /// The decisions that planners start from: none, unless the homes of states are fixed.

@@ -1,7 +1,7 @@
 //! The file format of a compiled step. The compiler and the runtime share only this. No compiler
 //! type appears: an artifact has pools, streams, events, commands over places in pools, and the
 //! initial data of states. It may have several steps, for batches of several sizes, which take
-//! turns on the same pools and states: see [`sharing`].
+//! turns on the same pools and states: see [`sharing()`].
 
 mod file;
 mod replace;

@@ -15,7 +15,19 @@ const FOUR: usize = BLOCK_NF4 as usize;
 pub(super) struct Map {
     numbers: &'static [f32; 256],
     middles: [f32; 256],
+    /// For numbers of both signs, not negative ones first: a cell is all numbers with the same
+    /// sign, exponent and upper mantissa bits, and has the number of middles below it. No cell has
+    /// two middles.
+    cells: [[u8; CELLS]; 2],
 }
+
+/// The bits of a number below those that all numbers of a cell share.
+const CELL_BITS: u32 = 16;
+/// What the magnitudes of the first cell and of the last one, which is 1, begin with. No middle is
+/// as small as 2^-23, so that all smaller numbers are in the first cell.
+const FIRST_CELL: u32 = (127 - 23) << (23 - CELL_BITS);
+const LAST_CELL: u32 = 1f32.to_bits() >> CELL_BITS;
+const CELLS: usize = (LAST_CELL - FIRST_CELL + 1) as usize;
 
 /// The dynamic maps.
 pub(super) static SIGNED_MAP: Map = Map::of(&DYNAMIC);
@@ -24,10 +36,23 @@ static NF4_MIDDLES: [f32; 16] = middles(&NF4);
 
 impl Map {
     const fn of(numbers: &'static [f32; 256]) -> Map {
+        let middles = middles(numbers);
         Map {
             numbers,
-            middles: middles(numbers),
+            cells: [below(&middles, false), below(&middles, true)],
+            middles,
         }
+    }
+
+    /// The code of a number from -1 to 1: how many middles are below it. That of NaN is 0.
+    #[inline(always)]
+    fn code(&self, x: f32) -> u8 {
+        let bits = x.to_bits();
+        let cell = (bits & i32::MAX as u32) >> CELL_BITS;
+        let cell = cell.clamp(FIRST_CELL, LAST_CELL) - FIRST_CELL;
+        let below = self.cells[(bits >> 31) as usize][cell as usize];
+        let code = below + u8::from(self.middles[usize::from(below)] < x);
+        if x.is_nan() { 0 } else { code }
     }
 
     /// The numbers of a block.
@@ -43,25 +68,38 @@ impl Map {
     pub(super) fn encode(&self, numbers: &[f32], codes: &mut [u8]) -> f32 {
         let larger = |most: f32, &x: &f32| if x.abs() > most { x.abs() } else { most };
         let largest = numbers.iter().fold(0.0, larger);
-        let (mut scaled, mut places) = ([0f32; EIGHT], [0u32; EIGHT]);
+        let mut scaled = [0f32; EIGHT];
         let scaled = &mut scaled[..numbers.len()];
         for (scaled, x) in scaled.iter_mut().zip(numbers) {
             *scaled = x / largest;
         }
-        // Eight times, all numbers of the block: each search alone would wait for its readings.
-        for step in [128, 64, 32, 16, 8, 4, 2, 1] {
-            for (place, x) in places.iter_mut().zip(&*scaled) {
-                // The bits from `step` down are 0 so far.
-                let further = *place | step;
-                let middle = self.middles[further.wrapping_sub(1) as usize % 256];
-                *place = if middle < *x { further } else { *place };
-            }
-        }
-        for (code, place) in codes.iter_mut().zip(places) {
-            *code = place as u8;
+        for (code, x) in codes.iter_mut().zip(&*scaled) {
+            *code = self.code(*x);
         }
         largest
     }
+}
+
+/// The number of middles below the smallest number of each cell.
+const fn below(middles: &[f32; 256], is_negative: bool) -> [u8; CELLS] {
+    let mut all = [0; CELLS];
+    let (mut i, mut n) = (0, 0);
+    while i < CELLS {
+        // From the smallest number on.
+        let cell = if is_negative { CELLS - 1 - i } else { i };
+        let first = FIRST_CELL + cell as u32;
+        let smallest = match is_negative {
+            true => -f32::from_bits(((first + 1) << CELL_BITS) - 1),
+            false if cell == 0 => 0.0,
+            false => f32::from_bits(first << CELL_BITS),
+        };
+        while middles[n] < smallest {
+            n += 1;
+        }
+        all[cell] = n as u8;
+        i += 1;
+    }
+    all
 }
 
 // --- NF4 ---
@@ -111,6 +149,34 @@ impl Nf4 {
             offset,
         }
     }
+
+    /// The first `n` numbers, as the op `nf4` computes them; `None` if there are fewer codes.
+    pub fn numbers(&self, n: usize) -> Option<Vec<f32>> {
+        let mut numbers = vec![0.0; n];
+        let codes = self.codes.get(..n.div_ceil(2))?.chunks(FOUR / 2);
+        let sizes = self.sizes.get(..n.div_ceil(FOUR))?;
+        let blocks = numbers.chunks_mut(FOUR).zip(codes);
+        for ((i, (numbers, codes)), &size) in blocks.enumerate().zip(sizes) {
+            let size = nf4_size(size, *self.largest.get(i / EIGHT)?, self.offset);
+            decode_nf4(&NF4.map(|x| x * size), codes, numbers);
+        }
+        Some(numbers)
+    }
+}
+
+/// The largest magnitude of a block.
+fn nf4_size(code: u8, largest: f32, offset: f32) -> f32 {
+    DYNAMIC[usize::from(code)] * largest + offset
+}
+
+/// The numbers of a block whose 16 numbers are `map`.
+fn decode_nf4<T: Copy>(map: &[T; 16], codes: &[u8], numbers: &mut [T]) {
+    for (pair, &byte) in numbers.chunks_mut(2).zip(codes) {
+        pair[0] = map[usize::from(byte >> 4)];
+        if let [_, second] = pair {
+            *second = map[usize::from(byte & 15)];
+        }
+    }
 }
 
 pub(super) fn check_nf4(s: &Signature<'_>) -> Checked {
@@ -144,15 +210,48 @@ pub(super) fn nf4(call: &Call<'_>) -> Ran {
         let numbers = call.output_blocks::<T>(0, units, FOUR);
         let blocks = numbers.chunks_mut(FOUR).zip(codes.chunks(FOUR / 2));
         for ((i, (numbers, codes)), &size) in (first..).zip(blocks).zip(sizes) {
-            let size = DYNAMIC[usize::from(size)] * largest[i / EIGHT] + offset;
+            let size = nf4_size(size, largest[i / EIGHT], offset);
             let map = NF4.map(|x| <T as super::wide::Scalar>::cast_f32(x * size));
-            for (pair, &byte) in numbers.chunks_mut(2).zip(codes) {
-                pair[0] = map[usize::from(byte >> 4)];
-                if let [_, second] = pair {
-                    *second = map[usize::from(byte & 15)];
-                }
-            }
+            decode_nf4(&map, codes, numbers);
         }
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_is_the_number_of_middles_below() {
+        for map in [&SIGNED_MAP, &UNSIGNED_MAP] {
+            let expected = |x: f32| map.middles.iter().filter(|&&middle| middle < x).count();
+            let check = |x: f32| assert_eq!(usize::from(map.code(x)), expected(x), "{x:e}");
+            // The ends of all cells, and the neighbours of all middles and numbers.
+            let ends = (0..=LAST_CELL)
+                .flat_map(|cell| [cell << CELL_BITS, (cell << CELL_BITS).saturating_sub(1)]);
+            let ends = ends.map(|bits| f32::from_bits(bits & i32::MAX as u32));
+            ends.filter(|x| *x <= 1.0)
+                .for_each(|x| [x, -x].into_iter().for_each(check));
+            let near = map.middles.iter().chain(map.numbers);
+            let near = near.flat_map(|x| [x.next_down(), *x, x.next_up()]);
+            near.filter(|x| x.abs() <= 1.0).for_each(check);
+            [f32::NAN, 0.0, -0.0, 1.0, -1.0].into_iter().for_each(check);
+        }
+    }
+
+    #[test]
+    fn no_cell_has_two_middles() {
+        for map in [&SIGNED_MAP, &UNSIGNED_MAP] {
+            let cell = |x: f32| {
+                (
+                    x.is_sign_negative(),
+                    (x.abs().to_bits() >> CELL_BITS).max(FIRST_CELL),
+                )
+            };
+            for pair in map.middles[..255].windows(2) {
+                assert_ne!(cell(pair[0]), cell(pair[1]), "{pair:?}");
+            }
+        }
+    }
 }

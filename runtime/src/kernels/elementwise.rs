@@ -150,6 +150,7 @@ reals! {
     sigmoid: x => math::sigmoid(x);
     sin: x => x.sin_of();
     cos: x => x.cos_of();
+    atan: x => x.atan_of();
     erf: x => math::erf(x);
     silu: x => x / (R::ONE + math::exp(-x));
 }

@@ -20,6 +20,7 @@ pub(super) trait Real:
     fn sqrt_of(self) -> Self;
     fn tanh_of(self) -> Self;
     fn erf_of(self) -> Self;
+    fn atan_of(self) -> Self;
     fn sin_of(self) -> Self;
     fn cos_of(self) -> Self;
     fn pow_of(self, y: Self) -> Self;
@@ -103,6 +104,9 @@ macro_rules! real {
             }
             fn erf_of(self) -> $ty {
                 $erf(self)
+            }
+            fn atan_of(self) -> $ty {
+                self.atan()
             }
             fn sin_of(self) -> $ty {
                 self.sin()

@@ -255,7 +255,7 @@ const fn kernel(op: OpKind) -> Option<Kernel> {
     let kernel = match op {
         // A reshape shares its operand's bytes, a group of ops has generated code, and an unknown
         // op never runs.
-        OpKind::Reshape | OpKind::Fused | OpKind::Extern => return None,
+        OpKind::Reshape | OpKind::Detach | OpKind::Fused | OpKind::Extern => return None,
         OpKind::Neg => k(elementwise::check_signed, elementwise::neg).cut_by(Cut::elements),
         OpKind::Abs => k(elementwise::check_numbers, elementwise::abs).cut_by(Cut::elements),
         OpKind::Sign => k(elementwise::check_numbers, elementwise::sign).cut_by(Cut::elements),
@@ -270,6 +270,7 @@ const fn kernel(op: OpKind) -> Option<Kernel> {
         OpKind::Sigmoid => k(elementwise::check_floats, elementwise::sigmoid).cut_by(Cut::elements),
         OpKind::Sin => k(elementwise::check_floats, elementwise::sin).cut_by(Cut::elements),
         OpKind::Cos => k(elementwise::check_floats, elementwise::cos).cut_by(Cut::elements),
+        OpKind::Atan => k(elementwise::check_floats, elementwise::atan).cut_by(Cut::elements),
         OpKind::Erf => k(elementwise::check_floats, elementwise::erf).cut_by(Cut::elements),
         OpKind::Relu => k(elementwise::check_numbers, elementwise::relu).cut_by(Cut::elements),
         OpKind::Silu => k(elementwise::check_floats, elementwise::silu).cut_by(Cut::elements),

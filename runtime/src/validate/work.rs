@@ -67,16 +67,17 @@ fn work(kernel: &Kernel, ins: &[Operand], outs: &[Operand]) -> u128 {
         // These ops visit each element a constant number of times.
         (
             any_of!(
-                Neg Abs Sign Exp Log Sqrt Rsqrt Reciprocal Tanh Sigmoid Sin Cos Erf Relu Silu Gelu
-                BitwiseNot LogicalNot Cast Clamp AddScalar MulScalar DivScalar RsubScalar PowScalar
-                EqScalar NeScalar LtScalar LeScalar GtScalar GeScalar Add Sub Mul Div Pow Maximum
-                Minimum BitwiseAnd BitwiseOr BitwiseXor Eq Ne Lt Le Gt Ge LogicalAnd LogicalOr Where
-                TanhBwd SigmoidBwd SiluBwd GeluBwd ThresholdBwd Sum Mean Amax Amin Any Cumsum TopK
-                Softmax LogSoftmax SoftmaxBwd LogSoftmaxBwd LayerNorm LayerNormBwd BatchNorm
-                BatchNormBwd MaxPool2dBwd Embedding EmbeddingBwd NllLoss NllSum NllLossBwd Gather
-                Scatter ScatterAdd ScatterValue Index IndexPut Reshape Permute Expand Flip Slice
-                SliceScatter Cat Pad Full Arange Rand Randn Dropout DropoutBwd RoundRandom RngNext
-                SumSquares ClipScale Adamw AdamwSplit Adamw8bit Nf4 Sgd SgdMomentum Fused Extern
+                Neg Abs Sign Exp Log Sqrt Rsqrt Reciprocal Tanh Sigmoid Sin Cos Atan Erf Relu Silu
+                Gelu BitwiseNot LogicalNot Cast Clamp AddScalar MulScalar DivScalar RsubScalar
+                PowScalar EqScalar NeScalar LtScalar LeScalar GtScalar GeScalar Add Sub Mul Div Pow
+                Maximum Minimum BitwiseAnd BitwiseOr BitwiseXor Eq Ne Lt Le Gt Ge LogicalAnd
+                LogicalOr Where TanhBwd SigmoidBwd SiluBwd GeluBwd ThresholdBwd Sum Mean Amax Amin
+                Any Cumsum TopK Softmax LogSoftmax SoftmaxBwd LogSoftmaxBwd LayerNorm LayerNormBwd
+                BatchNorm BatchNormBwd MaxPool2dBwd Embedding EmbeddingBwd NllLoss NllSum NllLossBwd
+                Gather Scatter ScatterAdd ScatterValue Index IndexPut Reshape Detach Permute Expand
+                Flip Slice SliceScatter Cat Pad Full Arange Rand Randn Dropout DropoutBwd
+                RoundRandom RngNext SumSquares ClipScale Adamw AdamwSplit Adamw8bit Nf4 Sgd
+                SgdMomentum Fused Extern
             ),
             _,
         ) => 0,

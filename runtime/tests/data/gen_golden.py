@@ -106,7 +106,7 @@ SPECIAL = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-30, -1e30, 
 def elementwise():
     unary = {
         "exp": torch.exp, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "sin": torch.sin, "cos": torch.cos,
-        "erf": torch.erf, "silu": F.silu, "reciprocal": torch.reciprocal,
+        "atan": torch.atan, "erf": torch.erf, "silu": F.silu, "reciprocal": torch.reciprocal,
     }
     for op, f in unary.items():
         for dtype in FLOATS:

@@ -16,11 +16,14 @@ fn documents_have_the_bits_of_their_mask() {
         .zip(lengths)
         .flat_map(|(k, n)| std::iter::repeat_n(k, n));
     let documents: Vec<i64> = documents.collect();
-    let pairs = documents.iter().flat_map(|own| {
-        let same = documents.iter().map(move |other| i64::from(own == other));
-        same
-    });
-    let pairs: Vec<i64> = pairs.collect();
+    let of_one = |own: &i64| {
+        documents
+            .iter()
+            .map(|other| i64::from(own == other))
+            .collect()
+    };
+    let pairs = documents.iter().map(of_one).collect::<Vec<Vec<i64>>>();
+    let pairs = pairs.concat();
     let by_number = OwnedTensor::from_i64s(DType::I64, &[1, LENGTH], &documents);
     let by_pair = OwnedTensor::from_i64s(DType::Bool, &[1, 1, LENGTH, LENGTH], &pairs);
 

@@ -182,9 +182,8 @@ struct Drawn {
 pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
     let mut drawn = match op {
         "log" | "sqrt" | "rsqrt" | "reciprocal" => positive_functions(rng),
-        "exp" | "tanh" | "sigmoid" | "sin" | "cos" | "erf" | "silu" | "gelu" | "div_scalar" => {
-            functions(op, rng)
-        }
+        "exp" | "tanh" | "sigmoid" | "sin" | "cos" | "atan" | "erf" | "silu" | "gelu"
+        | "div_scalar" => functions(op, rng),
         "neg" | "abs" | "sign" | "relu" | "clamp" | "add_scalar" | "mul_scalar" | "rsub_scalar" => {
             signed_functions(op, rng)
         }

@@ -132,6 +132,7 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
         "sigmoid" => one(&sigmoid),
         "sin" => one(&|x| x.sin()),
         "cos" => one(&|x| x.cos()),
+        "atan" => one(&|x| x.atan()),
         "erf" => one(&erf),
         "relu" => one(&|x| x.max(0.0)),
         "silu" => one(&|x| x * sigmoid(x)),

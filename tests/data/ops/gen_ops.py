@@ -21,6 +21,8 @@ def calls(x, p, i, b, img):
     idx, near, zero = torch.tensor([2, 0, 2]), torch.tensor([0, 1, 0]), x.sum()
     dy = x * 0.5 + 1
     yield "neg abs sign exp tanh sigmoid sin cos erf relu silu square exp2 sgn", lambda f: getattr(aten, f)(x)
+    yield "atan", lambda f: aten.atan(x * 3)
+    yield "asin acos", lambda f: getattr(aten, f)(torch.cat([torch.sin(x), torch.full((1, 6), 1.0), -torch.ones(1, 6)]))
     yield "log sqrt rsqrt reciprocal log2 log10", lambda f: getattr(aten, f)(p)
     yield "log1p expm1", lambda f: getattr(aten, f)(torch.cat([p, x[:2] * 1e-4]))
     yield "log1p_ends", lambda f: aten.log1p(torch.tensor([0.0, -1.0, float("inf"), -2.0]) + 0 * x[0, :4])

@@ -30,6 +30,7 @@ const SMOOTH: &[&str] = &[
     "param a f64[2,3] ; %y = sigmoid %a : f64[2,3]",
     "param a f64[2,3] ; %y = sin %a : f64[2,3]",
     "param a f64[2,3] ; %y = cos %a : f64[2,3]",
+    "param a f64[2,3] ; %y = atan %a : f64[2,3]",
     "param a f64[2,3] ; %y = erf %a : f64[2,3]",
     "param a f64[2,3] ; %y = relu %a : f64[2,3]",
     "param a f64[2,3] ; %y = silu %a : f64[2,3]",

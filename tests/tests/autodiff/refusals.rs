@@ -79,6 +79,33 @@ fn what_the_loss_does_not_need_may_have_no_derivative() {
     assert_eq!(graph.gradients.len(), 1);
 }
 
+/// A detached value counts as a constant, and is the value itself when gradients are known.
+#[test]
+fn no_gradient_passes_a_detached_value() {
+    let rest = "fwd m %y = mul %w, %w : f32[2,3]
+                fwd m %d = detach %y : f32[2,3]
+                fwd m %z = mul %d, %w : f32[2,3]
+                fwd m %loss = sum %z dims=[0,1] keepdim=false : f32[]\noutput loss = %loss";
+    let mut graph = graph(rest);
+    autodiff::run(&mut graph, true).unwrap();
+    passes::graph::canonical::run(&mut graph);
+    let text = text::print_graph(&graph);
+    assert!(!text.contains("detach"), "{text}");
+    optimizer::run(&mut graph, Optimizer::None).unwrap();
+    let numbers = |xs: &[f32]| xs.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let w = [1.0, -2.0, 0.5, 3.0, 0.0, -1.0];
+    let mut states = Tensors::from([("w".to_string(), numbers(&w))]);
+    let inputs = Tensors::from([
+        ("x".to_string(), vec![0; 24]),
+        ("i".to_string(), vec![0; 16]),
+    ]);
+    let found = evaluate::step(&graph, &mut states, &inputs).unwrap();
+    // w^2, not 3 w^2.
+    assert_eq!(found["grad.w"], numbers(&w.map(|x| x * x)));
+    let all = rest.replace("mul %d, %w", "mul %d, %d");
+    assert!(refused(&all).contains("depends on no parameter"));
+}
+
 /// The backward stands before the update of the random numbers' state, in the phase `bwd`, and in
 /// the module of its forward.
 #[test]

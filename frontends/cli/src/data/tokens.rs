@@ -423,9 +423,8 @@ fn slots(
         return Err(Failure::Input(format!(
             "--pack: documents in a row would see each other, because none of the model's inputs \
              says where they begin; it has {}; export it with an input position_ids or segment_ids \
-             of the ids' shape, or with attention_mask bool[rows,1,length,length]; a \
-             config.json gets \
-             both with --packed",
+             of the ids' shape, or with attention_mask bool[rows,1,length,length]; a config.json \
+             gets both with --packed",
             has()
         )));
     }

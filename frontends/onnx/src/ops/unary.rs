@@ -70,6 +70,15 @@ pub(super) const OPS: &[Row] = &[
     op("Sinh", |c, x| hyperbolic(c, x, OpKind::Sub)),
     op("Cosh", |c, x| hyperbolic(c, x, OpKind::Add)),
     op("Tan", tan),
+    op("Atan", |c, x| function(c, x, OpKind::Atan)),
+    op("Asin", |c, x| {
+        let x = x.at(c, 0)?;
+        one(c.asin(x)?)
+    }),
+    op("Acos", |c, x| {
+        let x = x.at(c, 0)?;
+        one(c.acos(x)?)
+    }),
     op("Asinh", asinh),
     op("Acosh", acosh),
     op("Atanh", atanh),
@@ -227,7 +236,9 @@ fn softplus(c: &mut Call<'_>, x: Ref) -> Result<Ref> {
     let small = c.map(OpKind::Neg, size)?;
     let small = c.map(OpKind::Exp, small)?;
     let small = c.log1p(small)?;
-    let large = c.map(OpKind::Relu, x)?;
+    // Of two equal numbers each has half of the derivative: at 0 it is that of a sigmoid.
+    let zero = c.full(Scalar::Int(0), c.dtype(x), &[])?;
+    let large = c.step(OpKind::Maximum, &[], &[x, zero])?;
     c.step(OpKind::Add, &[], &[large, small])
 }
 

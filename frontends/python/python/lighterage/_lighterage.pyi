@@ -12,11 +12,14 @@ __all__ = [
     "View",
     "compile",
     "devices",
+    "dynamic_map",
     "fastest_micro_batches",
     "first_fit_decreasing",
     "generator_at",
     "have",
     "have_at",
+    "nf4",
+    "nf4_numbers",
 ]
 
 @final
@@ -239,6 +242,10 @@ def compile(
     loss_scale: tuple[float, float, float, int] | None = None,
     micro_batches: int | None = None,
     reduction: str = "auto",
+    master: str = "none",
+    rounding: str = "nearest",
+    base: str = "whole",
+    whole_groups: set[int] | None = None,
     beside: Plan | None = None,
     command: str = "",
 ) -> Plan:
@@ -249,7 +256,8 @@ def compile(
     precision: `f32`, `tf32`, `bf16` or `fp16`, as of `lighterage.compile`.
     loss_scale: of fp16, the first scale, its growth, its backoff, and the updates until it grows.
     micro_batches: how many batches a step takes, whose inputs get the suffixes `.0`, `.1` and so on.
-    reduction: `auto`, `mean` or `sum`, as of `lighterage.compile`.
+    reduction, master, rounding, base: as of `lighterage.compile`.
+    whole_groups: the groups whose moments are f32 where the optimizer has codes.
     beside: the plan of a step on larger batches in whose memory this one is to run, in turn with it.
     calls: for a step that is to run, on this machine's processor. It gets the calls without a kernel (operator, node,
         module, reason), and raises an exception or returns what computes them: `compute(node, operands, results)`,
@@ -273,6 +281,9 @@ def first_fit_decreasing(lengths: list[int], limit: int) -> list[list[int]] | No
 def devices() -> list[str]:
     """Names of the devices that come with Lighterage."""
 
+def dynamic_map(signed: bool) -> list[float]:
+    """The numbers of 8-bit codes, of both signs or not negative."""
+
 def generator_at(program: str | PathLike[str]) -> None:
     """Says where the kernel generator is, if `LIGHTERAGE_MLIR` does not."""
 
@@ -281,3 +292,12 @@ def have(tables: list[dict[Any, Any]], lists: list[list[Any]], objects: list[Any
 
 def have_at(tables: list[dict[str, Any]], key: str, values: list[Any]) -> bool:
     """Whether each of some dicts has the value with its number under a key. Only identities count."""
+
+def nf4(numbers: bytes) -> list[bytes]:
+    """The four states of a matrix in NF4, from its numbers in f32."""
+
+def nf4_numbers(n: int, codes: bytes, sizes: bytes, largest: bytes, offset: float) -> bytes:
+    """The first `n` numbers, in f32, that the four states of a matrix stand for.
+
+    Raises Error: there are too few codes.
+    """

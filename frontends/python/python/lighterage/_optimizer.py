@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils.dlpack import from_dlpack
 
+from . import optim
 from ._guard import Places
 from ._lighterage import Machine
 from .errors import Error, StaleError, Unsupported
@@ -44,7 +45,11 @@ _FIXED_OF_8_BITS: dict[str, tuple[Any, ...]] = {
     "skip_zeros": (False,),
 }
 _LEAST_IN_8_BITS = 4096
+RNG = "optimizer.rng"
+"""The state of the random numbers of roundings, if nothing else of the step draws any."""
 _STEP, _HYPER = "optimizer.step", "optimizer.hyper"
+# States of a parameter in half precision beside its moments: an f32 that is updated, or the bits that extend it to one.
+_MASTER, _LOW = "master", "low"
 # Without moments, a gradient is read from the update. The larger the rate, the fewer of its digits the parameter hides.
 PROBE_RATE = 1024.0
 
@@ -61,10 +66,10 @@ class Kind:
     of_large: tuple[str, ...] = ()
     """Further moments of parameters whose moments are in 8 bits."""
 
-    def moments_of(self, parameter: torch.Tensor) -> tuple[str, ...]:
-        """The names of a parameter's moments."""
+    def moments_of(self, parameter: torch.Tensor, *, is_whole: bool = False) -> tuple[str, ...]:
+        """The names of a parameter's moments. is_whole: none of them are codes."""
         moments = self.moments if self.of_vectors is None or parameter.dim() > 1 else self.of_vectors
-        return moments + self.of_large if parameter.numel() >= _LEAST_IN_8_BITS else moments
+        return moments + self.of_large if parameter.numel() >= _LEAST_IN_8_BITS and not is_whole else moments
 
     @property
     def count_type(self) -> torch.dtype:
@@ -74,15 +79,18 @@ class Kind:
     @property
     def shows_gradients(self) -> bool:
         """Whether a step with the options of a probe makes the gradients readable."""
-        return self not in (ADAFACTOR, ADAMW_8BIT)
+        return self not in (ADAFACTOR, ADAMW_8BIT, ADAMW_BF16)
 
 
 ADAMW = Kind("adamw", ("exp_avg", "exp_avg_sq"), counts_steps=True)
 SGD = Kind("sgd", (), counts_steps=False)
 MOMENTUM = Kind("sgd-momentum", ("momentum_buffer",), counts_steps=False)
 ADAFACTOR = Kind("adafactor", ("row_var", "col_var"), counts_steps=True, of_vectors=("variance",))
+ADAMW_BF16 = Kind("adamw-bf16", ("exp_avg", "exp_avg_sq"), counts_steps=True)
 ADAMW_8BIT = Kind("adamw-8bit", ("state1", "state2"), counts_steps=True, of_large=("absmax1", "absmax2"))
+LION = Kind("lion", ("exp_avg",), counts_steps=False)
 MUON = Kind("muon", ("momentum_buffer",), counts_steps=False)
+_OWN = {optim.AdamWBf16: ADAMW_BF16, optim.AdamW8bit: ADAMW_8BIT, optim.Lion: LION}
 
 
 def _classes() -> tuple[type[torch.optim.Optimizer], ...]:
@@ -120,9 +128,13 @@ def kind_of(optimizer: torch.optim.Optimizer) -> Kind:
     if _is_of_8_bits(optimizer):
         _check_8_bits(optimizer)
         return ADAMW_8BIT
+    if (own := _OWN.get(type(optimizer))) is not None:
+        return own
     if type(optimizer) not in _classes():
-        names = ", ".join(known.__name__ for known in _classes())
-        raise Unsupported(f"{name} has no counterpart: of torch.optim, these have: {names}")
+        names, others = (", ".join(known.__name__ for known in classes) for classes in (_classes(), _OWN))
+        raise Unsupported(
+            f"{name} has no counterpart: of torch.optim, these have: {names}; and lighterage.optim has {others}"
+        )
     for group in optimizer.param_groups:
         for option, allowed in (_FIXED_OF_MUON if name == "Muon" else _FIXED).items():
             if option in group and group[option] not in allowed:
@@ -157,6 +169,11 @@ def groups_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, i
     if strange := len(set(groups) - set(names.values())):
         raise Error(f"the optimizer has {strange} parameters that are not the model's")
     return {name: groups[p] for name, p in names.items() if p in groups}
+
+
+def whole_groups(optimizer: torch.optim.Optimizer) -> set[int]:
+    """The groups whose moments are f32 where the optimizer has codes."""
+    return {i for i, group in enumerate(optimizer.param_groups) if group.get("bits") == optim.WHOLE}
 
 
 def _read(group: dict[str, Any]) -> list[Any]:
@@ -218,16 +235,24 @@ class State:
         # The options of the last step, as they were read, and what they became.
         self._options_read: list[list[Any]] = []
         self._rows: list[tuple[int, bytes]] = []
-        self._moments = {
-            path: {name: lent(machine, "state", f"{name}.{path}") for name in kind.moments_of(parameter)}
-            for path, parameter in paths.items()
-        }
+        states = {path for path, _ in machine.states}
+        self._whole = whole_groups(optimizer)
+        whole = {id(p) for group in self._whole for p in optimizer.param_groups[group]["params"]}
+        self._moments = {}
+        for path, parameter in paths.items():
+            moments = kind.moments_of(parameter, is_whole=id(parameter) in whole)
+            names = [*moments, *(name for name in (_MASTER, _LOW) if f"{name}.{path}" in states)]
+            self._moments[path] = {name: lent(machine, "state", f"{name}.{path}") for name in names}
+        self._masters = {path: views[_MASTER] for path, views in self._moments.items() if _MASTER in views}
+        self._versions: list[int] = []
+        if any(view.dtype != paths[path].dtype for path, views in self._moments.items() for view in views.values()):
+            optim.keep_types(optimizer)
         # What the user gets of them: other tensors, which a program may move without moving ours.
         self._given = {
             path: {name: view.detach() for name, view in views.items()} for path, views in self._moments.items()
         }
         self._parameters: dict[str, nn.Parameter] = paths
-        self._count = lent(machine, "state", _STEP) if kind.counts_steps else torch.zeros((), dtype=torch.int64)
+        self._count = lent(machine, "state", _STEP) if _STEP in states else torch.zeros((), dtype=torch.int64)
         self._count_memory = _memory(self._count)
         # Torch has the count for each parameter. These are views of one tensor, so that one write sets all.
         self._counts = torch.zeros(len(paths), dtype=kind.count_type)
@@ -263,6 +288,8 @@ class State:
     def _take_options(self, groups: list[dict[str, Any]], probe: bool) -> None:
         if kind_of(self._optimizer) != self._kind and self._kind != MOMENTUM:
             raise StaleError("the optimizer has momentum now, and the step was compiled without; compile again")
+        if whole_groups(self._optimizer) != self._whole:
+            raise StaleError("moments of a group have other bits than when the step was compiled; compile again")
         self._rows = []
         for group in self._trained_groups:
             values = {**_values(groups[group]), **(self._probe() if probe else {})}
@@ -273,12 +300,28 @@ class State:
 
         Where they are there already this does nothing, so it is called before each step.
 
-        Raises StaleError: the optimizer has other parameters than those that were compiled.
+        Raises StaleError: the optimizer has other parameters than those that were compiled, or lost bits of masters.
         """
         if not self._is_adopted():
             self._adopt()
         if self._kind.counts_steps:
             self._take_count()
+        if self._masters:
+            self._adopt_masters()
+
+    def _adopt_masters(self) -> None:
+        """Let the master of a parameter that the user changed be what the parameter is now."""
+        versions = [parameter._version for parameter in self._parameters.values()]
+        if versions == self._versions:
+            return
+        for path, master in self._masters.items():
+            parameter = self._parameters[path].detach()
+            is_rounded = master.to(parameter.dtype) == parameter
+            master.copy_(torch.where(is_rounded, master, parameter.float()))
+        self._versions = versions
+        if not self._kind.counts_steps:
+            # In the first step a master would be its parameter; it has its value already.
+            self._count.fill_(1)
 
     def _is_adopted(self) -> bool:
         """Whether the optimizer has the parameters and the tensors that it had after the last `_adopt`."""
@@ -298,6 +341,11 @@ class State:
             theirs = state[parameter]
             for name, given in self._given[path].items():
                 value, view = theirs.get(name), self._moments[path][name]
+                if value is not None and value.dtype != view.dtype and name in (_MASTER, _LOW):
+                    raise StaleError(
+                        f"{name} of {path} is {value.dtype}: load_state_dict() of torch casts states to the types of "
+                        f"parameters; load after compile(), or call lighterage.optim.keep_types(optimizer) before"
+                    )
                 if value is not given or given.data_ptr() != view.data_ptr():
                     with torch.no_grad():
                         view.zero_() if value is None else view.copy_(value)
@@ -305,9 +353,8 @@ class State:
             if self._kind.counts_steps and (count := theirs.get("step")) is not self._views[i]:
                 self._views[i].fill_(0.0 if count is None else float(count))
                 theirs["step"] = self._views[i]
-            if "absmax1" in theirs:
-                # What a step of the optimizer itself looks for.
-                maps = self._optimizer.name2qmap  # type: ignore[attr-defined]
+            if "absmax1" in theirs and (maps := getattr(self._optimizer, "name2qmap", None)):
+                # What a step of bitsandbytes' optimizer looks for.
                 theirs["qmap1"], theirs["qmap2"] = maps["dynamic"], maps["udynamic"]
         self._state, self._lists = state, lists
         moments = [given for tensors in self._given.values() for given in tensors.values()]
@@ -329,6 +376,8 @@ class State:
             count = int.from_bytes(self._count_memory, sys.byteorder)
             self._seen = struct.pack("q" if self._kind.of_large else "f", count) * len(self._views)
             self._counts_memory[:] = self._seen
+        if self._masters:
+            self._versions = [parameter._version for parameter in self._parameters.values()]
         # Schedulers warn if they see no call of `step` before their own.
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
 
@@ -355,6 +404,8 @@ class State:
         match self._kind.name:
             case "adamw":
                 return {"lr": 0.0, "beta1": 0.0, "beta2": 0.0, "eps": 1.0, "weight_decay": 0.0}
+            case "lion":
+                return {"lr": 0.0, "beta1": 0.0, "beta2": 0.0, "weight_decay": 0.0}
             case "sgd-momentum" | "muon":
                 return {"lr": 0.0, "momentum": 0.0, "weight_decay": 0.0}
             case _:

@@ -25,7 +25,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.utils import _pytree as pytree
 
-from . import _check, _foreign, _kernels, _lighterage, _micro, _optimizer, _scaler
+from . import _base, _check, _foreign, _kernels, _lighterage, _micro, _optimizer, _scaler
 from ._capture import Loss, call_model
 from ._guard import Batch, Guard
 from ._lighterage import Machine, Plan
@@ -56,10 +56,13 @@ def plan(
     micro_batches: int | str = 1,
     reduction: str = "auto",
     precision: str = "f32",
+    master: str = "none",
+    rounding: str = "nearest",
+    base: str = "whole",
 ) -> Plan:
     """Plan a training step for a machine, without running it. A weightless model (`export.weightless`) is enough.
 
-    optimizer: of torch, or the compiler's name of one: `adamw`, `sgd`, `sgd-momentum`, `none`.
+    optimizer: of torch or `lighterage.optim`, or the compiler's name of one: `adamw`, `adamw-8bit`, `lion`, `none`, ..
     device: a name of `lighterage.devices()`, or the path of a `.toml` file.
     precision: as of `compile`; with `tf32`, a GPU may round the factors of f32 products to TF32. With `fp16`, the scale
         of the loss has the defaults of torch's GradScaler.
@@ -83,6 +86,10 @@ def plan(
             "clip_norm": clip_grad_norm,
             "reduction": reduction,
             "precision": precision,
+            "master": master,
+            "rounding": rounding,
+            "base": base,
+            **({} if isinstance(optimizer, str) else _groups(optimizer, model)),
             "command": f"lighterage.plan(..., optimizer={name!r}, budget={budget!r}, device={device!r})",
         },
         {"budget": budget, "host": host, "planner": planner},
@@ -107,6 +114,9 @@ def compile(
     reduction: str = "auto",
     precision: str = "f32",
     scaler: GradScaler | None = None,
+    master: str = "none",
+    rounding: str = "nearest",
+    base: str = "whole",
     fallback: str = "torch",
     threads: int | None = None,
     seed: int | None = None,
@@ -116,7 +126,8 @@ def compile(
     """Compile a whole training step: forward, backward, clipping and update, within a budget of memory.
 
     model: on the CPU, in the mode (`train()` or `eval()`) in which it is to be trained.
-    optimizer: SGD, Adam, AdamW, Adafactor or Muon of torch. Its options are read before each step.
+    optimizer: SGD, Adam, AdamW, Adafactor or Muon of torch, or one of `lighterage.optim`. Its options are read before
+        each step.
     loss_fn: `loss_fn(model, *args, **kwargs)` gives a scalar. By default the model returns it, or a result with `loss`.
     example: a batch: a tensor, a tuple of positional arguments, or a dict of keyword arguments. Its shapes and types
         are those of all batches.
@@ -140,6 +151,13 @@ def compile(
     scaler: of the loss in `fp16`, by default `GradScaler("cpu")`. The step does what its `scale`, `step` and `update`
         do, on the bytes that `get_scale()` and `state_dict()` read. An update that it leaves out is no step of the
         optimizer. `step.scaler` is the scaler.
+    master: of parameters in half precision: `none`; `full`, an f32 that is updated and of which the parameter is the
+        rounded value; or `split`, for AdamW and bf16, 16 bits that make an f32 of the parameter. They are in
+        `optimizer.state` as `master` and `low`.
+    rounding: of new values of bf16 parameters without masters: `nearest`, or `stochastic`, to one of the two
+        neighbours at random.
+    base: how frozen matrices are stored that only products read: `whole`, or `nf4`, in 4 bits. With `nf4` the model's
+        own matrices, whose paths are in `step.base`, get the numbers that the codes stand for. Steps do not read them.
     fallback: what computes an operation without a kernel: `torch`, inside of the plan and after one warning, or
         `error`, which raises Unsupported.
     threads: how many share a kernel, by default all that the process may use.
@@ -154,24 +172,29 @@ def compile(
     one; an operation has no kernel, and PyTorch may not or cannot compute it; or the optimizer has no counterpart.
     Infeasible: no plan fits. MismatchError: the check failed. Error: everything else.
     """
-    kind, groups = _optimizer.kind_of(optimizer), _optimizer.groups_of(optimizer, model)
+    kind = _optimizer.kind_of(optimizer)
     if not isinstance(max_plans, int) or max_plans < 1:
         raise Error(f"max_plans={max_plans!r}: it is a number of plans, from 1")
+    if base != "whole" and max_plans > 1:
+        raise Error(f"max_plans={max_plans}: matrices are encoded for one plan; with base={base!r} there is one")
     scaler = _scaler.scaler_of(precision, scaler)
     args, kwargs = _arguments(example)
     _check_loss(loss_fn)
     _check_cpu(model)
     start = time.perf_counter()
     n_batches, trained = _batches(accumulate), _trained_by(optimizer)
-    options = {
+    options: dict[str, Any] = {
         "optimizer": kind.name,
         "device": device,
         "kernels": kernels,
         "clip_norm": clip_grad_norm,
-        "groups": groups,
         "reduction": reduction,
         "precision": precision,
         "loss_scale": _scaler.numbers_of(scaler),
+        "master": master,
+        "rounding": rounding,
+        "base": base,
+        **_groups(optimizer, model),
         "command": f"lighterage.compile(..., budget={budget!r}, device={device!r})",
     }
 
@@ -200,14 +223,18 @@ def compile(
     seed = int(torch.randint(2**62, ())) if seed is None else seed
     batch = Batch(model, loss_fn, args, kwargs)
     step = Step(model, optimizer, loss_fn, plan, machine, batch, kind, accumulate, parts, seed, scaler)
-    random = calls.is_random or any(kind == "rng" for _, kind in machine.states)
+    matrices = _base.Base(model, machine, keep=check)
+    step.base = matrices.paths
+    random = calls.is_random or any(kind == "rng" and path != _optimizer.RNG for path, kind in machine.states)
+    # A parameter that is rounded at random does not show its gradient.
+    shows_gradients = kind.shows_gradients and (rounding == "nearest" or bool(kind.moments))
 
     def compared(run: _Run, example: Example, traced: Traced) -> _check.Check | None:
         if check and random:
             logger.info("not compared with eager: the step draws random numbers, and its generator is not torch's")
         elif check and accumulate > 1 and plan.loss_kind == "mixed":
             logger.info("not compared with eager: the loss is a mean and a sum, and the batches are equal")
-        elif check and not kind.shows_gradients:
+        elif check and not shows_gradients:
             return _check_of_twin(
                 model, optimizer, loss_fn, example, clip_grad_norm, accumulate, parts, reduction, fallback, seed
             )
@@ -217,7 +244,12 @@ def compile(
             return step._compared(run, *_arguments(example), clip_grad_norm, types, half)
         return None
 
-    step.check = compared(step._first, example, traced)
+    try:
+        step.check = compared(step._first, example, traced)
+    except Exception:
+        matrices.restore()
+        raise
+    matrices.forget()
     step._adopt()
 
     def beside(example: Example) -> _Run | None:
@@ -257,6 +289,9 @@ def compile(
             reduction=reduction,
             precision=precision,
             scaler=scaler,
+            master=master,
+            rounding=rounding,
+            base=base,
             fallback=fallback,
             threads=threads,
             seed=seed,
@@ -276,6 +311,8 @@ class Step:
     """How far the first step was from eager PyTorch; None if it was not compared."""
     scaler: GradScaler | None
     """The scaler of the loss, in fp16."""
+    base: list[str]
+    """The paths of the matrices that the step stores in NF4."""
 
     def __init__(
         self,
@@ -291,7 +328,7 @@ class Step:
         seed: int,
         scaler: GradScaler | None,
     ) -> None:
-        self.scaler = scaler
+        self.scaler, self.base = scaler, []
         self.plan, self.check, self._turn = plan, None, threading.Lock()
         self._accumulate, self._parts = accumulate, micro_batches
         self._model, self._loss_fn, self._machine, self._batch = model, loss_fn, machine, batch
@@ -490,6 +527,7 @@ class Step:
     def _probe(self, run: _Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _check.Outcome:
         """Loss, gradients and buffers of one step, which leaves no trace."""
         kept = {b.path: b.tensor.detach().clone() for b in self._bound if b.is_buffer or self._state.probe_moves}
+        random = self.rng_state()
         # Before the first step, moments are zero.
         moved = {} if run is self._first else {p: self._view(p) for p, kind in self._states.items() if kind == "moment"}
         saved = {path: view.clone() for path, view in moved.items()}
@@ -507,6 +545,7 @@ class Step:
                     if bound.path in kept:
                         bound.tensor.copy_(kept[bound.path])
             self._state.reset()
+            self.set_rng_state(random)
             for path, view in moved.items():
                 view.copy_(saved[path])
         return _check.Outcome(run.loss.clone(), gradients, buffers)
@@ -697,6 +736,11 @@ def _trained_by(optimizer: torch.optim.Optimizer | str) -> Any:
         return None
     given = {id(p) for group in optimizer.param_groups for p in group["params"]}
     return lambda parameter: id(parameter) in given
+
+
+def _groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
+    """What the native `compile` needs to know of an optimizer's groups."""
+    return {"groups": _optimizer.groups_of(optimizer, model), "whole_groups": _optimizer.whole_groups(optimizer)}
 
 
 def _check_loss(loss_fn: Loss | None) -> None:

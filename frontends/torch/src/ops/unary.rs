@@ -8,6 +8,9 @@ use std::f64::consts::{LN_2, LN_10};
 
 pub(super) const OPS: Family = &[
     ("abs", |c| function(c, OpKind::Abs)),
+    ("acos", acos),
+    ("asin", asin),
+    ("atan", |c| function(c, OpKind::Atan)),
     ("cos", |c| function(c, OpKind::Cos)),
     ("erf", |c| function(c, OpKind::Erf)),
     ("exp", |c| function(c, OpKind::Exp)),
@@ -68,6 +71,18 @@ fn log1p(c: &mut Call<'_>) -> Result<Results> {
     let x = c.tensor("self")?;
     let x = c.cast(x, c.result()?.dtype())?;
     one(c.log1p(x)?)
+}
+
+fn asin(c: &mut Call<'_>) -> Result<Results> {
+    let x = c.tensor("self")?;
+    let x = c.cast(x, c.result()?.dtype())?;
+    one(c.asin(x)?)
+}
+
+fn acos(c: &mut Call<'_>) -> Result<Results> {
+    let x = c.tensor("self")?;
+    let x = c.cast(x, c.result()?.dtype())?;
+    one(c.acos(x)?)
 }
 
 fn expm1(c: &mut Call<'_>) -> Result<Results> {

@@ -32,8 +32,8 @@ const UPDATE: Derivative = Refused("it belongs to an optimizer, which comes afte
 pub fn derivative(op: OpKind) -> Derivative {
     use OpKind::*;
     match op {
-        Neg | Abs | Exp | Log | Sqrt | Rsqrt | Reciprocal | Tanh | Sigmoid | Sin | Cos | Erf
-        | Relu | Silu | Gelu | Cast | Clamp => rule(rules::unary),
+        Neg | Abs | Exp | Log | Sqrt | Rsqrt | Reciprocal | Tanh | Sigmoid | Sin | Cos | Atan
+        | Erf | Relu | Silu | Gelu | Cast | Clamp => rule(rules::unary),
         AddScalar | MulScalar | DivScalar | RsubScalar | PowScalar => rule(rules::scalar),
         Add | Sub | Mul | Div | Pow | Maximum | Minimum | Where => rule(rules::binary),
         Sum | Mean | Amax | Amin | Cumsum | TopK | Softmax | LogSoftmax => rule(rules::reduction),
@@ -51,7 +51,9 @@ pub fn derivative(op: OpKind) -> Derivative {
 
         Sign | BitwiseNot | LogicalNot | EqScalar | NeScalar | LtScalar | LeScalar | GtScalar
         | GeScalar | BitwiseAnd | BitwiseOr | BitwiseXor | Eq | Ne | Lt | Le | Gt | Ge
-        | LogicalAnd | LogicalOr | Any | Nf4 | Full | Arange | Rand | Randn | RngNext => Zero,
+        | LogicalAnd | LogicalOr | Any | Detach | Nf4 | Full | Arange | Rand | Randn | RngNext => {
+            Zero
+        }
 
         TanhBwd | SigmoidBwd | SiluBwd | GeluBwd | ThresholdBwd | SoftmaxBwd | LogSoftmaxBwd
         | LayerNormBwd | BatchNormBwd | MaxPool2dBwd | SdpaBwd | SdpaRowsBwd | EmbeddingBwd

@@ -7,9 +7,10 @@
 //! they differentiate.
 //!
 //! [`run`] brings the forward into the form that later passes make of it, and only then
-//! differentiates it: `canonical`, `simplify`, then [`differentiate`]. So a softmax or a norm that
-//! the file writes as ten ops has the derivative of one op, which saves less. Enzyme measured the
-//! same for code (Moses and Churavy, 2020, arXiv 2010.01709). Both passes run again on the whole.
+//! differentiates it: `canonical`, which keeps `detach`, `simplify`, then [`differentiate`]. So a
+//! softmax or a norm that the file writes as ten ops has the derivative of one op, which saves
+//! less. Enzyme measured the same for code (Moses and Churavy, 2020, arXiv 2010.01709). Both passes
+//! run again on the whole.
 //!
 //! The walk is that of Speelpenning (1980). Nodes are visited from last to first. The adjoint of a
 //! value, the derivative of the loss by it, is complete when the walk reaches the node that
@@ -82,7 +83,7 @@ pub enum AutodiffError {
 pub fn run(graph: &mut Graph, simplified: bool) -> Result<(), AutodiffError> {
     // The first pass takes time, so an error comes before it.
     loss_of(graph)?;
-    canonical::run(graph);
+    canonical::run_before_autodiff(graph);
     if simplified {
         simplify::run(graph);
     }

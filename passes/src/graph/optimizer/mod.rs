@@ -103,6 +103,8 @@ pub struct Attach {
     /// Groups of parameters with options of their own: the group of a parameter, by its path. A
     /// parameter that is not listed is in group 0.
     pub groups: BTreeMap<String, usize>,
+    /// The groups whose moments are numbers where the optimizer has codes.
+    pub whole: BTreeSet<usize>,
     /// How the scale of the loss changes, if gradients are scaled.
     pub loss_scale: Option<LossScale>,
 }

@@ -43,6 +43,8 @@ pub(super) struct Rule {
     /// The states of a parameter of a type. Their shapes may differ from the parameter's: a
     /// factored second moment has a row and a column.
     pub(super) moments: fn(&TensorType, Master) -> Result<Vec<Moment>, TypeError>,
+    /// The same for groups whose moments are numbers, where an optimizer has codes.
+    pub(super) whole_moments: Option<fn(&TensorType) -> Result<Vec<Moment>, TypeError>>,
     /// Adds the nodes of one parameter's update. Returns the new value of the parameter, then those
     /// of its moments.
     pub(super) update: fn(&mut Update<'_>) -> Result<Vec<Value>, graph::Error>,
@@ -100,33 +102,38 @@ impl Optimizer {
                 options: &[],
                 counts_steps: false,
                 moments: |_, _| Ok(vec![]),
+                whole_moments: None,
                 update: |update| Ok(vec![update.parameter]),
             },
             Optimizer::Sgd => Rule {
                 options: &[("lr", 1e-3), ("momentum", 0.0), ("weight_decay", 0.0)],
                 counts_steps: false,
                 moments: |_, _| Ok(vec![]),
+                whole_moments: None,
                 update: |update| update.single(Op::Sgd),
             },
             Optimizer::SgdMomentum => Rule {
                 options: &[("lr", 1e-3), ("momentum", 0.9), ("weight_decay", 0.0)],
                 counts_steps: false,
                 moments: |ty, _| Ok(vec![moment("momentum_buffer", ty.dtype(), ty)?]),
+                whole_moments: None,
                 update: |update| update.single(Op::SgdMomentum),
             },
             Optimizer::AdamWBf16 => Rule {
                 options: ADAMW,
                 counts_steps: true,
                 moments: |ty, _| moments(&["exp_avg", "exp_avg_sq"], DType::BF16, ty),
+                whole_moments: None,
                 update: formula::adamw_of_other_types,
             },
             Optimizer::AdamW8bit => Rule {
                 options: ADAMW,
                 counts_steps: true,
                 moments: |ty, _| adamw_8bit_moments(ty),
-                update: |update| match is_in_codes(update.parameter_type()) {
-                    true => update.single(Op::Adamw8bit),
-                    false => formula::adamw_of_other_types(update),
+                whole_moments: Some(|ty| moments(&CODES, DType::F32, ty)),
+                update: |update| match update.graph.values[update.moments[0]].ty.dtype() {
+                    DType::U8 => update.single(Op::Adamw8bit),
+                    _ => formula::adamw_of_other_types(update),
                 },
             },
             Optimizer::Lion => Rule {
@@ -138,6 +145,7 @@ impl Optimizer {
                 ],
                 counts_steps: false,
                 moments: |ty, _| moments(&["exp_avg"], ty.dtype(), ty),
+                whole_moments: None,
                 update: formula::lion,
             },
             Optimizer::Adafactor => Rule {
@@ -150,6 +158,7 @@ impl Optimizer {
                 ],
                 counts_steps: true,
                 moments: |ty, _| adafactor_moments(ty),
+                whole_moments: None,
                 update: formula::adafactor,
             },
             Optimizer::Muon => Rule {
@@ -166,12 +175,14 @@ impl Optimizer {
                     [_, _] => moments(&["momentum_buffer"], ty.dtype(), ty),
                     _ => moments(&["exp_avg", "exp_avg_sq"], ty.dtype(), ty),
                 },
+                whole_moments: None,
                 update: formula::muon,
             },
             Optimizer::AdamW => Rule {
                 options: ADAMW,
                 counts_steps: true,
                 moments: adamw_moments,
+                whole_moments: None,
                 update: |update| {
                     let op = if update.is_split {
                         Op::AdamwSplit
@@ -203,14 +214,12 @@ fn moments(
 /// The least number of elements of a parameter whose moments are in codes: that of bitsandbytes.
 const FEWEST_IN_CODES: u64 = 4096;
 
-fn is_in_codes(parameter: &TensorType) -> bool {
-    parameter.numel() >= FEWEST_IN_CODES
-}
+/// The names of bitsandbytes.
+const CODES: [&str; 2] = ["state1", "state2"];
 
-/// The states of bitsandbytes, under its names.
+/// The states of bitsandbytes.
 fn adamw_8bit_moments(ty: &TensorType) -> Result<Vec<Moment>, TypeError> {
-    const CODES: [&str; 2] = ["state1", "state2"];
-    if !is_in_codes(ty) {
+    if ty.numel() < FEWEST_IN_CODES {
         return moments(&CODES, DType::F32, ty);
     }
     let blocks = TensorType::new(DType::F32, [ty.numel().div_ceil(BLOCK_8BIT)])?;
@@ -280,9 +289,6 @@ pub(super) struct Update<'a> {
 }
 
 impl Update<'_> {
-    fn parameter_type(&self) -> &TensorType {
-        &self.graph.values[self.parameter].ty
-    }
     /// Adds one node that computes the whole update: op(parameter, gradient, moments.., [step,]
     /// options [, scale]).
     pub(super) fn single(&mut self, op: Op) -> Result<Vec<Value>, graph::Error> {

@@ -184,7 +184,12 @@ impl Updates<'_> {
 
         let mut changed = vec![updated];
         let mut moments = vec![];
-        for Moment { name: moment, ty } in (self.rule.moments)(&ty, master)? {
+        let group = group_of(&self.attach.groups, &path);
+        let states = match self.rule.whole_moments {
+            Some(whole) if self.attach.whole.contains(&group) => whole(&ty)?,
+            _ => (self.rule.moments)(&ty, master)?,
+        };
+        for Moment { name: moment, ty } in states {
             changed.push(graph.states.next_id());
             moments.push(graph.add_state(
                 format!("{moment}.{name}"),
@@ -200,7 +205,7 @@ impl Updates<'_> {
             gradient,
             moments,
             step: self.step.filter(|_| self.rule.counts_steps),
-            hyper: self.hypers[&group_of(&self.attach.groups, &path)],
+            hyper: self.hypers[&group],
             scale: self.factors.scale,
             is_split: master.splits(&ty),
             options: self.rule.options,

@@ -1261,9 +1261,8 @@ pub static PATTERNS: &[Rule] = &[
         )],
         causal,
         SUMS,
-        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 a=bool[2,1,6,6] m=(le (reshape \
-         (arange i64 \
-         [6] 0 1) [1,6]) (reshape (arange i64 [6] 0 1) [6,1]))",
+        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange \
+         i64 [6] 0 1) [1,6]) (reshape (arange i64 [6] 0 1) [6,1]))",
     ),
     rule(
         "mask-causal-and-bwd",
@@ -1274,9 +1273,8 @@ pub static PATTERNS: &[Rule] = &[
         causal,
         SUMS,
         "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,6,7] l=f32[2,3,6] do=f32[2,3,6,7] \
-         c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange \
-         i64 [6] 0 \
-         1) [6,1]))",
+         c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 \
+         [6] 0 1) [6,1]))",
     ),
     rule(
         "mask-causal-and-first",
@@ -1286,9 +1284,8 @@ pub static PATTERNS: &[Rule] = &[
         )],
         causal,
         SUMS,
-        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 a=bool[2,1,6,6] m=(le (reshape \
-         (arange i64 \
-         [6] 0 1) [1,6]) (reshape (arange i64 [6] 0 1) [6,1]))",
+        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange \
+         i64 [6] 0 1) [1,6]) (reshape (arange i64 [6] 0 1) [6,1]))",
     ),
     rule(
         "mask-causal-and-first-bwd",
@@ -1299,9 +1296,8 @@ pub static PATTERNS: &[Rule] = &[
         causal,
         SUMS,
         "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,6,7] l=f32[2,3,6] do=f32[2,3,6,7] \
-         c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange \
-         i64 [6] 0 \
-         1) [6,1]))",
+         c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 \
+         [6] 0 1) [6,1]))",
     ),
     rule(
         "mask-of-nothing",

@@ -44,6 +44,11 @@ pub(in super::super) fn unary(t: &mut Tape<'_>, c: &Call<'_>) -> Given {
             let minus = t.neg(sin)?;
             t.mul(dy, minus)?
         }
+        Op::Atan => {
+            let square = t.mul(x, x)?;
+            let slope = t.with(Op::AddScalar, square, 1.0)?;
+            t.div(dy, slope)?
+        }
         Op::Erf => {
             let square = t.mul(x, x)?;
             let minus = t.neg(square)?;
