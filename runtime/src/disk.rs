@@ -175,8 +175,11 @@ fn past_cache(file: &File, bytes: u64) -> Option<File> {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let direct = options.open(path).ok()?;
         // Some systems open it and refuse to read.
-        let page = crate::memory::Arena::new(PAGE as u64)?.range(0, PAGE as u64);
+        // The pool is freed after the read.
+        let pool = crate::memory::Arena::new(PAGE as u64)?;
+        let page = pool.range(0, PAGE as u64);
         let read = memory::with_part_mut(&page, 0, PAGE, |bytes| direct.read_exact_at(bytes, 0));
+        drop(pool);
         return read.is_ok().then_some(direct);
     }
     let _ = (file, bytes);
