@@ -12,7 +12,7 @@ const SAMPLE: usize = 256 << 20;
 const PIECE: usize = 4 << 20;
 const PAGE: usize = 4096;
 /// The share of their speed that kernels keep while a transfer runs: the system's part of one takes
-/// a little of a core. Measured on two cores.
+/// a little of a core. An estimate for two cores.
 const KERNELS_KEEP: f64 = 0.95;
 /// Of the free bytes, one part in this many stays free.
 const SPARE: u64 = 20;
