@@ -19,11 +19,11 @@
 //!
 //! **Invariant:** the order of additions follows from the graph. The adjoints that the readers of a
 //! value give are added in the order of the walk, the last reader first; a reader that reads it
-//! twice gives operand 0's first. A value and its reshapes have one sum: see [`adjoints`].
+//! twice gives operand 0's first. A value and its reshapes have one sum: see `adjoints`.
 //! PyTorch's engine adds in this order too.
 //!
-//! [`derivative`] has the rule of each op; it does not compile until a new op has one. `docs/
-//! autodiff.md` lists them.
+//! [`derivative`] has the rule of each op; it does not compile until a new op has one.
+//! `docs/autodiff.md` lists them.
 
 mod adjoints;
 mod derivative;
