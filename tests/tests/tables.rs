@@ -17,5 +17,6 @@ fn every_row_has_its_kernel() {
         assert_eq!(kernel.inputs, facts.inputs, "operands of {name}");
         assert_eq!(kernel.inplace, facts.inplace, "in-place pairs of {name}");
     }
-    assert_eq!(KERNELS.len(), OpKind::ALL.len() - 3);
+    let with_kernel = OpKind::ALL.iter().filter(|op| op.facts().has_kernel);
+    assert_eq!(KERNELS.len(), with_kernel.count());
 }
