@@ -1,14 +1,14 @@
-"""Train a language model whose states are three times the memory of the process: lighterage with --disk, and PyTorch.
+"""Train a language model whose states are three times the process's memory: lighterage with --disk, and PyTorch.
 
 usage: disk.py [--size small|medium] [--sequence 256] [--steps 4] [--share 3] [--folder DIR] [--lighterage FILE]
                [--profile FILE] [--no-peer] [--limit-peer BYTES]
 
 needs root and a memory control group of version 1 that can be written: /sys/fs/cgroup/memory.
 
-1. The states are 12 bytes for each parameter: AdamW in f32. The limit is a third of them; the kernel ends a process that
-   needs more. It counts the pages of files, too.
-2. Lighterage plans for the limit, with times that `lighterage profile` and a test of the disk measure. It trains inside the
-   group. The largest resident set of the process is compared with the plan, its median step with the prediction.
+1. The states are 12 bytes for each parameter: AdamW in f32. The limit is a third of them; the kernel ends a process
+   that needs more. It counts the pages of files, too.
+2. Lighterage plans for the limit, with times that `lighterage profile` and a test of the disk measure. It trains inside
+   the group. The largest resident set of the process is compared with the plan, its median step with the prediction.
 3. The same step is compiled for memory, without a limit, and trained as long. All states must have the same bytes.
 4. PyTorch trains the same model, by torch.optim.AdamW over tensors that are mapped to files, inside such a group. Each
    parameter is updated as soon as its gradient is complete, and blocks are computed again if they do not fit otherwise.
@@ -28,6 +28,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 GROUPS = Path("/sys/fs/cgroup/memory")
@@ -92,21 +93,21 @@ print(json.dumps({"rss": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxr
 
 
 class Group:
-    """A control group whose processes have so many bytes of memory."""
+    """A control group whose processes have at most this many bytes of memory."""
 
     def __init__(self, name: str, limit: int) -> None:
         self.path = GROUPS / f"{name}-{os.getpid()}"
         self.path.mkdir()
         (self.path / "memory.limit_in_bytes").write_text(str(limit))
 
-    def run(self, command: list[str], **options: object) -> tuple[int, str, str, int]:
+    def run(self, command: list[str]) -> tuple[int, str, str, int]:
         """Run a command in it: its exit code, output, errors, and largest resident set."""
 
         def enter() -> None:
             (self.path / "cgroup.procs").write_text(str(os.getpid()))
 
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-            child = subprocess.Popen(command, stdout=out, stderr=err, preexec_fn=enter, text=True, **options)
+            child = subprocess.Popen(command, stdout=out, stderr=err, preexec_fn=enter, text=True)
             _, status, usage = os.wait4(child.pid, 0)
             child.returncode = os.waitstatus_to_exitcode(status)
             out.seek(0)
@@ -114,9 +115,11 @@ class Group:
             return child.returncode, out.read(), err.read(), 1024 * usage.ru_maxrss
 
     def most_used(self) -> int:
+        """The most bytes that its processes had at once."""
         return int((self.path / "memory.max_usage_in_bytes").read_text())
 
     def close(self) -> None:
+        """Remove it."""
         # The group is empty when the kernel has noticed that its last process ended.
         for _ in range(50):
             try:
@@ -125,11 +128,13 @@ class Group:
                 time.sleep(0.1)
 
 
-def lines(text: str) -> list[dict[str, float]]:
+def lines(text: str) -> list[dict[str, Any]]:
+    """The lines of JSON in a command's output."""
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
 def run(command: list[str]) -> str:
+    """The output of a command."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)}\nfailed with {done.returncode}:\n{done.stderr}")
@@ -166,19 +171,21 @@ def written(folder: Path, size: str, tokens: int) -> Path:
 
 
 def parameters(size: str) -> int:
+    """The number of a model's parameters."""
     width, layers, _ = SIZES[size]
     return (VOCABULARY + POSITIONS) * width + layers * (12 * width**2 + 13 * width) + 2 * width
 
 
 def same(a: Path, b: Path) -> bool:
+    """Whether two files have the same bytes."""
     return subprocess.run(["cmp", "-s", str(a), str(b)], check=False).returncode == 0
 
 
 def peer(folder: Path, config: Path, args: argparse.Namespace, least: int) -> dict[str, object]:
-    """PyTorch inside the limit, or inside a larger one if it is killed; blocks are computed again at the limit itself."""
+    """PyTorch inside the limit, or a larger one if it is killed; in small ones, blocks are computed again."""
     script = folder / "peer.py"
     script.write_text(PEER)
-    killed = []
+    killed: list[int] = []
     for times, again in ((1.0, 1), (1.25, 1), (1.5, 1), (2.0, 0), (3.0, 0)):
         limit = int(times * least)
         files = folder / f"peer-{times}"
@@ -202,6 +209,7 @@ def peer(folder: Path, config: Path, args: argparse.Namespace, least: int) -> di
 
 
 def main() -> None:
+    """Read the arguments, train, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="medium")
     parser.add_argument("--sequence", type=int, default=256)

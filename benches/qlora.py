@@ -111,8 +111,8 @@ def main() -> None:
     base.load_state_dict({name: weights[name] for name in base.state_dict() if name in weights}, strict=False)
 
     adapters = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules=EXAMPLE["TARGETS"])
-    half: Any = base.to(torch.bfloat16)  # type: ignore[arg-type]
-    model = get_peft_model(half, adapters)
+    rounded: Any = base.to(torch.bfloat16)  # type: ignore[arg-type]
+    model = get_peft_model(rounded, adapters)
     n_adapters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     print(
         f"adapters: {100 * n_adapters / n:.2f} % of them; {args.steps} steps of {args.batch} x {args.sequence} tokens"

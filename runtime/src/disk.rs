@@ -7,6 +7,7 @@
 use crate::kernel::Tensor;
 use crate::memory;
 use crate::sync::unpoisoned;
+use artifact::PAGE;
 use std::fs::File;
 use std::io::{Error, ErrorKind};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -15,8 +16,6 @@ use std::sync::Mutex;
 
 /// Bytes that are read or written at once.
 const PIECE: usize = 4 << 20;
-/// What addresses and offsets of transfers past the system's cache are multiples of.
-const PAGE: usize = 4096;
 
 /// A pool on disk.
 pub(crate) struct Disk {
@@ -174,8 +173,8 @@ fn past_cache(file: &File, bytes: u64) -> Option<File> {
         options.read(true).write(true).custom_flags(libc::O_DIRECT);
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let direct = options.open(path).ok()?;
-        // Some systems open it and refuse to read.
-        // The pool is freed after the read.
+        // Some systems open it and refuse to read. The pool is kept until then: a tensor of it does
+        // not keep it.
         let pool = crate::memory::Arena::new(PAGE as u64)?;
         let page = pool.range(0, PAGE as u64);
         let read = memory::with_part_mut(&page, 0, PAGE, |bytes| direct.read_exact_at(bytes, 0));

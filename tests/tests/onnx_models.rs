@@ -228,7 +228,8 @@ fn curve(graph: &Graph) -> (u64, Vec<(u64, f64)>) {
 }
 
 /// A step of an ONNX file needs at most 5 % more memory for the same time, down to a third of what
-/// keeping everything needs. With less, single nodes of these tiny models decide.
+/// keeping everything needs. Below that the worst points need 10 % more (GPT-2), 6 % (Llama) and
+/// 30 % (BERT).
 #[test]
 fn plans_are_as_good_as_those_of_the_same_model_by_torch_export() {
     for (name, files) in TWICE {

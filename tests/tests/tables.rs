@@ -17,6 +17,8 @@ fn every_row_has_its_kernel() {
         assert_eq!(kernel.inputs, facts.inputs, "operands of {name}");
         assert_eq!(kernel.inplace, facts.inplace, "in-place pairs of {name}");
     }
-    let with_kernel = OpKind::ALL.iter().filter(|op| op.facts().has_kernel);
-    assert_eq!(KERNELS.len(), with_kernel.count());
+    let without = OpKind::ALL.iter().filter(|op| !op.facts().has_kernel);
+    let without: Vec<&str> = without.map(|op| op.name()).collect();
+    assert_eq!(without, ["reshape", "detach", "fused", "extern"]);
+    assert_eq!(KERNELS.len(), OpKind::ALL.len() - without.len());
 }

@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::out;
+use artifact::PAGE;
 use ir::Device;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -10,7 +11,6 @@ use std::time::Instant;
 /// Bytes that are written and read to measure a disk.
 const SAMPLE: usize = 256 << 20;
 const PIECE: usize = 4 << 20;
-const PAGE: usize = 4096;
 /// The share of their speed that kernels keep while a transfer runs: the system's part of one takes
 /// a little of a core. An estimate for two cores.
 const KERNELS_KEEP: f64 = 0.95;

@@ -591,7 +591,10 @@ fn run_beside(
         whole_groups: groups.whole,
         ..options(compiling)
     };
-    let options = first.map_or(options.clone(), |first| first.beside(&options));
+    let options = match first {
+        Some(first) => first.beside(&options),
+        None => options,
+    };
     let compiled = pipeline::compile(
         graph,
         &options,

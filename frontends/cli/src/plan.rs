@@ -309,33 +309,36 @@ impl Facts<'_> {
         })
     }
 
-    fn buckets_json(&self) -> Option<Vec<Json>> {
+    /// The name of the size that differs, and the step for each of its values, largest first.
+    fn steps(&self) -> Option<(&str, Vec<(u64, &Compiled)>)> {
         let (sizes, smaller) = self.buckets?;
-        let largest = (sizes.largest(), self.compiled);
-        let all = std::iter::once(largest).chain(smaller.iter().map(|(size, c)| (*size, c)));
+        let mut steps = vec![(sizes.largest(), self.compiled)];
+        steps.extend(smaller.iter().map(|(size, compiled)| (*size, compiled)));
+        Some((sizes.name(), steps))
+    }
+
+    fn buckets_json(&self) -> Option<Vec<Json>> {
+        let (name, steps) = self.steps()?;
         let one = |(size, compiled): (u64, &Compiled)| {
             json!({
-                sizes.name(): size,
+                name: size,
                 "planned_peak_bytes": compiled.planned_peak,
                 "predicted_ms": compiled.timeline.micros / 1e3,
             })
         };
-        Some(all.map(one).collect())
+        Some(steps.into_iter().map(one).collect())
     }
 
     fn write_buckets(&self, out: &mut String) -> std::fmt::Result {
-        let Some((sizes, smaller)) = self.buckets else {
+        let Some((name, steps)) = self.steps() else {
             return Ok(());
         };
-        let name = sizes.name();
         writeln!(
             out,
             "\n  steps that take turns on the memory and the states of this one"
         )?;
         writeln!(out, "  {name:<18} {:>10}  {:>14}", "peak", "predicted step")?;
-        let largest = (sizes.largest(), self.compiled);
-        let all = std::iter::once(largest).chain(smaller.iter().map(|(size, c)| (*size, c)));
-        for (size, compiled) in all {
+        for (size, compiled) in steps {
             let (peak, time) = (
                 short(compiled.planned_peak),
                 micros(compiled.timeline.micros),

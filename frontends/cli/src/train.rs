@@ -27,7 +27,7 @@ use crate::out::{self, out};
 use crate::size::short;
 use artifact::{Artifact, Attr, Binding, CommandKind, Initial, Operand, StateKind};
 use buckets::Buckets;
-use checkpoint::Manifest;
+use checkpoint::{Manifest, Store};
 use checkpoints::{Checkpoints, Position, States};
 use evaluation::Evaluator;
 use hyper::Hyper;
@@ -60,30 +60,12 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         adapters::check_folder(folder)?;
     }
     let init = Init::parse(args.init.as_deref())?;
-    // Before hours are spent: a folder that cannot be written, another process that writes there.
-    let is_new = args
-        .checkpoints
-        .folder()
-        .is_some_and(|folder| !folder.exists());
-    let store = checkpoints::open_store(args)?;
-    let source = source::of(args).and_then(|source| {
-        source::check_memory(args, &source.artifact)?;
-        Ok(source)
-    });
+    let (store, source) = begin(args)?;
     let Source {
         mut artifact,
         tied,
         link_latency,
-    } = match source {
-        Ok(source) => source,
-        Err(failure) => {
-            // A run that could not begin leaves no empty folder.
-            if let Some(store) = store.filter(|_| is_new) {
-                store.abandon();
-            }
-            return Err(failure);
-        }
-    };
+    } = source;
     source::check_names(args, &artifact)?;
     source::note_threads(args);
     let hyper = Hyper::new(
@@ -373,6 +355,28 @@ fn results_depend_on(
     options.extend(hyper.into_iter().flat_map(Hyper::described));
     options.extend(compiled_with(artifact));
     options
+}
+
+/// Opens the folder of checkpoints and reads the model. The folder comes first: hours may be spent
+/// before it turns out that it cannot be written, or that another process writes there. If the
+/// model cannot be read, no new folder stays.
+fn begin(args: &TrainArgs) -> Result<(Option<Store>, Source), Failure> {
+    let folder = args.checkpoints.folder();
+    let is_new = folder.is_some_and(|folder| !folder.exists());
+    let store = checkpoints::open_store(args)?;
+    let source = source::of(args).and_then(|source| {
+        source::check_memory(args, &source.artifact)?;
+        Ok(source)
+    });
+    match source {
+        Ok(source) => Ok((store, source)),
+        Err(failure) => {
+            if let Some(store) = store.filter(|_| is_new) {
+                store.abandon();
+            }
+            Err(failure)
+        }
+    }
 }
 
 /// The options of compiling that results depend on, as far as a compiled step shows them: another

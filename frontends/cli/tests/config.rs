@@ -10,7 +10,7 @@ fn folder(family: &str) -> String {
     path.to_str().unwrap().to_string()
 }
 
-/// The batches of `frontends/python/tests/families.py`.
+/// The batches of `frontends/python/tests/configurations.py`.
 const DIMS: &str = "--dim batch=2 --dim sequence=12";
 
 /// With the weights that transformers saved, each family has the losses of PyTorch.

@@ -41,8 +41,11 @@ pub(super) fn drafts(problem: &Problem<'_>, draft: &Draft, targets: &[u64]) -> V
     let mut drafts: Vec<Draft> = vec![];
     let mut fastest = draft.micros;
     for &target in [draft.live].iter().chain(targets) {
+        if fastest - worth <= least {
+            break;
+        }
         taken.fill(target);
-        if fastest - worth <= least || taken.saves < worth {
+        if taken.saves < worth {
             continue;
         }
         taken.saves = 0.0;
@@ -72,8 +75,8 @@ pub(super) fn drafts(problem: &Problem<'_>, draft: &Draft, targets: &[u64]) -> V
     drafts
 }
 
-/// The least bytes with which a draft fills a target. So no budget misses a draft, if it gets the
-/// targets whose least it holds.
+/// The least bytes with which a draft fills a target. A draft with fewer is dropped: it would fit
+/// budgets for which this target is not tried, and their plan would depend on what else is planned.
 pub(super) fn least_filled(target: u64) -> u64 {
     target - target / 4
 }
@@ -102,7 +105,7 @@ struct TakenBack<'a> {
     tree: MaxTree,
     /// Homes whose states live on the device again.
     at_home: BTreeSet<Buffer>,
-    /// The time that candidates save which were taken back since this was last 0, µs.
+    /// The time that taking back saved since this was set to 0, µs.
     saves: f64,
 }
 

@@ -9,6 +9,7 @@ use super::parts::Parts;
 use super::tuning::{Heuristics, LARGE, LATENCIES};
 use super::users::users;
 use crate::cost::Cost;
+use artifact::PAGE;
 use ir::graph::Def;
 use ir::op::Scratch;
 use ir::schedule::{ALIGN, buffer_bytes};
@@ -95,8 +96,6 @@ impl GroupData {
 
 /// Bytes of states from which on a few bytes for each buffer do not matter.
 const MANY: u64 = 64 << 20;
-/// Bytes of a page.
-const PAGE: u64 = 4096;
 
 /// What buffers start at multiples of. If the host's pool is a file, in a large step it is a page:
 /// then the file is read and written straight from the device's pool, past the system's
@@ -106,7 +105,7 @@ fn unit(graph: &Graph, device: &Device) -> u64 {
     let bytes: u64 = states.map(|s| graph.values[s.before].ty.bytes()).sum();
     match device.host_updates || bytes < MANY {
         true => ALIGN,
-        false => PAGE,
+        false => PAGE as u64,
     }
 }
 

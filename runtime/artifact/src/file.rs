@@ -11,8 +11,8 @@
 //! 36  crc      u32                        of the data
 //! 40  signature  20 bytes                of the body with its padding; zeros if it has none
 //! 60  crc      u32                        of the 60 bytes before
-//! 64  body     postcard's encoding of an Artifact without its data, and of each of its other
-//!              steps, then zeros up to a multiple of 64
+//! 64  body     postcard's encoding of an Artifact without its data, of the number of its other
+//!              steps, and of each of them, then zeros up to a multiple of 64
 //!     data     as it is; the file ends where it ends
 //! ```
 //!
@@ -34,6 +34,7 @@
 //! 200 in memory.
 
 use crate::{Artifact, replace_file};
+use serde::Serialize;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -233,11 +234,16 @@ impl Header {
         let take = |body| {
             postcard::take_from_bytes::<Artifact>(body).map_err(|e| malformed(e.to_string()))
         };
-        let (mut artifact, mut rest) = take(body)?;
-        while !rest.is_empty() {
+        let (mut artifact, rest) = take(body)?;
+        let (n_others, mut rest) =
+            postcard::take_from_bytes::<u32>(rest).map_err(|e| malformed(e.to_string()))?;
+        for _ in 0..n_others {
             let (other, left) = take(rest)?;
             artifact.others.push(other);
             rest = left;
+        }
+        if !rest.is_empty() {
+            return Err(malformed(format!("{} bytes follow it", rest.len())));
         }
         artifact.data = data;
         Ok(artifact)
@@ -343,14 +349,15 @@ pub fn fingerprint(artifact: &Artifact) -> u32 {
     crc32fast::hash(&body(artifact))
 }
 
+fn encoded(value: &impl Serialize) -> Vec<u8> {
+    postcard::to_allocvec(value).expect("strings, numbers and lists of known length should encode")
+}
+
 fn body(artifact: &Artifact) -> Vec<u8> {
-    let of_one = |artifact: &Artifact| {
-        postcard::to_allocvec(artifact)
-            .expect("strings, numbers and lists of known length should encode")
-    };
-    let mut body = of_one(artifact);
+    let n_others = artifact.others.len() as u32;
+    let mut body = encoded(&(artifact, n_others));
     for other in &artifact.others {
-        body.append(&mut of_one(other));
+        body.append(&mut encoded(other));
     }
     body
 }

@@ -22,6 +22,9 @@ pub use target::{Cpu, Sm, Target};
 /// result is the same as for the whole sum: the compiler cuts the loss over a large vocabulary
 /// there.
 pub const PRODUCT_DEPTH: usize = 512;
+/// Bytes of a page. Transfers past the system's cache take addresses and offsets that are multiples
+/// of it. So the compiler places buffers at such multiples if a pool is a file.
+pub const PAGE: usize = 4096;
 
 /// The input that holds the optimizer's options, which are the same for all micro-batches.
 pub const OPTIMIZER_INPUT: &str = "optimizer.hyper";

@@ -153,8 +153,8 @@ pub trait Backend: Send + Sync {
     }
 
     /// A backend for another step that runs in turn with this one; `foreign` computes what has no
-    /// kernel. The pools that it is told to
-    /// allocate are those of this backend, by number, and no larger.
+    /// kernel. The pools that it is told to allocate are those of this backend, by number, and no
+    /// larger.
     fn sharing(
         &self,
         _options: &Options,

@@ -3,11 +3,11 @@
 Usage: gen_forward.py   (torch 2.11.0; writes beside itself)
 
 `lm.pt2` returns logits: a causal model with tied embeddings, a padding row, attention by
-`scaled_dot_product_attention`, a frozen parameter, and a part without gradients. `cnn.pt2` returns its loss: convolutions, a batch norm that
-writes its running statistics, and a ReLU in place. `detached.pt2` detaches a value that depends on its parameters.
-`lm.safetensors` and `cnn.safetensors` have the batches
-(`batch.K.INPUT`), the losses of AdamW with its defaults, one for each step (`losses`), and each parameter and buffer
-after the last step (`after.PATH`).
+`scaled_dot_product_attention`, a frozen parameter, and a part without gradients. `cnn.pt2` returns its loss:
+convolutions, a batch norm that writes its running statistics, and a ReLU in place. `edges.pt2` has functions of numbers
+where a formula for them has no derivative. `detached.pt2` detaches a value that depends on its parameters.
+The `.safetensors` files have the batches (`batch.K.INPUT`), the losses of AdamW with its defaults, one for each step
+(`losses`), and each parameter and buffer after the last step (`after.PATH`).
 """
 
 from __future__ import annotations
@@ -81,6 +81,19 @@ class Detached(nn.Module):
         return (y * y.mean().detach()).sum()
 
 
+class Edges(nn.Module):
+    """log1p near 0, where its argument disappears beside 1, and expm1 where tanh is 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.near = nn.Parameter(torch.tensor([0.0, 1e-10, -1e-9, 0.3, -0.5]))
+        self.large = nn.Parameter(torch.tensor([18.0, 25.0, -30.0, 0.0, 0.2]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [5]."""
+        return (torch.log1p(self.near) * x).sum() + (torch.expm1(self.large) * x).mean().log1p()
+
+
 def write(name: str, model: nn.Module, batches: list[dict[str, torch.Tensor]], n_inputs: int, loss) -> None:
     """Export a model and train it; `loss` computes it from the forward's results and a batch."""
     here = Path(__file__).parent
@@ -116,13 +129,15 @@ def next_word(logits: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Ten
 
 
 def main() -> None:
-    """Write both models."""
+    """Write all models."""
     torch.manual_seed(1)
     write("lm", Language(), [language_batch() for _ in range(BATCHES)], 1, next_word)
     images = [
         {"x": torch.randn(BATCH, 3, IMAGE, IMAGE), "label": torch.randint(CLASSES, (BATCH,))} for _ in range(BATCHES)
     ]
     write("cnn", Images(), images, 2, lambda results, _: results[0])
+    numbers = [{"x": torch.rand(5) + 0.5} for _ in range(BATCHES)]
+    write("edges", Edges(), numbers, 1, lambda result, _: result)
     torch.export.save(torch.export.export(Detached(), (torch.ones(3, 2),)), Path(__file__).with_name("detached.pt2"))
 
 

@@ -123,6 +123,11 @@ fn a_forward_with_its_loss_trains_as_in_eager_mode() {
 }
 
 #[test]
+fn functions_have_derivatives_where_their_formulas_have_none() {
+    equals_eager("edges", &Criterion::default());
+}
+
+#[test]
 fn tied_and_frozen_parameters_are_known() {
     let model = read("lm");
     assert_eq!(model.tied, [["head.weight", "words.weight"]]);

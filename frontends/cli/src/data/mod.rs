@@ -16,7 +16,7 @@ pub(crate) use documents::Documents;
 pub(crate) use feed::{Data, Feed};
 pub(crate) use files::{check_writable, file_size, read_whole, save_atomically};
 pub(crate) use order::Order;
-pub(crate) use packed::Packed;
+pub(crate) use packed::{IGNORED, Packed};
 pub(crate) use tensors::{Tensors, type_name};
 pub(crate) use tokens::{InRow, LABELS, Labels, TokenType, Tokens, TokensOptions};
 

@@ -14,7 +14,7 @@ use std::borrow::Cow;
 /// Tokens that are read at a time to find the ends of documents.
 const READ: u64 = 1 << 16;
 /// The label that does not count, PyTorch's default.
-const IGNORED: i64 = -100;
+pub(crate) const IGNORED: i64 = -100;
 
 /// A document, or a part of one that is too long for a row.
 #[derive(Clone, Copy)]

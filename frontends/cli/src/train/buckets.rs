@@ -3,12 +3,9 @@
 
 use super::feeding::Inputs;
 use super::{fed, of_one_batch};
-use crate::data::{Batch, LABELS, Value};
+use crate::data::{Batch, IGNORED, LABELS, Value};
 use crate::failure::Failure;
 use artifact::{Artifact, Binding, DType, Operand};
-
-/// The label that does not count, PyTorch's default.
-const IGNORED: i64 = -100;
 
 /// The inputs of the steps, largest first. A step without `--buckets` is the only one.
 pub(super) struct Buckets {

@@ -73,8 +73,8 @@ impl Metrics {
     }
 }
 
-/// Removes the lines at the end of a file that are of steps after this one, and a line that a
-/// killed run did not end.
+/// Removes the lines at the end of a file that are of steps after this one, and the line that a
+/// killed run did not end. Any other line ends the search, so that no other file loses anything.
 fn cut(path: &Path, step: u64) -> io::Result<()> {
     let text = match std::fs::read(path) {
         Ok(text) => text,
@@ -83,9 +83,10 @@ fn cut(path: &Path, step: u64) -> io::Result<()> {
     };
     let lines = text.split_inclusive(|&byte| byte == b'\n').rev();
     let is_later = |line: &&[u8]| {
+        let was_cut = !line.ends_with(b"\n") && line.starts_with(b"{");
         let line: Option<Value> = serde_json::from_slice(line).ok();
         let of = line.and_then(|line| line["step"].as_u64());
-        of.is_none_or(|of| of > step)
+        of.map_or(was_cut, |of| of > step)
     };
     let later: usize = lines.take_while(is_later).map(<[u8]>::len).sum();
     if later == 0 {
@@ -124,6 +125,11 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&path).unwrap(), before);
         cut(&path, 2).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), before);
+        // A file of something else.
+        let notes = "{\"step\":9}\nto do\n\nunfinished";
+        std::fs::write(&path, notes).unwrap();
+        cut(&path, 2).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), notes);
         std::fs::remove_file(&path).unwrap();
         cut(&path, 2).unwrap();
         assert!(!path.exists());

@@ -44,7 +44,6 @@ _FIXED_OF_8_BITS: dict[str, tuple[Any, ...]] = {
     "max_unorm": (0, 0.0),
     "skip_zeros": (False,),
 }
-_LEAST_IN_8_BITS = 4096
 RNG = "optimizer.rng"
 """The state of the random numbers of roundings, if nothing else of the step draws any."""
 _STEP, _HYPER = "optimizer.step", "optimizer.hyper"
@@ -69,7 +68,7 @@ class Kind:
     def moments_of(self, parameter: torch.Tensor, *, is_whole: bool = False) -> tuple[str, ...]:
         """The names of a parameter's moments. is_whole: none of them are codes."""
         moments = self.moments if self.of_vectors is None or parameter.dim() > 1 else self.of_vectors
-        return moments + self.of_large if parameter.numel() >= _LEAST_IN_8_BITS and not is_whole else moments
+        return moments + self.of_large if parameter.numel() >= optim.FEWEST_IN_CODES and not is_whole else moments
 
     @property
     def count_type(self) -> torch.dtype:

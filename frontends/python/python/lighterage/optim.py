@@ -31,7 +31,8 @@ class _Own(Optimizer):
         for name, value in defaults.items():
             values = value if isinstance(value, tuple) else (value,)
             if not all(0 <= x < 1 if name == "betas" else x >= 0 for x in values):
-                raise ValueError(f"{name}={value}: {'from 0 to below 1' if name == 'betas' else 'negative'}")
+                wanted = "each should be at least 0 and less than 1" if name == "betas" else "it should not be negative"
+                raise ValueError(f"{name}={value}: {wanted}")
         super().__init__(params, defaults)
         keep_types(self)
 
@@ -129,7 +130,7 @@ class AdamW8bit(_AdamW):
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, bits=bits)
         for group in self.param_groups:
             if group["bits"] not in (8, WHOLE):
-                raise ValueError(f"bits={group['bits']}: moments have 8 or {WHOLE}")
+                raise ValueError(f"bits={group['bits']}: it should be 8 or {WHOLE}, the bits of each moment")
 
     def _start(self, group: dict[str, Any], parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         step = torch.zeros((), dtype=torch.int64)

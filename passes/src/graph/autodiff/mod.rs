@@ -87,7 +87,25 @@ pub fn run(graph: &mut Graph, simplified: bool) -> Result<(), AutodiffError> {
     if simplified {
         simplify::run(graph);
     }
-    differentiate(graph)
+    differentiate(graph)?;
+    drop_detached(graph);
+    Ok(())
+}
+
+/// Puts the values themselves in the place of detached ones: there are no more gradients to stop.
+fn drop_detached(graph: &mut Graph) {
+    let is_detach = |node: &Node| matches!(graph.nodes[*node].op, Op::Detach);
+    let detached: Vec<Node> = graph.order.iter().copied().filter(is_detach).collect();
+    if detached.is_empty() {
+        return;
+    }
+    let mut edit = graph.edit();
+    for node in detached {
+        let data = edit.graph().nodes[node].clone();
+        edit.replace_uses(data.outputs[0], data.inputs[0]);
+        edit.remove(node);
+    }
+    edit.finish();
 }
 
 /// Adds the backward of the graph as it is.

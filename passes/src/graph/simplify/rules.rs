@@ -1255,10 +1255,16 @@ pub static PATTERNS: &[Rule] = &[
     // A mask of two conditions of which one is causal.
     rule(
         "mask-causal-and",
-        &[(
-            "(sdpa ?q ?k ?v (bitwise_and ?a ?m) false ?c)",
-            "(sdpa ?q ?k ?v ?a true ?c)",
-        )],
+        &[
+            (
+                "(sdpa ?q ?k ?v (bitwise_and ?a ?m) false ?c)",
+                "(sdpa ?q ?k ?v ?a true ?c)",
+            ),
+            (
+                "(sdpa ?q ?k ?v (bitwise_and ?m ?a) false ?c)",
+                "(sdpa ?q ?k ?v ?a true ?c)",
+            ),
+        ],
         causal,
         SUMS,
         "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange \
@@ -1266,33 +1272,16 @@ pub static PATTERNS: &[Rule] = &[
     ),
     rule(
         "mask-causal-and-bwd",
-        &[(
-            "(sdpa_bwd ?do ?q ?k ?v ?o ?l (bitwise_and ?a ?m) false ?c)",
-            "(sdpa_bwd ?do ?q ?k ?v ?o ?l ?a true ?c)",
-        )],
-        causal,
-        SUMS,
-        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,6,7] l=f32[2,3,6] do=f32[2,3,6,7] \
-         c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 \
-         [6] 0 1) [6,1]))",
-    ),
-    rule(
-        "mask-causal-and-first",
-        &[(
-            "(sdpa ?q ?k ?v (bitwise_and ?m ?a) false ?c)",
-            "(sdpa ?q ?k ?v ?a true ?c)",
-        )],
-        causal,
-        SUMS,
-        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange \
-         i64 [6] 0 1) [1,6]) (reshape (arange i64 [6] 0 1) [6,1]))",
-    ),
-    rule(
-        "mask-causal-and-first-bwd",
-        &[(
-            "(sdpa_bwd ?do ?q ?k ?v ?o ?l (bitwise_and ?m ?a) false ?c)",
-            "(sdpa_bwd ?do ?q ?k ?v ?o ?l ?a true ?c)",
-        )],
+        &[
+            (
+                "(sdpa_bwd ?do ?q ?k ?v ?o ?l (bitwise_and ?a ?m) false ?c)",
+                "(sdpa_bwd ?do ?q ?k ?v ?o ?l ?a true ?c)",
+            ),
+            (
+                "(sdpa_bwd ?do ?q ?k ?v ?o ?l (bitwise_and ?m ?a) false ?c)",
+                "(sdpa_bwd ?do ?q ?k ?v ?o ?l ?a true ?c)",
+            ),
+        ],
         causal,
         SUMS,
         "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,6,7] l=f32[2,3,6] do=f32[2,3,6,7] \

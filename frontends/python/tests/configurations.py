@@ -1,6 +1,6 @@
 """Write the fixtures tests/data/config: small models of the families that a config.json can stand for.
 
-usage: families.py [--out tests/data/config]
+usage: configurations.py [--out tests/data/config]
 
 Each folder has what transformers saves, config.json and model.safetensors, and reference.safetensors: batches, and the
 loss of eager PyTorch before each of a few AdamW steps.
