@@ -95,7 +95,7 @@ fn emit_step(
             name: data.name.clone(),
             space: memory_space(data.space),
             bytes: plan.peak[pool],
-            lent: is_lent(pool),
+            lent: is_lent(schedule, pool),
         })
         .collect();
     artifact.streams = schedule.streams.values().map(|s| s.name.clone()).collect();
@@ -210,6 +210,8 @@ impl Targets {
         match space {
             ir::schedule::MemorySpace::Device(_) => self.device,
             ir::schedule::MemorySpace::Host => self.host,
+            // `verify` has refused lines that run there.
+            ir::schedule::MemorySpace::Disk => None,
         }
     }
 }
@@ -662,6 +664,7 @@ fn memory_space(space: ir::schedule::MemorySpace) -> artifact::MemorySpace {
     match space {
         ir::schedule::MemorySpace::Device(n) => artifact::MemorySpace::Device(n),
         ir::schedule::MemorySpace::Host => artifact::MemorySpace::Host,
+        ir::schedule::MemorySpace::Disk => artifact::MemorySpace::Disk,
     }
 }
 

@@ -55,10 +55,12 @@ pub struct Device {
     pub link_micros: f64,
     /// Bytes per second that the host's cores read and write in an optimizer's update.
     pub host_bandwidth: f64,
-    /// Whether updates may run on the host, where their states live. They cannot if the host's
-    /// memory is a disk.
-    #[serde(default = "yes")]
-    pub host_updates: bool,
+    /// Whether a disk takes the place of the host's memory: then no update runs there.
+    #[serde(default)]
+    pub host_is_disk: bool,
+    /// A disk behind the host's memory, if steps may use one.
+    #[serde(default)]
+    pub disk: Option<Disk>,
     /// From the end of a kernel to the start of an update on the host that waits for it, or the
     /// other way round, µs.
     #[serde(default)]
@@ -69,8 +71,46 @@ pub struct Device {
     pub sm: Option<u32>,
 }
 
-fn yes() -> bool {
-    true
+/// A disk behind the host's memory. Only copies between the two use it.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Disk {
+    /// Bytes that steps may use.
+    pub bytes: u64,
+    /// Bytes per second from the disk to the host's memory, while nothing is written.
+    pub read_bandwidth: f64,
+    /// Bytes per second to the disk, while nothing is read.
+    pub write_bandwidth: f64,
+    /// Share of `read_bandwidth` that stays while something is written.
+    pub read_keeps: f64,
+    /// Share of `write_bandwidth` that stays while something is read.
+    pub write_keeps: f64,
+    /// Share of their speed that the host's cores keep while a copy runs.
+    #[serde(default = "one")]
+    pub kernels_keep: f64,
+    /// Time to start one copy, µs.
+    pub micros: f64,
+}
+
+impl Disk {
+    /// Bytes per second from the disk, or to it.
+    pub fn way(&self, reads: bool) -> f64 {
+        match reads {
+            true => self.read_bandwidth,
+            false => self.write_bandwidth,
+        }
+    }
+
+    /// The least time in which so many bytes can be read and written, µs.
+    pub fn least_micros(&self, read: f64, written: f64) -> f64 {
+        let (reads, writes) = (read / self.read_bandwidth, written / self.write_bandwidth);
+        // Both at once for as long as there is something of both, if that gains anything.
+        let together = match self.read_keeps + self.write_keeps > 1.0 {
+            true => (reads / self.read_keeps).min(writes / self.write_keeps),
+            false => 0.0,
+        };
+        1e6 * (reads + writes + together * (1.0 - self.read_keeps - self.write_keeps))
+    }
 }
 
 fn one() -> f64 {
@@ -139,6 +179,7 @@ impl Device {
                 range,
             })
         };
+        let disk = self.disk.as_ref();
         for (field, rate) in [
             ("f32_flops", Some(self.f32_flops)),
             ("bf16_flops", Some(self.bf16_flops)),
@@ -151,6 +192,8 @@ impl Device {
             ("link_bandwidth", Some(self.link_bandwidth)),
             ("out_bandwidth", self.out_bandwidth),
             ("host_bandwidth", Some(self.host_bandwidth)),
+            ("read_bandwidth", disk.map(|disk| disk.read_bandwidth)),
+            ("write_bandwidth", disk.map(|disk| disk.write_bandwidth)),
         ] {
             let holds = rate.is_none_or(|rate| rate.is_finite() && rate > 0.0);
             ensure(field, "a positive number", holds)?;
@@ -159,6 +202,9 @@ impl Device {
             ("duplex", Some(self.duplex)),
             ("out_duplex", self.out_duplex),
             ("kernels_keep", Some(self.kernels_keep)),
+            ("read_keeps", disk.map(|disk| disk.read_keeps)),
+            ("write_keeps", disk.map(|disk| disk.write_keeps)),
+            ("disk.kernels_keep", disk.map(|disk| disk.kernels_keep)),
         ] {
             let is_share = share.is_none_or(|share| share > 0.0 && share <= 1.0);
             ensure(field, "a share, above 0 and at most 1", is_share)?;
@@ -167,6 +213,7 @@ impl Device {
             ("launch_micros", self.launch_micros),
             ("link_micros", self.link_micros),
             ("host_micros", self.host_micros),
+            ("disk.micros", disk.map_or(0.0, |disk| disk.micros)),
         ] {
             let holds = micros.is_finite() && micros >= 0.0;
             ensure(field, "a number that is not negative", holds)?;

@@ -16,7 +16,7 @@ pub mod text;
 pub mod types;
 pub mod verify;
 
-pub use device::{Device, Processor};
+pub use device::{Device, Disk, Processor};
 pub use finding::{Finding, Place};
 pub use graph::{Graph, Node, Phase, State, StateKind, Value};
 pub use op::body::Body;

@@ -9,7 +9,7 @@ pub use crate::part::{Extent, Part};
 use crate::table::Table;
 
 ids! {
-    /// A pool of memory: the device's, the host's.
+    /// A pool of memory: the device's, the host's, a disk's.
     Pool = "pool";
     /// A queue of lines that run in order.
     Stream = "stream";
@@ -30,15 +30,18 @@ pub enum MemorySpace {
     Device(u32),
     /// The memory of the machine to which the device is attached.
     Host,
+    /// A file on a disk of that machine. Lines only copy to it and from it.
+    Disk,
 }
 
 impl MemorySpace {
-    /// The word in text: `device` for device 0, `device1`, `host`.
+    /// The word in text: `device` for device 0, `device1`, `host`, `disk`.
     pub fn name(self) -> String {
         match self {
             MemorySpace::Device(0) => "device".into(),
             MemorySpace::Device(n) => format!("device{n}"),
             MemorySpace::Host => "host".into(),
+            MemorySpace::Disk => "disk".into(),
         }
     }
     /// The space that [`MemorySpace::name`] names.
@@ -46,6 +49,7 @@ impl MemorySpace {
         let space = match name {
             "device" => MemorySpace::Device(0),
             "host" => MemorySpace::Host,
+            "disk" => MemorySpace::Disk,
             _ => MemorySpace::Device(name.strip_prefix("device")?.parse().ok()?),
         };
         // `device01` and `device0` are wrong spellings of a name.
@@ -89,7 +93,7 @@ pub struct Schedule {
 /// A pool's name, space and limit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PoolData {
-    /// Unique in its schedule: `device`, `host`.
+    /// Unique in its schedule: `device`, `host`, `disk`.
     pub name: String,
     /// The memory that contains it.
     pub space: MemorySpace,
@@ -237,6 +241,10 @@ crate::named! {
         Feed = "feed",
         /// An output goes to the host.
         Fetch = "fetch",
+        /// What waits on the disk comes to the host.
+        Load = "load",
+        /// What waits on the disk goes there from the host.
+        Store = "store",
     }
 }
 

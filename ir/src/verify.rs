@@ -26,7 +26,7 @@
 //!     op needs some, and the scratch is large enough;
 //!  4. a node that shares its operand's bytes has no line; a node that may not be repeated has at
 //!     most one;
-//!  5. a copy moves at least one byte;
+//!  5. a copy moves at least one byte; a disk has no place of a run, and not both ends of a copy;
 //!  6. a line waits for lines above it, or for any line of the previous step;
 //!  7. `entry` has each state's value before the step and each input, once; `exit` has each state's
 //!     value after the step
@@ -39,7 +39,7 @@ use crate::finding::{Finding, Place};
 use crate::graph::{Def, Graph, Node, Value};
 use crate::op::Scratch;
 use crate::plan::Plan;
-use crate::schedule::{ALIGN, Buffer, Instr, InstrKind, Loc, Part, Schedule};
+use crate::schedule::{ALIGN, Buffer, Instr, InstrKind, Loc, MemorySpace, Part, Schedule};
 use crate::table::{Id, Table};
 use crate::types::TensorType;
 use std::collections::{BTreeMap, BTreeSet};
@@ -593,6 +593,10 @@ fn lines(graph: &Graph, schedule: &Schedule, findings: &mut Findings) {
                 });
                 fits(schedule, src, bytes, "the copy", place, findings);
                 fits(schedule, dst, bytes, "the copy", place, findings);
+                let on_disk = [src, dst].map(|loc| is_on_disk(schedule, loc));
+                findings.ensure(on_disk != [true; 2], place, || {
+                    "a copy from the disk to the disk".to_string()
+                });
             }
         }
         for dep in &data.after {
@@ -608,6 +612,14 @@ fn lines(graph: &Graph, schedule: &Schedule, findings: &mut Findings) {
             });
         }
     }
+}
+
+fn is_on_disk(schedule: &Schedule, loc: Loc) -> bool {
+    let pool = schedule.buffers[loc.buffer].pool;
+    schedule
+        .pools
+        .get(pool)
+        .is_some_and(|data| data.space == MemorySpace::Disk)
 }
 
 /// Checks that lines may compute a part of a node.
@@ -672,6 +684,10 @@ fn run(
             );
         }
     }
+    let mut places = args.iter().chain(outs).copied().chain(scratch);
+    findings.ensure(!places.any(|loc| is_on_disk(schedule, loc)), place, || {
+        format!("{} cannot run on a disk", op.name())
+    });
     let need = match part {
         // A divisible op needs none.
         Some(_) => Scratch::default(),

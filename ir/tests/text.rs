@@ -249,7 +249,7 @@ fn errors_say_where_and_what() {
         (
             "pool host",
             "pool host in device01",
-            "line 17, column 16: device01 is no space: expected device, device1, … or host",
+            "line 17, column 16: device01 is no space: expected device, device1, …, host or disk",
         ),
         (
             "pool host",
@@ -285,7 +285,7 @@ fn errors_say_where_and_what() {
             "swapout",
             "swapaut",
             "line 26, column 16: expected one of run, rerun, swapout, swapin, gather, offload, \
-             update, feed, fetch, found swapaut",
+             update, feed, fetch, load, store, found swapaut",
         ),
         (
             "run     a h",

@@ -164,37 +164,54 @@ pub fn allocate(schedule: &Schedule, lives: &Table<Buffer, Lifetime>) -> Plan {
 pub fn allocate_at(schedule: &Schedule, lives: &Table<Buffer, Lifetime>, unit: u64) -> Plan {
     let mut offset = Table::filled(schedule.buffers.len(), 0u64);
     for pool in schedule.pools.ids() {
-        let buffers: Vec<Buffer> = schedule
-            .buffers
-            .iter()
-            .filter(|(_, data)| data.pool == pool)
-            .map(|(b, _)| b)
-            .collect();
-        let block = |&buffer: &Buffer| {
-            let Lifetime { start, end } = lives[buffer];
-            let bytes = schedule.buffers[buffer].bytes.next_multiple_of(unit);
-            Block {
-                start: start.into(),
-                end: end.into(),
-                bytes,
-                ..Block::default()
-            }
-        };
-        let trace = Trace {
-            blocks: buffers.iter().map(block).collect(),
-            ..Trace::default()
-        };
-        let bound = live_peak(schedule, lives, pool);
-        let options = Options {
-            effort: Effort::Brief,
-            capacity: Some(bound + bound / NEAR),
-            ..Options::default()
-        };
-        let placed =
-            place(&trace, &options, &mut |_, _| ()).expect("a schedule's buffers should be right");
-        for (buffer, at) in buffers.into_iter().zip(placed.offsets) {
+        for (buffer, at) in allocate_in(schedule, lives, unit, pool) {
             offset[buffer] = at;
         }
     }
     Plan::new(schedule, offset)
+}
+
+/// The peak of one pool in such a plan, bytes.
+pub fn peak_in(schedule: &Schedule, lives: &Table<Buffer, Lifetime>, unit: u64, pool: Pool) -> u64 {
+    let placed = allocate_in(schedule, lives, unit, pool).into_iter();
+    let ends = placed.map(|(buffer, at)| at + schedule.buffers[buffer].bytes);
+    ends.max().unwrap_or(0)
+}
+
+/// The buffers of a pool with their offsets.
+fn allocate_in(
+    schedule: &Schedule,
+    lives: &Table<Buffer, Lifetime>,
+    unit: u64,
+    pool: Pool,
+) -> Vec<(Buffer, u64)> {
+    let buffers: Vec<Buffer> = schedule
+        .buffers
+        .iter()
+        .filter(|(_, data)| data.pool == pool)
+        .map(|(b, _)| b)
+        .collect();
+    let block = |&buffer: &Buffer| {
+        let Lifetime { start, end } = lives[buffer];
+        let bytes = schedule.buffers[buffer].bytes.next_multiple_of(unit);
+        Block {
+            start: start.into(),
+            end: end.into(),
+            bytes,
+            ..Block::default()
+        }
+    };
+    let trace = Trace {
+        blocks: buffers.iter().map(block).collect(),
+        ..Trace::default()
+    };
+    let bound = live_peak(schedule, lives, pool);
+    let options = Options {
+        effort: Effort::Brief,
+        capacity: Some(bound + bound / NEAR),
+        ..Options::default()
+    };
+    let placed =
+        place(&trace, &options, &mut |_, _| ()).expect("a schedule's buffers should be right");
+    buffers.into_iter().zip(placed.offsets).collect()
 }

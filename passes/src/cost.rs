@@ -5,7 +5,7 @@
 pub mod profile;
 
 use ir::op::attention::Attending;
-use ir::schedule::{InstrKind, Loc, Schedule};
+use ir::schedule::{InstrKind, Loc, MemorySpace, Schedule};
 use ir::{DType, Device, Graph, Instr, Node, Op, Part, Table, TensorType, Value};
 use std::collections::BTreeMap;
 
@@ -29,6 +29,10 @@ pub trait Cost: Sync {
         let _ = to_device;
         self.link(bytes)
     }
+    /// One copy of `bytes` bytes between the host and the disk, while the other direction is idle.
+    fn disk(&self, bytes: u64, reads: bool) -> f64 {
+        self.link_way(bytes, reads)
+    }
     /// One copy of `bytes` bytes within the device.
     fn local(&self, bytes: u64) -> f64;
 
@@ -44,14 +48,17 @@ pub trait Cost: Sync {
             InstrKind::Run { node, part, .. } => {
                 let all = match lane {
                     Lane::Host => self.host(graph, node),
-                    Lane::Compute | Lane::In | Lane::Out => self.run(graph, node),
+                    Lane::Compute | Lane::In | Lane::Out | Lane::Load | Lane::Store => {
+                        self.run(graph, node)
+                    }
                 };
                 all * share(graph, node, part)
             }
-            InstrKind::Copy { bytes, .. } if matches!(lane, Lane::In | Lane::Out) => {
-                self.link_way(bytes, lane == Lane::In)
-            }
-            InstrKind::Copy { bytes, .. } => self.local(bytes),
+            InstrKind::Copy { bytes, .. } => match lane {
+                Lane::In | Lane::Out => self.link_way(bytes, lane == Lane::In),
+                Lane::Load | Lane::Store => self.disk(bytes, lane == Lane::Load),
+                Lane::Compute | Lane::Host => self.local(bytes),
+            },
         }
     }
 }
@@ -77,7 +84,16 @@ ir::named! {
         Out = "out",
         /// The host's cores.
         Host = "host",
+        /// The disk, towards the host.
+        Load = "load",
+        /// The disk, from the host.
+        Store = "store",
     }
+}
+
+impl Lane {
+    /// Those that a profile measures: it knows no disk.
+    pub const MEASURED: [Lane; 4] = [Lane::Compute, Lane::In, Lane::Out, Lane::Host];
 }
 
 /// The lane of a line. A run belongs to the memory of its results: all its places are in one space.
@@ -96,17 +112,24 @@ pub fn lane(schedule: &Schedule, instr: Instr) -> Lane {
             (true, true) => Lane::Compute,
             (false, true) => Lane::In,
             (true, false) => Lane::Out,
-            (false, false) => Lane::Host,
+            (false, false) => match [src, dst].map(|loc| schedule.space(loc)) {
+                [MemorySpace::Disk, _] => Lane::Load,
+                [_, MemorySpace::Disk] => Lane::Store,
+                [_, _] => Lane::Host,
+            },
         },
     }
 }
+
+/// The number of lanes.
+const LANES: usize = Lane::ALL.len();
 
 /// What lines cost each other that run at the same time.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Shares {
     /// `keeps[a][b]`: the share of its speed that lane `a` keeps while lane `b` is busy; 1 if they
     /// do not disturb each other. With several busy lanes, shares multiply.
-    pub keeps: [[f64; 4]; 4],
+    pub keeps: [[f64; LANES]; LANES],
     /// From the end of a line to the start of one on another stream that waits for it, µs.
     pub handoff: f64,
     /// The same in addition if one of the two lines runs on the host, µs.
@@ -126,10 +149,31 @@ impl Shares {
     }
 }
 
+impl Shares {
+    /// Sets what the disk's directions and the host's cores cost each other.
+    fn set_disk(&mut self, device: &Device) {
+        let Some(disk) = &device.disk else {
+            return;
+        };
+        let [load, store] = [Lane::Load, Lane::Store].map(|lane| lane as usize);
+        self.keeps[load][store] = disk.read_keeps;
+        self.keeps[store][load] = disk.write_keeps;
+        // Without a GPU, the host's cores run all kernels.
+        let on_cores = match device.sm {
+            Some(_) => [Lane::Host, Lane::Host],
+            None => [Lane::Host, Lane::Compute],
+        };
+        for lane in on_cores {
+            self.keeps[lane as usize][load] = disk.kernels_keep;
+            self.keeps[lane as usize][store] = disk.kernels_keep;
+        }
+    }
+}
+
 impl Default for Shares {
     fn default() -> Shares {
         Shares {
-            keeps: [[1.0; 4]; 4],
+            keeps: [[1.0; LANES]; LANES],
             handoff: 0.0,
             host_handoff: 0.0,
         }
@@ -220,7 +264,14 @@ impl Cost for Roofline {
             ..Shares::default()
         };
         shares.set_link(&self.device);
+        shares.set_disk(&self.device);
         shares
+    }
+    fn disk(&self, bytes: u64, reads: bool) -> f64 {
+        let Some(disk) = &self.device.disk else {
+            return self.link_way(bytes, reads);
+        };
+        disk.micros + 1e6 * bytes as f64 / disk.way(reads)
     }
 }
 
@@ -394,6 +445,9 @@ impl Cost for Tabled<'_> {
     }
     fn link_way(&self, bytes: u64, to_device: bool) -> f64 {
         self.cost.link_way(bytes, to_device)
+    }
+    fn disk(&self, bytes: u64, reads: bool) -> f64 {
+        self.cost.disk(bytes, reads)
     }
     fn local(&self, bytes: u64) -> f64 {
         self.cost.local(bytes)

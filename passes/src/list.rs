@@ -15,7 +15,7 @@ use crate::graph::{
 use crate::plan::machine::DEVICE;
 use crate::plan::{Decisions, Error, Illegal, Kernels, Options, Problem};
 use crate::schedule::lives::{Variant, lives};
-use crate::schedule::{apply, inplace, order, prefetch, sync};
+use crate::schedule::{apply, inplace, order, prefetch, spill, sync};
 use ir::schedule::{Buffer, Schedule};
 use ir::{Graph, Plan, Program, Table};
 
@@ -232,7 +232,7 @@ pub static PER_VARIANT: [GraphPass; 8] = [
 ];
 
 /// Schedule passes up to the point where places are needed.
-pub static LINES: [SchedulePass; 3] = [
+pub static LINES: [SchedulePass; 4] = [
     // The only place that inserts copies and reruns.
     SchedulePass {
         name: "apply",
@@ -259,7 +259,17 @@ pub static LINES: [SchedulePass; 3] = [
             Ok(())
         },
     },
+    // After prefetch: when a value leaves the host follows from when its copy to the device begins.
+    SchedulePass {
+        name: "spill",
+        run: |s, c| spill::run(c.problem, &mut s.schedule),
+    },
 ];
+
+/// How many of [`LINES`] are before `prefetch`, and how many are between device and host alone.
+pub const UNMOVED: usize = 2;
+/// See [`UNMOVED`].
+pub const BETWEEN_TWO: usize = 3;
 
 /// Schedule passes that assign places. They never fail.
 pub static PLACES: [SchedulePass; 2] = [

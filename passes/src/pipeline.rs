@@ -14,11 +14,12 @@ use crate::graph::reduction::Kind;
 use crate::list::{GraphContext, SHARED, ScheduleContext, failed, schedule_passes};
 use crate::loss_variants::{self, Problems, Slots, Stage};
 use crate::manager::{self, Manager};
-use crate::plan::machine::{DEVICE, HOST};
+use crate::plan::machine::{self, DEVICE, HOST};
 use crate::plan::{Extent, HostTooSmall, Infeasible, Problem};
 use crate::realise::Finished;
 use crate::schedule::lives::lives;
 use crate::sim::{self, Timeline, simulate};
+use ir::schedule::MemorySpace;
 use ir::{Device, Graph, Pool, Program, Schedule, Table, text};
 use papers::protrain::Fixed;
 use std::time::Instant;
@@ -60,7 +61,14 @@ impl Compiled {
     /// in turn with it. `options` are this one's. States stay where they are, and everything else
     /// is planned anew in what is left.
     pub fn beside(&self, options: &Options) -> Options {
-        let homes = self.decided.decisions.homes(&self.program.graph);
+        let Program {
+            graph, schedule, ..
+        } = &self.program;
+        // The states come first.
+        let places = graph.states.values().zip(&schedule.exit);
+        let on_disk = places.filter(|(_, (_, home))| schedule.space(*home) == MemorySpace::Disk);
+        let on_disk = on_disk.map(|(state, _)| state.path.clone()).collect();
+        let homes = self.decided.decisions.homes(graph).with_disk(on_disk);
         let planner = match options.planner {
             // They choose homes themselves.
             Planner::Offload | Planner::Protrain if homes.has_hosted() => Planner::Auto,
@@ -73,6 +81,33 @@ impl Compiled {
             protrain: Fixed::default(),
             ..options.clone()
         }
+    }
+
+    /// The peak of the pools in a memory, bytes; `None` if it has no pool.
+    pub fn peak_in(&self, space: MemorySpace) -> Option<u64> {
+        let Program { schedule, plan, .. } = &self.program;
+        let pool = schedule.pool_in(space)?;
+        Some(plan.as_ref().map_or(0, |plan| plan.peak[pool]))
+    }
+
+    /// The pools behind the device's link: the host's, a disk's.
+    pub fn pools_beyond(&self) -> impl Iterator<Item = Pool> {
+        let spaces = [MemorySpace::Host, MemorySpace::Disk].into_iter();
+        spaces.filter_map(|space| self.program.schedule.pool_in(space))
+    }
+
+    /// Their peaks in words: `host peak 1.5 GiB, disk peak 3.0 GiB`. `bytes` says how numbers are
+    /// written.
+    pub fn peaks_beyond(&self, bytes: &dyn Fn(u64) -> String) -> String {
+        let Program { schedule, plan, .. } = &self.program;
+        let words = |pool: Pool| {
+            let peak = plan.as_ref().map_or(0, |plan| plan.peak[pool]);
+            format!("{} peak {}", schedule.pools[pool].name, bytes(peak))
+        };
+        self.pools_beyond()
+            .map(words)
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 
     /// The planner for reports, with the search that found the plan: `auto (greedy)`.
@@ -186,15 +221,22 @@ const FEW_LINES: usize = 2000;
 /// How often the range that has the smallest sufficient pool of the host is halved.
 const HALVINGS: usize = 4;
 
-/// The error of planning. If the user limited the host's pool and a plan fits with a larger one, it
-/// says how large.
+/// The error of planning. If the pool behind the link is limited and a plan fits with a larger one,
+/// it says how large.
 fn blamed(error: Error, mut problems: Vec<Problem<'_>>, options: &Options) -> Error {
-    let (Error::Infeasible(infeasible), Some(limit)) = (&error, options.host) else {
+    let first = problems
+        .first()
+        .map(|problem| (problem.device, problem.host_limit));
+    let (Error::Infeasible(infeasible), Some((device, Some(limit)))) = (&error, first) else {
         return error;
     };
+    let beyond = machine::beyond(device);
+    if options.host.is_none() && beyond == MemorySpace::Host {
+        return error;
+    }
     let has_few_lines = problems.iter().all(|p| p.lines.len() <= FEW_LINES);
     let halvings = if has_few_lines { HALVINGS } else { 0 };
-    let all = problems.first().map_or(0, |p| p.device.host_bytes);
+    let all = device.host_bytes;
     // The host's peak of the fastest plan with a limit of the host's pool.
     let mut host_peak = |limit: u64| {
         for problem in &mut problems {
@@ -205,7 +247,7 @@ fn blamed(error: Error, mut problems: Vec<Problem<'_>>, options: &Options) -> Er
         planned.ok().map(|(_, decided, _)| decided.figures.host)
     };
     // No plan needs less; often a plan with this pool fits the budget, too.
-    let least = match infeasible.pool == "host" {
+    let least = match infeasible.pool == beyond.name() {
         true => infeasible.smallest,
         false => limit,
     };
@@ -228,6 +270,11 @@ fn blamed(error: Error, mut problems: Vec<Problem<'_>>, options: &Options) -> Er
     match enough.filter(|&enough| limit < enough) {
         Some(enough) => Error::HostTooSmall(Box::new(HostTooSmall {
             infeasible: Infeasible::clone(infeasible),
+            pool: beyond.name(),
+            option: match beyond {
+                MemorySpace::Disk => "--disk DIR:",
+                MemorySpace::Host | MemorySpace::Device(_) => "--host ",
+            },
             limit,
             enough,
         })),

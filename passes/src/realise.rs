@@ -5,7 +5,7 @@
 //! runs the same passes on the chosen plan.
 
 use crate::alloc::Lifetime;
-use crate::list::{LINES, PLACES, ScheduleContext, SchedulePass, Scheduled};
+use crate::list::{BETWEEN_TWO, LINES, PLACES, ScheduleContext, SchedulePass, Scheduled, UNMOVED};
 use crate::plan::machine::{DEVICE, HOST};
 use crate::plan::{Decisions, Illegal, Problem};
 use crate::schedule::sync;
@@ -35,9 +35,14 @@ pub fn unnamed(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule,
     run(problem, decisions, &LINES, false)
 }
 
-/// The same without the last pass, which moves copies up.
+/// The same up to the pass that moves copies up.
 pub fn unmoved(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, Illegal> {
-    run(problem, decisions, &LINES[..LINES.len() - 1], false)
+    run(problem, decisions, &LINES[..UNMOVED], false)
+}
+
+/// The same up to the pass that lets buffers of the host wait on a disk.
+pub fn between_two(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, Illegal> {
+    run(problem, decisions, &LINES[..BETWEEN_TWO], false)
 }
 
 fn run(

@@ -32,6 +32,8 @@ pub struct Timeline {
     pub recomputed: f64,
     /// Bytes that swaps and hosted states send over the link.
     pub swapped_bytes: u64,
+    /// Bytes that are read from the disk and written to it.
+    pub disk_bytes: u64,
 }
 
 /// The most steps that are simulated. If they have not settled by then, the last ones are averaged.
@@ -506,7 +508,8 @@ impl<'a> Player<'a> {
             if self.now < end {
                 break;
             }
-            let on_host = |line: usize| lanes[line] == Lane::Host;
+            let on_host =
+                |line: usize| matches!(lanes[line], Lane::Host | Lane::Load | Lane::Store);
             let handoff = match on_host(line as usize) || on_host(dep.instr.index()) {
                 true => self.lines.shares.host_handoff,
                 false => 0.0,
@@ -626,11 +629,12 @@ impl<'a> Player<'a> {
                 busy: Table::filled(schedule.streams.len(), 0.0),
                 recomputed: 0.0,
                 swapped_bytes: 0,
+                disk_bytes: 0,
             };
         };
         let origin = played.start.iter().copied().fold(f64::INFINITY, f64::min);
         let mut busy = Table::filled(schedule.streams.len(), 0.0);
-        let (mut recomputed, mut swapped_bytes) = (0.0, 0);
+        let (mut recomputed, mut swapped_bytes, mut disk_bytes) = (0.0, 0, 0);
         for (instr, data) in schedule.instrs.iter() {
             let micros = played.end[instr.index()] - played.start[instr.index()];
             busy[data.stream] += micros;
@@ -639,6 +643,11 @@ impl<'a> Player<'a> {
                 Why::SwapOut | Why::SwapIn | Why::Gather | Why::Offload => {
                     if let InstrKind::Copy { bytes, .. } = data.kind {
                         swapped_bytes += bytes;
+                    }
+                }
+                Why::Load | Why::Store => {
+                    if let InstrKind::Copy { bytes, .. } = data.kind {
+                        disk_bytes += bytes;
                     }
                 }
                 Why::Model | Why::Update | Why::Feed | Why::Fetch => {}
@@ -652,6 +661,7 @@ impl<'a> Player<'a> {
             busy,
             recomputed,
             swapped_bytes,
+            disk_bytes,
         }
     }
 }

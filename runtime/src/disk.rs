@@ -1,24 +1,165 @@
-//! A pool in a file instead of memory: the host's side of a step whose states and activations are
-//! more than memory holds.
+//! Pools in files instead of memory, for a step whose states and activations are more than memory
+//! holds.
 //!
 //! The file has no name: the system frees it when the process ends, however it ends. Its bytes are
 //! allocated when it is made, so that a full disk is found before the first step.
 
 use crate::kernel::Tensor;
+use crate::machine::backend::Copy;
 use crate::memory;
 use crate::sync::unpoisoned;
-use artifact::PAGE;
+use artifact::{MemorySpace, PAGE, Place, Pool, Range};
 use std::fs::File;
 use std::io::{Error, ErrorKind};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
-use std::sync::Mutex;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 /// Bytes that are read or written at once.
 const PIECE: usize = 4 << 20;
 
+/// Those pools of a step that are on a disk.
+#[derive(Default)]
+pub(crate) struct Disks {
+    /// Where their files are made.
+    folder: Option<PathBuf>,
+    /// By the pool's number; `None` for pools in memory.
+    pools: Vec<Option<Arc<Disk>>>,
+    /// Those of another step.
+    given: Vec<Option<Arc<Disk>>>,
+}
+
+/// A copy between a pool on a disk and memory.
+pub(crate) enum DiskCopy {
+    /// From the disk.
+    Load { src: Place, dst: Tensor },
+    /// To the disk.
+    Store { src: Tensor, dst: Place },
+}
+
+impl DiskCopy {
+    /// Its end in memory.
+    pub(crate) fn memory_mut(&mut self) -> &mut Tensor {
+        match self {
+            DiskCopy::Load { dst, .. } => dst,
+            DiskCopy::Store { src, .. } => src,
+        }
+    }
+}
+
+impl Disks {
+    /// No pools yet; files are made in `folder`.
+    pub(crate) fn new(folder: Option<&Path>) -> Disks {
+        Disks {
+            folder: folder.map(Into::into),
+            ..Disks::default()
+        }
+    }
+
+    /// No pools yet; the next ones are those of another step.
+    pub(crate) fn sharing(&self) -> Disks {
+        Disks {
+            folder: self.folder.clone(),
+            pools: vec![],
+            given: self.pools.clone(),
+        }
+    }
+
+    /// Makes the next pool, if it is on a disk. False if it is not, or if it has no bytes.
+    pub(crate) fn allocate(&mut self, pool: &Pool) -> Result<bool, crate::Error> {
+        let number = self.pools.len();
+        self.pools.push(None);
+        if pool.space != MemorySpace::Disk || pool.bytes == 0 {
+            return Ok(false);
+        }
+        let given = self.given.get(number).cloned().flatten();
+        self.pools[number] = match (given, &self.folder) {
+            (Some(disk), _) => Some(disk),
+            (None, Some(folder)) => Some(Arc::new(Disk::new(folder, pool.bytes).map_err(|e| {
+                let (bytes, folder) = (pool.bytes, folder.display());
+                crate::Error::Resources(format!("{folder}: no file of {bytes} bytes: {e}"))
+            })?)),
+            (None, None) => {
+                return Err(crate::Error::Unsupported(format!(
+                    "the step keeps {} bytes on a disk; --disk DIR says in which folder",
+                    pool.bytes
+                )));
+            }
+        };
+        Ok(true)
+    }
+
+    /// The next pool is not on a disk.
+    pub(crate) fn skip(&mut self) {
+        self.pools.push(None);
+    }
+
+    /// The pool of a place, if it is on a disk.
+    fn of(&self, place: Place) -> Option<&Disk> {
+        self.pools.get(place.pool as usize)?.as_deref()
+    }
+
+    /// True if a place is on a disk.
+    pub(crate) fn has(&self, place: Place) -> bool {
+        self.of(place).is_some()
+    }
+
+    /// A copy with an end on a disk, if it has one. `memory` gives the bytes of the other end.
+    pub(crate) fn copy(&self, copy: &Copy, memory: impl Fn(Range) -> Tensor) -> Option<DiskCopy> {
+        let Copy { src, dst, bytes } = *copy;
+        let memory = |place| memory(Range { place, bytes });
+        match (self.has(src), self.has(dst)) {
+            (false, false) => None,
+            (true, _) => Some(DiskCopy::Load {
+                src,
+                dst: memory(dst),
+            }),
+            (false, true) => Some(DiskCopy::Store {
+                src: memory(src),
+                dst,
+            }),
+        }
+    }
+
+    /// Runs a copy. Ends early when `stopped` is true.
+    pub(crate) fn run(&self, copy: &DiskCopy, stopped: impl Fn() -> bool) -> Result<(), String> {
+        let file = |place| self.of(place).expect("a copy's end should be on a disk");
+        let done = match copy {
+            DiskCopy::Load { src, dst } => file(*src).load(src.offset, dst, stopped),
+            DiskCopy::Store { src, dst } => file(*dst).store(src, dst.offset, stopped),
+        };
+        done.map_err(of_disk)
+    }
+
+    /// Writes bytes of the host, if the place is on a disk.
+    pub(crate) fn write(&self, to: Place, bytes: &[u8]) -> Option<Result<(), crate::Error>> {
+        Some(self.of(to)?.write(to.offset, bytes).map_err(failed))
+    }
+
+    /// Reads bytes to the host, if the place is on a disk.
+    pub(crate) fn read(&self, from: Place, bytes: &mut [u8]) -> Option<Result<(), crate::Error>> {
+        Some(self.of(from)?.read(from.offset, bytes).map_err(failed))
+    }
+
+    /// Sets each byte, if the place is on a disk.
+    pub(crate) fn fill(&self, range: Range, byte: u8) -> Option<Result<(), crate::Error>> {
+        let Range { place, bytes } = range;
+        let disk = self.of(place)?;
+        Some(disk.fill(place.offset, bytes, byte).map_err(failed))
+    }
+}
+
+/// An error of the disk, for the user.
+fn of_disk(e: Error) -> String {
+    format!("the disk: {e}")
+}
+
+fn failed(e: Error) -> crate::Error {
+    crate::Error::Resources(of_disk(e))
+}
+
 /// A pool on disk.
-pub(crate) struct Disk {
+struct Disk {
     file: File,
     /// The same file past the system's cache: bytes go between the disk and the pools without a
     /// copy, and take no memory. `None` if the file system has no such way.
@@ -31,7 +172,7 @@ pub(crate) struct Disk {
 
 impl Disk {
     /// A pool of zeros, in a folder.
-    pub(crate) fn new(folder: &Path, bytes: u64) -> Result<Disk, Error> {
+    fn new(folder: &Path, bytes: u64) -> Result<Disk, Error> {
         let file = nameless(folder)?;
         allocate(&file, bytes)?;
         let piece = || Mutex::new(vec![0; PIECE.min(bytes as usize)]);
@@ -44,19 +185,19 @@ impl Disk {
     }
 
     /// Reads bytes to the host. Panics if they are not in the pool.
-    pub(crate) fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
         self.check(offset, bytes.len());
         self.file.read_exact_at(bytes, offset)
     }
 
     /// Writes bytes from the host. Panics if they are not in the pool.
-    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         self.check(offset, bytes.len());
         self.file.write_all_at(bytes, offset)
     }
 
     /// Sets each of `bytes` bytes.
-    pub(crate) fn fill(&self, offset: u64, bytes: u64, byte: u8) -> Result<(), Error> {
+    fn fill(&self, offset: u64, bytes: u64, byte: u8) -> Result<(), Error> {
         let piece = vec![byte; PIECE.min(bytes as usize)];
         let end = offset + bytes;
         let mut from = offset;
@@ -69,12 +210,7 @@ impl Disk {
     }
 
     /// Copies bytes of the pool to a tensor in memory. Ends early when `stopped` is true.
-    pub(crate) fn load(
-        &self,
-        offset: u64,
-        to: &Tensor,
-        stopped: impl Fn() -> bool,
-    ) -> Result<(), Error> {
+    fn load(&self, offset: u64, to: &Tensor, stopped: impl Fn() -> bool) -> Result<(), Error> {
         self.check(offset, to.bytes);
         for (from, n, direct) in self.pieces(offset, to) {
             if stopped() {
@@ -98,12 +234,7 @@ impl Disk {
     }
 
     /// Copies a tensor in memory to the pool. Ends early when `stopped` is true.
-    pub(crate) fn store(
-        &self,
-        from: &Tensor,
-        offset: u64,
-        stopped: impl Fn() -> bool,
-    ) -> Result<(), Error> {
+    fn store(&self, from: &Tensor, offset: u64, stopped: impl Fn() -> bool) -> Result<(), Error> {
         self.check(offset, from.bytes);
         for (start, n, direct) in self.pieces(offset, from) {
             if stopped() {

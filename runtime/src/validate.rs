@@ -276,6 +276,9 @@ fn command(artifact: &Artifact, command: &Command) -> Result<(), Error> {
         &CommandKind::Copy { src, dst, bytes } => {
             place(artifact, src, bytes).map_err(at)?;
             place(artifact, dst, bytes).map_err(at)?;
+            if [src, dst].iter().all(|&place| is_on_disk(artifact, place)) {
+                return Err(at("copies from the disk to the disk".into()));
+            }
             match (
                 Access::new(src, bytes, false),
                 Access::new(dst, bytes, true),
@@ -412,9 +415,20 @@ fn places(
     for operand in ins.iter().chain(outs) {
         tensor(artifact, operand)?;
     }
-    scratch.map_or(Ok(()), |Range { place, bytes }| {
-        self::place(artifact, place, bytes)
-    })
+    if let Some(Range { place, bytes }) = scratch {
+        self::place(artifact, place, bytes)?;
+    }
+    let operands = ins.iter().chain(outs).map(|operand| operand.place);
+    let mut all = operands.chain(scratch.map(|range| range.place));
+    match all.any(|place| is_on_disk(artifact, place)) {
+        true => Err("a tensor of it lies on a disk".into()),
+        false => Ok(()),
+    }
+}
+
+/// Whether a valid place is on a disk.
+fn is_on_disk(artifact: &Artifact, place: Place) -> bool {
+    artifact.pools[place.pool as usize].space == MemorySpace::Disk
 }
 
 /// Whether results and scratch share no bytes with each other, and with operands only where the

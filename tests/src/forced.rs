@@ -1,6 +1,6 @@
 //! Programs from decisions that do not come from a planner.
 
-use ir::{Device, Graph, Phase, Program};
+use ir::{Device, Disk, Graph, Phase, Program};
 use passes::alloc;
 use passes::cost::Roofline;
 use passes::decide::record::Origin;
@@ -57,6 +57,38 @@ pub fn recompute_all(model: &Graph, optimizer: Optimizer, device: &Device) -> Co
         finish(&problem, decisions, Variant::ByTime).unwrap_or_else(|text| panic!("{text}"));
     compiled.options.optimizer = optimizer;
     compiled
+}
+
+/// A disk behind the host: twice as slow as the link of the device `test`.
+pub fn disk() -> Disk {
+    Disk {
+        bytes: 1 << 30,
+        read_bandwidth: 2.5e8,
+        write_bandwidth: 2.5e8,
+        read_keeps: 0.5,
+        write_keeps: 0.5,
+        kernels_keep: 1.0,
+        micros: 1.0,
+    }
+}
+
+/// The same problem on a host that holds little of what leaves the device: the least that a plan
+/// needs there, and this share of the rest. The device should have a disk.
+pub fn with_little_host<'a>(
+    problem: Problem<'a>,
+    decisions: &Decisions,
+    share: f64,
+) -> Problem<'a> {
+    let peak = |problem: &Problem<'_>| {
+        let schedule = realise::lines(problem, decisions).expect("the decisions should be legal");
+        let lives = alloc::lifetimes(&schedule);
+        alloc::peak_in(&schedule, &lives, problem.unit, HOST)
+    };
+    let all = peak(&problem);
+    let problem = problem.with_host_limit(0);
+    let least = peak(&problem);
+    let rest = share * all.saturating_sub(least) as f64;
+    problem.with_host_limit(least + rest as u64)
 }
 
 /// A proved program from decisions, in one of the variants. If the proof fails, the

@@ -3,7 +3,7 @@
 use crate::evaluate::{self, Tensors};
 use artifact::Artifact;
 use ir::Graph;
-use runtime::{Error, Machine, Options};
+use runtime::{Error, Files, Machine, Options};
 
 /// The results of some steps.
 #[derive(Clone, PartialEq, Debug)]
@@ -26,6 +26,16 @@ pub fn plain(graph: &Graph, start: &Tensors, feeds: &[Tensors]) -> Outcome {
     }
 }
 
+/// A machine, with a folder for pools on a disk.
+fn machine(artifact: &Artifact, options: Options) -> Result<Machine, Error> {
+    let folder = std::env::temp_dir();
+    let files = Files {
+        disk: Some(&folder),
+        ..Files::default()
+    };
+    Machine::beside(artifact.clone(), options, files)
+}
+
 /// Runs an artifact on a machine, one step for each of `feeds`. Also returns the measured peak of
 /// the device's pool.
 pub fn compiled(
@@ -33,7 +43,7 @@ pub fn compiled(
     options: Options,
     feeds: &[Tensors],
 ) -> Result<(Outcome, u64), Error> {
-    let mut machine = Machine::new(artifact.clone(), options)?;
+    let mut machine = machine(artifact, options)?;
     let mut outputs = vec![];
     for feed in feeds {
         write(&mut machine, artifact, feed)?;
@@ -56,7 +66,7 @@ pub fn overlapped(
     options: Options,
     feeds: &[Tensors],
 ) -> Result<Outcome, Error> {
-    let mut machine = Machine::new(artifact.clone(), options)?;
+    let mut machine = machine(artifact, options)?;
     let mut outputs = vec![];
     for feed in feeds {
         write(&mut machine, artifact, feed)?;
@@ -79,7 +89,7 @@ pub fn together(
     feed: &Tensors,
     n: usize,
 ) -> Result<Outcome, Error> {
-    let mut machine = Machine::new(artifact.clone(), options)?;
+    let mut machine = machine(artifact, options)?;
     write(&mut machine, artifact, feed)?;
     for _ in 0..n {
         machine.launch()?;

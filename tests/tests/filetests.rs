@@ -2,7 +2,8 @@
 //! the pass is next to it.
 //!
 //! The first line says which pass to run: `; test PASS device=NAME`, and the user's options:
-//! `budget=BYTES`, `host=BYTES`, `optimizer=NAME`, `master=split`, `clip_norm=NORM`,
+//! `budget=BYTES`, `host=BYTES`, `disk=BYTES` behind it, `optimizer=NAME`, `master=split`,
+//! `clip_norm=NORM`,
 //! `micro_batches=N`, `loss_chunks=N`, `update=after`, `planner=NAME`, `variant=N`. The next line
 //! says what the case shows. A program goes through this one pass. For a schedule pass, a graph
 //! goes through all schedule passes up to this one, with decisions from comments: `; cut %h 0 swap`
@@ -19,6 +20,7 @@ use codegen::kernels::Target;
 use codegen::{Form, listing};
 use ir::text::{self, File};
 use ir::{Graph, Program, Schedule};
+use lighterage_tests::forced;
 use papers::protrain::Fixed;
 use passes::cost::Roofline;
 use passes::decide::{Decisions, Extent, Gap, Means, Planner, Problem, Reason, decide};
@@ -81,13 +83,17 @@ impl Header<'_> {
         let mut given: BTreeMap<&str, &str> = words
             .map(|word| word.split_once('=').expect("KEY=VALUE"))
             .collect();
-        let device = devices::named(
+        let mut device = devices::named(
             given
                 .remove("device")
                 .expect("the first line should name a device"),
         )
         .unwrap();
         let bytes = |text: &str| text.parse::<u64>().expect("a number of bytes");
+        device.disk = given.remove("disk").map(|text| ir::Disk {
+            bytes: bytes(text),
+            ..forced::disk()
+        });
         let options = Options {
             optimizer: given.remove("optimizer").map_or(Optimizer::None, |name| {
                 Optimizer::ALL

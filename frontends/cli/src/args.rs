@@ -5,6 +5,7 @@ mod data;
 mod metrics;
 mod patterns;
 
+use crate::disk::Disk;
 use crate::page::update_name;
 use crate::size::{parse_budget, parse_bytes, parse_count, parse_dim, parse_rate};
 use addresses::generate::Model;
@@ -395,10 +396,14 @@ pub(crate) struct Compiling {
     /// the one in the device's file. `train` also slows copies down to it
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     pub(crate) link: Option<f64>,
-    /// The disk of this folder takes the place of the host's memory, for a step on the processor:
-    /// what a budget moves out lies in a file there. Its rates are measured, unless --link says one
-    #[arg(long, value_name = "DIR")]
-    pub(crate) disk: Option<PathBuf>,
+    /// A folder on a disk, where a file of at most BYTES, such as 200GiB [default: 95 % of what is
+    /// free], holds what is moved out. With --host, or for a GPU, the disk is behind the host's
+    /// memory: three levels. Else it takes the place of the host's memory
+    #[arg(long, value_name = "DIR[:BYTES]", value_parser = Disk::parse)]
+    pub(crate) disk: Option<Disk>,
+    /// The rate that reads and writes of the disk share, such as 2GB/s, instead of measuring it
+    #[arg(long, value_name = "RATE", requires = "disk", value_parser = parse_rate)]
+    pub(crate) disk_rate: Option<f64>,
     /// Use the times that `profile` measured, instead of times computed from the device's file
     #[arg(long, value_name = "FILE.prof")]
     pub(crate) profile: Option<PathBuf>,

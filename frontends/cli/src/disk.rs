@@ -1,12 +1,40 @@
-//! `--disk`: a folder's disk takes the place of the host's memory, for steps on the processor.
+//! `--disk`: a disk in place of the host's memory, or behind it.
 
 use crate::failure::Failure;
 use crate::out;
+use crate::size::parse_bytes;
 use artifact::PAGE;
 use ir::Device;
+use std::convert::Infallible;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+/// `--disk DIR:BYTES`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Disk {
+    /// A folder on the disk.
+    pub(crate) folder: PathBuf,
+    /// The most bytes of the file; `None` for most of what is free.
+    bytes: Option<u64>,
+}
+
+impl Disk {
+    /// Reads the option. What follows the last colon belongs to the folder's name unless it is a
+    /// number of bytes.
+    pub(crate) fn parse(text: &str) -> Result<Disk, Infallible> {
+        let sized = text.rsplit_once(':');
+        let sized = sized.and_then(|(folder, size)| Some((folder, parse_bytes(size).ok()?)));
+        let (folder, bytes) = match sized {
+            Some((folder, bytes)) => (folder, Some(bytes)),
+            None => (text, None),
+        };
+        Ok(Disk {
+            folder: folder.into(),
+            bytes,
+        })
+    }
+}
 
 /// Bytes that are written and read to measure a disk.
 const SAMPLE: usize = 256 << 20;
@@ -19,30 +47,26 @@ const SPARE: u64 = 20;
 /// The time to start a copy to or from a file, µs.
 const COPY_MICROS: f64 = 100.0;
 
-/// The device with the folder's disk as its host. `link`: its bytes per second, if the user says
-/// it; else they are measured. `host`: how many bytes a plan may use; else most of what is free.
-pub(crate) fn behind(
+/// Gives the device a disk: in place of the host's memory, or, if the host has room for steps,
+/// behind it. `rate`: the bytes per second that reads and writes share, if the user says it; else
+/// both rates are measured.
+pub(crate) fn add(
     device: &mut Device,
-    folder: &Path,
-    link: Option<f64>,
+    disk: &Disk,
+    rate: Option<f64>,
     host: Option<u64>,
 ) -> Result<(), Failure> {
+    let Disk { folder, bytes } = disk;
     let refused = |e: std::io::Error| Failure::Input(format!("--disk {}: {e}", folder.display()));
-    if device.sm.is_some() {
-        return Err(Failure::Input(format!(
-            "--disk: only steps on the processor have one; {} is a GPU, and its host is memory",
-            device.name
-        )));
-    }
-    device.host_bytes = match host {
+    let bytes = match *bytes {
         Some(bytes) => bytes,
         None => {
             let free = free_bytes(folder).map_err(refused)?;
             free - free / SPARE
         }
     };
-    let rates = match link {
-        Some(link) => Rates::shared(link),
+    let rates = match rate {
+        Some(rate) => Rates::shared(rate),
         None => {
             let spinner = out::spinner(format!("measuring the disk of {}", folder.display()));
             let rates = measured(folder).map_err(refused)?;
@@ -50,13 +74,26 @@ pub(crate) fn behind(
             rates
         }
     };
+    if device.sm.is_some() || host.is_some_and(|bytes| bytes > 0) {
+        device.disk = Some(ir::Disk {
+            bytes,
+            read_bandwidth: rates.read,
+            write_bandwidth: rates.write,
+            read_keeps: rates.read_keeps,
+            write_keeps: rates.write_keeps,
+            kernels_keep: KERNELS_KEEP,
+            micros: COPY_MICROS,
+        });
+        return Ok(());
+    }
+    device.host_bytes = bytes;
     device.link_bandwidth = rates.read;
     device.out_bandwidth = Some(rates.write);
     device.duplex = rates.read_keeps;
     device.out_duplex = Some(rates.write_keeps);
     device.link_micros = COPY_MICROS;
     device.kernels_keep = KERNELS_KEEP;
-    device.host_updates = false;
+    device.host_is_disk = true;
     Ok(())
 }
 

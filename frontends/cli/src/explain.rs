@@ -26,7 +26,9 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let (model, compiling) = micro_batches::decide(model, &args.compiling, &machine)?;
     let compiled = model::compile(&model.graph, &compiling, &machine, Dumps::Stderr)?;
     let graph = &compiled.program.graph;
-    let problem = Problem::new(graph, &machine.device, &*machine.cost);
+    let host = compiling.host.filter(|&bytes| bytes > 0);
+    let host = host.unwrap_or(machine.device.host_bytes);
+    let problem = Problem::new(graph, &machine.device, &*machine.cost).with_host_limit(host);
     let asked = args.value.strip_prefix('%').unwrap_or(&args.value);
     let name = known_path(&model.tied, graph, asked).unwrap_or(&args.value);
     let explain = |value: Value| {
@@ -202,7 +204,8 @@ fn hosted_json(hosted: &Hosted) -> Json {
         json!({"name": chunk.name, "states": chunk.states, "bytes": chunk.bytes,
             "copy_us": chunk.micros})
     });
-    json!({"comes": hosted.comes, "updated_there": hosted.updated_there, "chunk": chunk})
+    json!({"pool": hosted.pool, "comes": hosted.comes, "updated_there": hosted.updated_there,
+        "chunk": chunk})
 }
 
 fn line_name(instr: Option<ir::Instr>) -> Option<String> {

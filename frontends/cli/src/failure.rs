@@ -78,8 +78,8 @@ impl fmt::Display for Failure {
 /// The largest number of listed tensors that do not fit.
 const NAMED: usize = 8;
 
-/// The tensors that do not fit, the pool, and what would fit: a larger budget, or, if `--host` is
-/// too small, a larger pool of the host.
+/// The tensors that do not fit, the pool, and what would fit: a larger budget, or, if the pool
+/// behind the link is too small, a larger one.
 fn no_fit(infeasible: &Infeasible, host: Option<&HostTooSmall>) -> String {
     let Infeasible {
         budget,
@@ -89,10 +89,10 @@ fn no_fit(infeasible: &Infeasible, host: Option<&HostTooSmall>) -> String {
         pool,
         planner,
     } = infeasible;
-    let is_host = pool == "host";
-    let (what, option) = match is_host {
-        true => ("the host's pool", "--host"),
-        false => ("the device", "--budget"),
+    let (what, option) = match pool.as_str() {
+        "host" => ("the host's pool", "--host "),
+        "disk" => ("the disk's pool", "--disk DIR:"),
+        _ => ("the device", "--budget "),
     };
     let mut text = format!(
         "the step does not fit {what}: it needs {}, and the limit is {}, {} too little",
@@ -103,15 +103,15 @@ fn no_fit(infeasible: &Infeasible, host: Option<&HostTooSmall>) -> String {
     text.push_str(&format!("\n  most is needed at  {line}"));
     push_tensors(&mut text, live);
     match host {
-        None => text.push_str(&format!("\n  the smallest that fits: {option} {smallest}")),
+        None => text.push_str(&format!("\n  the smallest that fits: {option}{smallest}")),
         Some(host) => push_host(&mut text, infeasible, host),
     }
     if *planner != Planner::Auto {
         text.push_str("; --planner auto may do with less: it runs all planners");
     }
     // A budget below any tensor: the sign was forgotten.
-    if !is_host && (1..=100).contains(budget) {
-        text.push_str(&format!("; did you mean {option} {budget}%?"));
+    if pool == "device" && (1..=100).contains(budget) {
+        text.push_str(&format!("; did you mean --budget {budget}%?"));
     }
     text
 }
@@ -135,18 +135,24 @@ fn push_tensors(text: &mut String, live: &[(String, u64)]) {
     }
 }
 
-/// Adds what fits if the host's pool is too small.
+/// Adds what fits if the pool behind the link is too small.
 fn push_host(text: &mut String, infeasible: &Infeasible, host: &HostTooSmall) {
-    let HostTooSmall { limit, enough, .. } = host;
+    let HostTooSmall {
+        pool,
+        option,
+        limit,
+        enough,
+        ..
+    } = host;
     let more = short(enough.saturating_sub(*limit));
-    if infeasible.pool != "host" {
+    if infeasible.pool != *pool {
         text.push_str(&format!(
-            "\n  the limit of the host's pool is a reason: --host {limit}\n  with it, the smallest \
-             that fits: --budget {}",
+            "\n  the limit of the {pool}'s pool is a reason: {option}{limit}\n  with it, the \
+             smallest that fits: --budget {}",
             infeasible.smallest
         ));
     }
     text.push_str(&format!(
-        "\n  with this budget fits: --host {enough}, {more} more"
+        "\n  with this budget fits: {option}{enough}, {more} more"
     ));
 }

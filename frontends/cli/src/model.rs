@@ -355,8 +355,8 @@ pub(crate) fn machine_on(compiling: &Compiling, known: Option<Device>) -> Result
     if let Some(link) = compiling.link {
         device.link_bandwidth = link;
     }
-    if let Some(folder) = &compiling.disk {
-        disk::behind(&mut device, folder, compiling.link, compiling.host)?;
+    if let Some(disk) = &compiling.disk {
+        disk::add(&mut device, disk, compiling.disk_rate, compiling.host)?;
     }
     let Some(path) = &compiling.profile else {
         let cost = Box::new(Roofline::new(&device).with_tf32(compiling.is_tf32()));
@@ -447,7 +447,10 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         loss_chunks: compiling.loss_chunks.unwrap_or_default(),
         update: compiling.update.unwrap_or_default(),
         budget: compiling.budget.unwrap_or_default(),
-        host: compiling.host,
+        // Without room on the host, the disk takes its place.
+        host: compiling
+            .host
+            .filter(|&bytes| bytes > 0 || compiling.disk.is_none()),
         planner: match compiling.protrain {
             Some(_) => Planner::Protrain,
             None => compiling.planner.unwrap_or_default(),

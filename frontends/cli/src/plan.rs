@@ -10,6 +10,7 @@ use crate::observe::Dumps;
 use crate::page::{self, PassTime, update_name};
 use crate::size::{micros, short};
 use crate::{buckets, micro_batches, model, module, out, size};
+use ir::schedule::MemorySpace;
 use ir::{Device, Id, Phase, Program, Stream, text};
 use passes::cost::{self, ProductKind, ProductRate};
 use passes::decide::bound::Certificate;
@@ -17,7 +18,7 @@ use passes::decide::layout::Described;
 use passes::decide::{Infeasible, Problem};
 use passes::explain::{self, Count, Peak, Tally};
 use passes::pipeline::{Compiled, LossVariant};
-use passes::plan::machine::{D2H, H2D, HOST};
+use passes::plan::machine::{COMPUTE, D2H, H2D, beyond};
 use placement::gap;
 use serde_json::{Value as Json, json};
 use std::collections::BTreeSet;
@@ -210,14 +211,6 @@ impl Facts<'_> {
         }
     }
 
-    fn host_peak(&self) -> u64 {
-        self.compiled
-            .program
-            .plan
-            .as_ref()
-            .map_or(0, |plan| plan.peak[HOST])
-    }
-
     /// Of each pool: its name, its peak, and the least that its buffers need.
     fn pools(&self) -> Vec<(&str, u64, u64)> {
         let Program { schedule, plan, .. } = &self.compiled.program;
@@ -272,7 +265,8 @@ impl Facts<'_> {
             "keep_peak_bytes": decided.keep_peak,
             "lower_bound_bytes": live_peak,
             "smallest_feasible_bytes": decided.smallest,
-            "host_peak_bytes": self.host_peak(),
+            "host_peak_bytes": self.compiled.peak_in(MemorySpace::Host).unwrap_or(0),
+            "disk_peak_bytes": self.compiled.peak_in(MemorySpace::Disk),
             "addresses": self.addresses_json(),
             "predicted_ms": millis(timeline.micros),
             "products": self.products_json(),
@@ -285,13 +279,11 @@ impl Facts<'_> {
                 .map(|&(change, micros)| (change.name().to_string(), json!(millis(micros))))
                 .collect::<serde_json::Map<_, _>>(),
             "swapped_bytes": timeline.swapped_bytes,
+            "disk_bytes": timeline.disk_bytes,
             "recomputed_ms": millis(timeline.recomputed),
             "loss_chunks": self.compiled.loss_chunks,
             "loss_ways": self.loss_variants_json(),
-            "link_busy_ms": {
-                "h2d": millis(timeline.busy[H2D]),
-                "d2h": millis(timeline.busy[D2H]),
-            },
+            "link_busy_ms": self.link_busy_json(),
             "lines": program.schedule.instrs.len(),
             "decisions": {
                 "kept": count(self.tally.kept),
@@ -307,6 +299,17 @@ impl Facts<'_> {
             "unsupported": unsupported,
             "buckets": self.buckets_json(),
         })
+    }
+
+    /// The busy time of each stream of copies.
+    fn link_busy_json(&self) -> Json {
+        let streams = self.compiled.program.schedule.streams.iter();
+        let busy = &self.compiled.timeline.busy;
+        let copies = streams.filter(|(stream, data)| *stream != COMPUTE && data.name != "host");
+        copies
+            .map(|(stream, data)| (data.name.clone(), json!(busy[stream] / 1e3)))
+            .collect::<serde_json::Map<_, _>>()
+            .into()
     }
 
     /// The name of the size that differs, and the step for each of its values, largest first.
@@ -475,7 +478,10 @@ impl Facts<'_> {
             row("smallest feasible", smallest, "")?;
         }
         row("keep everything", decided.keep_peak, "")?;
-        writeln!(out, "  {:<18} {:>10}", "host peak", short(self.host_peak()))?;
+        for pool in self.compiled.pools_beyond() {
+            let (name, peak, _) = self.pools()[pool.index()];
+            writeln!(out, "  {:<18} {:>10}", format!("{name} peak"), short(peak))?;
+        }
         let gaps = self
             .pools()
             .into_iter()
@@ -518,14 +524,20 @@ impl Facts<'_> {
             let changes = changes.collect::<Vec<_>>().join(", ");
             writeln!(out, "  {:<18} the bound would be {changes}", "")?;
         }
-        let link = |stream: Stream| micros(timeline.busy[stream]);
-        writeln!(
-            out,
-            "  {:<18} {:>10} in, {} out",
-            "link at work",
-            link(H2D),
-            link(D2H)
-        )?;
+        let busy = |stream: Stream| micros(timeline.busy[stream]);
+        let ways = "link at work";
+        writeln!(out, "  {ways:<18} {:>10} in, {} out", busy(H2D), busy(D2H))?;
+        let streams = &self.compiled.program.schedule.streams;
+        let stream = |name| streams.ids().find(|&stream| streams[stream].name == name);
+        if let (Some(load), Some(store)) = (stream("disk2h"), stream("h2disk")) {
+            let ways = "disk at work";
+            writeln!(
+                out,
+                "  {ways:<18} {:>10} read, {} written",
+                busy(load),
+                busy(store)
+            )?;
+        }
         writeln!(
             out,
             "  {:<18} {:>10}",
@@ -542,11 +554,12 @@ impl Facts<'_> {
             recompute,
             hosted,
         } = self.tally;
+        let beyond = beyond(self.device).name();
         for (name, count) in [
             ("kept", kept),
             ("swapped", swap),
             ("recomputed", recompute),
-            ("states on the host", hosted),
+            (&format!("states on the {beyond}"), hosted),
         ] {
             writeln!(
                 out,

@@ -483,8 +483,12 @@ impl Measured<'_> {
         };
         let figures = self.figures;
         let mut keeps: BTreeMap<String, BTreeMap<String, f64>> = BTreeMap::new();
-        for (a, lane) in Lane::ALL.into_iter().enumerate() {
-            for (b, other) in Lane::ALL.into_iter().enumerate().filter(|&(b, _)| a != b) {
+        for (a, lane) in Lane::MEASURED.into_iter().enumerate() {
+            for (b, other) in Lane::MEASURED
+                .into_iter()
+                .enumerate()
+                .filter(|&(b, _)| a != b)
+            {
                 keeps
                     .entry(lane.name().into())
                     .or_default()
@@ -669,12 +673,12 @@ impl Measured<'_> {
     /// The table of the speed that each lane keeps while another one runs.
     fn kept_speeds(&self) -> String {
         let mut text = String::from("speed kept beside  ");
-        for lane in Lane::ALL {
+        for lane in Lane::MEASURED {
             text.push_str(&format!("{:>8}", lane.name()));
         }
-        for (a, lane) in Lane::ALL.iter().enumerate() {
+        for (a, lane) in Lane::MEASURED.iter().enumerate() {
             text.push_str(&format!("\n  {:<16} ", lane.name()));
-            for b in 0..Lane::ALL.len() {
+            for b in 0..Lane::MEASURED.len() {
                 let share = if a == b {
                     "-".into()
                 } else {

@@ -37,7 +37,7 @@ use passes::graph::optimizer::{FOUND_INF, GRAD_NORM, LOSS_SCALE};
 use progress::Progress;
 use rates::{Items, Numbers, Run};
 use record::Record;
-use runtime::{Error, Machine, Options, Steps};
+use runtime::{Error, Files, Machine, Options, Steps};
 use serde_json::json;
 use source::Source;
 use states::Init;
@@ -114,11 +114,12 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     let mut checkpoints =
         store.map(|store| Checkpoints::new(args, &artifact, store, states.clone(), common.clone()));
     let others = std::mem::take(&mut artifact.others);
-    let machine = match &args.compiling.disk {
-        Some(folder) => Machine::on_disk(artifact, options, folder),
-        None => Machine::beside(artifact, options, source::choices(args)?.as_deref()),
+    let choices = source::choices(args)?;
+    let files = Files {
+        choices: choices.as_deref(),
+        disk: args.compiling.disk.as_ref().map(|disk| &*disk.folder),
     };
-    let mut machine = machine.map_err(failure)?;
+    let mut machine = Machine::beside(artifact, options, files).map_err(failure)?;
     for note in machine.notes() {
         out::note(&format!("note: {note}"));
     }

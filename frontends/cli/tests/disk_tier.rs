@@ -41,7 +41,7 @@ fn a_step_on_disk_has_the_bits_of_one_in_memory() {
     };
     let memory = saved("memory.safetensors", "");
     for (name, budget) in [("half.safetensors", "50%"), ("least.safetensors", "30%")] {
-        let options = format!("--budget {budget} --disk {disk} --link 1GB/s");
+        let options = format!("--budget {budget} --disk {disk} --disk-rate 1GB/s");
         assert!(saved(name, &options) == memory, "{budget}");
     }
     assert!(files.names().is_empty(), "{:?}", files.names());
@@ -50,7 +50,7 @@ fn a_step_on_disk_has_the_bits_of_one_in_memory() {
     let step = folder.file("step.lit");
     let compile = "--optimizer adamw --kernels plain --budget 30%";
     run(&format!(
-        "compile {gpt2} {compile} --disk {disk} --link 1GB/s -o {step}"
+        "compile {gpt2} {compile} --disk {disk} --disk-rate 1GB/s -o {step}"
     ))
     .expect(0);
     let out = folder.file("lit.safetensors");
@@ -98,7 +98,7 @@ fn a_large_update_runs_in_parts() {
         std::fs::read(out).unwrap()
     };
     let memory = saved("memory.safetensors", "");
-    let options = format!("--budget 52MiB --disk {disk} --link 1GB/s");
+    let options = format!("--budget 52MiB --disk {disk} --disk-rate 1GB/s");
     assert!(saved("disk.safetensors", &options) == memory);
     run(&format!(
         "plan {model} --optimizer adamw --kernels plain {options} --dump-ir-after sync \
@@ -114,6 +114,110 @@ fn a_large_update_runs_in_parts() {
     assert_eq!(texts.iter().map(parts).max(), Some(4));
 }
 
+/// Three levels: a device's pool, a host that holds a part of what leaves it, and a disk. The bits
+/// are those of the run in memory.
+#[test]
+fn a_disk_behind_the_host_changes_no_bit() {
+    let folder = Folder::new("disk-tier-three");
+    let (gpt2, data) = (model(GPT2), batches(&folder));
+    let files = Folder::new("disk-tier-three-files");
+    let disk = files.file("");
+    let saved = |name: &str, options: &str| {
+        let out = folder.file(name);
+        let train = format!("train {gpt2} {TRAIN} --batches {data} --save {out} {options}");
+        run(&train).expect(0);
+        std::fs::read(out).unwrap()
+    };
+    let memory = saved("memory.safetensors", "");
+    for (name, host) in [
+        ("some.safetensors", "600KiB"),
+        ("least.safetensors", "260KiB"),
+    ] {
+        let levels = format!("--budget 30% --host {host} --disk {disk} --disk-rate 1GB/s");
+        assert!(saved(name, &levels) == memory, "{host}");
+        let plan = format!("plan {gpt2} --optimizer adamw --kernels plain {levels} --json");
+        let plan = run(&plan).expect(0).json();
+        let bytes = |key: &str| plan[0][key].as_u64().unwrap();
+        let limit = host.trim_end_matches("KiB").parse::<u64>().unwrap() << 10;
+        assert!(
+            (limit / 2..=limit).contains(&bytes("host_peak_bytes")),
+            "{host}"
+        );
+        assert!(bytes("disk_peak_bytes") > 100 << 10, "{host}");
+        assert!(
+            bytes("disk_bytes") > 2 * bytes("disk_peak_bytes") * 9 / 10,
+            "{host}"
+        );
+        for stream in ["disk2h", "h2disk"] {
+            assert!(plan[0]["link_busy_ms"][stream].as_f64().unwrap() > 0.0);
+        }
+    }
+    assert!(files.names().is_empty(), "{:?}", files.names());
+
+    // A compiled step knows its disk, and asks for one.
+    let step = folder.file("step.lit");
+    let levels = format!("--budget 30% --host 300KiB --disk {disk} --disk-rate 1GB/s");
+    run(&format!(
+        "compile {gpt2} --optimizer adamw --kernels plain {levels} -o {step}"
+    ))
+    .expect(0);
+    let out = folder.file("lit.safetensors");
+    let train =
+        format!("train {step} --lr 1e-2 --init normal:0.1 --steps 5 --batches {data} --save {out}");
+    run(&train).expect(2).says(&["--disk DIR"]);
+    run(&format!("{train} --disk {disk}")).expect(0);
+    assert!(std::fs::read(out).unwrap() == memory);
+}
+
+/// The report, `explain` and the dumps name all three levels.
+#[test]
+fn a_plan_shows_its_three_levels() {
+    let folder = Folder::new("disk-tier-shown");
+    let gpt2 = model(GPT2);
+    let disk = folder.file("");
+    let levels = format!(
+        "--optimizer adamw --kernels plain --budget 30% --host 300KiB --disk {disk} \
+         --disk-rate 1GB/s"
+    );
+    let page = folder.file("plan.html");
+    let plan = run(&format!(
+        "plan {gpt2} {levels} --report {page} --dump-ir-after sync"
+    ))
+    .expect(0);
+    for text in [
+        "pool disk",
+        "stream disk2h",
+        "stream h2disk",
+        " load ",
+        " store ",
+    ] {
+        assert!(plan.out.contains(text), "{text}");
+    }
+    plan.says_all(&["host peak", "disk peak", "disk at work", "disk x2"]);
+    let page = std::fs::read_to_string(page).unwrap();
+    for text in ["<h3>Host memory</h3>", "<h3>Disk</h3>", "disk peak"] {
+        assert!(page.contains(text), "{text}");
+    }
+    let mut lines = plan.out.lines();
+    let state = lines.find_map(|line| {
+        let (name, place) = line.trim().strip_prefix("entry %")?.split_once(" = ")?;
+        place.contains("@disk").then_some(name)
+    });
+    let explained = run(&format!("explain {gpt2} {} {levels}", state.unwrap())).expect(0);
+    assert!(
+        explained.out.contains("it lives on the disk"),
+        "{}",
+        explained.out
+    );
+
+    // A host that is too small: the error says which one is large enough.
+    let small = levels.replace("300KiB", "20KiB");
+    run(&format!("plan {gpt2} {small}")).expect(3).says(&[
+        "the limit of the host's pool is a reason: --host 20480",
+        "fits: --host ",
+    ]);
+}
+
 #[test]
 fn what_a_disk_cannot_do_is_said() {
     let folder = Folder::new("disk-tier-refused");
@@ -123,11 +227,8 @@ fn what_a_disk_cannot_do_is_said() {
         .expect(2)
         .says(&["--disk /no/such/folder", "No such file"]);
     let disk = folder.file("");
-    run(&format!("{plan} --disk {disk} --device h100"))
-        .expect(2)
-        .says(&["only steps on the processor"]);
     // A pool that the disk has no space for.
-    run(&format!("{plan} --disk {disk} --link 1GB/s --host 1KiB"))
+    run(&format!("{plan} --disk {disk}:1KiB --disk-rate 1GB/s"))
         .expect(3)
-        .says(&["host"]);
+        .says(&["the disk's pool", "--disk DIR:"]);
 }

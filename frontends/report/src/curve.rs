@@ -5,8 +5,9 @@
 
 use crate::size::{micros, short};
 use crate::svg;
+use ir::schedule::MemorySpace;
 use passes::pipeline::Compiled;
-use passes::plan::machine::{COMPUTE, HOST};
+use passes::plan::machine::COMPUTE;
 use serde_json::{Value as Json, json};
 use std::fmt::Write as _;
 
@@ -33,6 +34,10 @@ pub struct Point {
 pub struct Chosen {
     /// Peak of the host's pool, bytes.
     pub host_peak: u64,
+    /// Peak of the pool on a disk, bytes; `None` if there is none.
+    pub disk_peak: Option<u64>,
+    /// The peaks of both, in words.
+    pub peaks: String,
     /// What its step is spent on, mostly.
     pub dominant: String,
 }
@@ -71,13 +76,10 @@ pub fn points(compiled: &Compiled) -> Vec<Point> {
 }
 
 fn chosen(compiled: &Compiled) -> Chosen {
-    let host_peak = compiled
-        .program
-        .plan
-        .as_ref()
-        .map_or(0, |plan| plan.peak[HOST]);
     Chosen {
-        host_peak,
+        host_peak: compiled.peak_in(MemorySpace::Host).unwrap_or(0),
+        disk_peak: compiled.peak_in(MemorySpace::Disk),
+        peaks: compiled.peaks_beyond(&short),
         dominant: dominant(compiled),
     }
 }
@@ -109,6 +111,7 @@ pub fn json(points: &[Point]) -> Vec<Json> {
             "ms_per_percent_of_keep": p.micros_per_percent.map(|micros| micros / 1e3),
             "chosen": p.chosen.is_some(),
             "host_peak_bytes": p.chosen.as_ref().map(|chosen| chosen.host_peak),
+            "disk_peak_bytes": p.chosen.as_ref().and_then(|chosen| chosen.disk_peak),
             "dominant": p.chosen.as_ref().map(|chosen| chosen.dominant.as_str()),
         })
     };
@@ -125,9 +128,8 @@ pub fn table(points: &[Point]) -> String {
         let price = p.micros_per_percent.map_or("-".into(), micros);
         let chosen = match &p.chosen {
             Some(Chosen {
-                host_peak,
-                dominant,
-            }) => format!("  < chosen: host peak {}, {dominant}", short(*host_peak)),
+                peaks, dominant, ..
+            }) => format!("  < chosen: {peaks}, {dominant}"),
             None => String::new(),
         };
         // Writing to a String cannot fail.

@@ -10,14 +10,14 @@ use crate::curve::{self, Chosen, Point};
 use crate::module;
 use crate::size::{self, flops, rate, short};
 use ir::graph::Def;
-use ir::schedule::{InstrKind, Why};
+use ir::schedule::{InstrKind, MemorySpace, PoolData, Why};
 use ir::{Graph, Id, Phase, Pool, Program, Stream, Table, Value};
 use passes::decide::bound::Certificate;
 use passes::decide::layout::Described;
 use passes::decide::{Means, Problem, Reason};
 use passes::explain::{self, Class, Peak, Residence, Tally};
 use passes::pipeline::{Compiled, Options};
-use passes::plan::machine::{DEVICE, HOST};
+use passes::plan::machine::{self, DEVICE};
 use passes::schedule::order::Update;
 use serde_json::{Value as Json, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -71,7 +71,7 @@ const CLASSES: [&str; 8] = [
 ];
 
 /// What lines do, as the drawing colours them; see [`kind`].
-const KINDS: [&str; 11] = [
+const KINDS: [&str; 13] = [
     "forward",
     "backward",
     "optimizer",
@@ -83,6 +83,8 @@ const KINDS: [&str; 11] = [
     "update",
     "feed",
     "fetch",
+    "load",
+    "store",
 ];
 
 /// The page.
@@ -186,10 +188,9 @@ fn write(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
          <h3>Streams</h3>\n<div class=\"legend\" id=\"kinds\"></div>\n\
          <canvas id=\"streams\" class=\"figure\" tabindex=\"0\" aria-label=\"What each stream \
          does when\"></canvas>\n\
-         <h3>Host memory</h3>\n<canvas id=\"host\" class=\"figure\" tabindex=\"0\" \
-         aria-label=\"Host memory over time, by \
-         class\"></canvas>\n<div id=\"tip\" hidden=\"hidden\"></div>\n</section>",
-        duration(timeline.micros)
+         {}<div id=\"tip\" hidden=\"hidden\"></div>\n</section>",
+        duration(timeline.micros),
+        beyond(source.compiled)
     )?;
     peak(out, source)?;
     decisions(out, source)?;
@@ -298,6 +299,10 @@ fn figures(source: &Source<'_>) -> Vec<Figure> {
             "swaps and states, both ways over the link".into(),
         ),
     ]);
+    if timeline.disk_bytes > 0 {
+        let remark = "in a step, between the host and the disk".into();
+        figures.push(("read and written", short(timeline.disk_bytes), remark));
+    }
     figures.extend(loss(source.compiled));
     figures.extend(source.compiled.decided.layout.as_ref().map(protrain));
     figures
@@ -326,8 +331,6 @@ fn memory_figures(source: &Source<'_>) -> Vec<Figure> {
         ));
     }
     let smallest = smallest(source);
-    let host_peak = program.plan.as_ref().map_or(0, |plan| plan.peak[HOST]);
-    let host_limit = program.schedule.pools[HOST].limit;
     figures.extend([
         (
             "in use at the peak",
@@ -343,12 +346,17 @@ fn memory_figures(source: &Source<'_>) -> Vec<Figure> {
             short(decided.keep_peak),
             "nothing swapped or recomputed".into(),
         ),
-        (
-            "host peak",
-            short(host_peak),
-            host_limit.map_or("no limit".into(), |limit| format!("of {}", short(limit))),
-        ),
     ]);
+    for pool in source.compiled.pools_beyond() {
+        let peak = program.plan.as_ref().map_or(0, |plan| plan.peak[pool]);
+        let PoolData { space, limit, .. } = program.schedule.pools[pool];
+        let what = match space {
+            MemorySpace::Disk => "disk peak",
+            MemorySpace::Host | MemorySpace::Device(_) => "host peak",
+        };
+        let of = limit.map_or("no limit".into(), |limit| format!("of {}", short(limit)));
+        figures.push((what, short(peak), of));
+    }
     figures
 }
 
@@ -510,6 +518,22 @@ fn list_tensors(
     writeln!(out, "</tbody></table></div>")
 }
 
+/// The figure of each pool behind the link.
+fn beyond(compiled: &Compiled) -> String {
+    let figure = |pool: Pool| {
+        let title = match compiled.program.schedule.pools[pool].space {
+            MemorySpace::Disk => "Disk",
+            MemorySpace::Host | MemorySpace::Device(_) => "Host memory",
+        };
+        format!(
+            "<h3>{title}</h3>\n<canvas id=\"pool{0}\" class=\"figure beyond\" data-pool=\"{0}\" \
+             tabindex=\"0\" aria-label=\"{title} over time, by class\"></canvas>\n",
+            pool.index()
+        )
+    };
+    compiled.pools_beyond().map(figure).collect()
+}
+
 /// The counts of decisions, and the place of their table.
 fn decisions(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     let Tally {
@@ -519,11 +543,12 @@ fn decisions(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
         hosted,
     } = source.tally;
     let decisions = &source.compiled.decided.decisions;
+    let beyond = machine::beyond(source.problem.device).name();
     let words = [
         (kept, "tensors are kept"),
         (swap, "are swapped over a gap"),
         (recompute, "are recomputed after one"),
-        (hosted, "states live on the host"),
+        (hosted, &format!("states live on the {beyond}")),
     ];
     let words: Vec<String> = words
         .iter()
@@ -558,7 +583,7 @@ fn decisions(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
          module or class\" \
          aria-label=\"Filter decisions\"/><select id=\"means\" aria-label=\"Means\"><option \
          value=\"\">every means</option>\
-         <option>swap</option><option>recompute</option><option>host</option></select><button \
+         <option>swap</option><option>recompute</option><option>{beyond}</option></select><button \
          type=\"button\" \
          id=\"unfold\">unfold all</button><span id=\"shown\"></span></div>\n<div class=\"scroll \
          tall\"><table \
@@ -569,9 +594,13 @@ fn decisions(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
 /// The command that wrote the page, and the figures of the device that predictions come from.
 fn made_by(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     let device = source.problem.device;
+    let beyond = match machine::beyond(device) {
+        MemorySpace::Disk => "disk".to_string(),
+        MemorySpace::Host | MemorySpace::Device(_) => "host memory".to_string(),
+    };
     let rows = [
         ("device memory", short(device.device_bytes)),
-        ("host memory", short(device.host_bytes)),
+        (&beyond, short(device.host_bytes)),
         ("f32 products", flops(device.f32_flops)),
         ("bf16 and f16 products", flops(device.bf16_flops)),
         (
@@ -633,15 +662,8 @@ fn budgets(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     for p in source.curve {
         let chosen = match &p.chosen {
             Some(Chosen {
-                host_peak,
-                dominant,
-            }) => {
-                format!(
-                    "chosen: host peak {}, {}",
-                    short(*host_peak),
-                    escaped(dominant)
-                )
-            }
+                peaks, dominant, ..
+            }) => format!("chosen: {peaks}, {}", escaped(dominant)),
             None => String::new(),
         };
         let class = if p.chosen.is_some() {
@@ -832,6 +854,8 @@ fn kind(graph: &Graph, data: &ir::schedule::InstrData) -> usize {
         (Why::Offload, _) => 7,
         (Why::Feed, _) => 9,
         (Why::Fetch, _) => 10,
+        (Why::Load, _) => 11,
+        (Why::Store, _) => 12,
         (_, Some(Phase::Forward)) => 0,
         (_, Some(Phase::Backward)) => 1,
         (_, Some(Phase::Optimizer)) => 2,
@@ -884,7 +908,7 @@ fn data(source: &Source<'_>, residences: &[Residence], grouped: &Grouped) -> Jso
         "budget": decided.budget,
         "planned_peak": planned_peak,
         "peak": {"at": peak_at, "bytes": peak_bytes},
-        "pools": [pool(DEVICE), pool(HOST)],
+        "pools": schedule.pools.ids().map(pool).collect::<Vec<_>>(),
         "streams": schedule.streams.iter().map(|(stream, data): (Stream, _)| json!({
             "name": data.name,
             "busy": rounded(timeline.busy[stream]),
@@ -976,6 +1000,7 @@ fn rows(source: &Source<'_>, words: &mut Words) -> Vec<Json> {
         decision.row(graph, words)
     };
     let mut rows = vec![];
+    let beyond = machine::beyond(source.problem.device).name();
     for (&state, reason) in &decisions.hosted {
         let data = &graph.states[state];
         let chunk = decisions.chunks.iter().position(|c| c.contains(&state));
@@ -986,7 +1011,7 @@ fn rows(source: &Source<'_>, words: &mut Words) -> Vec<Json> {
         let gaps = (decisions.cuts.keys()).filter(|gap| gap.value == data.before);
         let gaps = gaps.map(|gap| format!("not on the device after access {}", gap.gap));
         let place = chunk.into_iter().chain(update).chain(gaps).collect();
-        rows.push(row(data.before, "host", place, reason));
+        rows.push(row(data.before, &beyond, place, reason));
     }
     let hosted = explain::hosted_values(source.problem, decisions);
     for (gap, (means, reason)) in &decisions.cuts {

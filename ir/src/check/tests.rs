@@ -2404,3 +2404,57 @@ fn a_node_may_run_in_parts() {
         assert!(findings.contains(says), "{bad}: {findings}");
     }
 }
+
+/// A parameter that comes from the disk by a buffer of the host.
+const STAGED: &str = r#"graph g {
+  state  param %w -> %w : f32[16] "w"
+  fwd -          %y = relu %w : f32[16]
+  output y = %y
+}
+schedule g on test {
+  pool device peak 128
+  pool host peak 128
+  pool disk peak 64
+  stream compute
+  stream h2d
+  stream d2h
+  stream disk2h
+  entry %w = w.disk@disk+0:64
+  i0   disk2h  load    w.disk -> w.staged@host+0:64 after ^i1
+  i1   h2d     gather  w.staged -> w@device+0:64 after i0 ^i2
+  i2   compute run     y w -> y@device+64:64 after i1 ^i3
+  i3   d2h     fetch   y -> y.host@host+64:64 after i2
+  exit %w = w.disk
+  exit %y = y.host
+}
+"#;
+
+#[test]
+fn a_staged_buffer_is_read_after_its_load() {
+    let found = |text: &str| findings(&crate::text::parse_program(text).unwrap());
+    let program = crate::text::parse_program(STAGED).unwrap();
+    assert_eq!(crate::text::print_program(&program), STAGED);
+    assert_eq!(found(STAGED), [""; 0]);
+    let unordered = found(&STAGED.replace("after i0 ^i2", "after ^i2"));
+    assert!(unordered[0].contains("i0"), "{unordered:?}");
+    // The text's names of lines are their positions.
+    let early = STAGED
+        .replace(
+            "  i0   disk2h  load    w.disk -> w.staged@host+0:64 after ^i1\n",
+            "",
+        )
+        .replace(
+            "i1   h2d     gather  w.staged -> w",
+            "i0   h2d     gather  w.staged@host+0:64 -> w",
+        )
+        .replace(
+            "after i0 ^i2\n",
+            "after ^i2\n  i1   disk2h  load    w.disk -> w.staged after i0\n",
+        )
+        .replace("after i1 ^i3", "after i0 ^i3");
+    let early = found(&early);
+    assert!(
+        early[0].contains("should hold %w") || early[0].contains("w.staged"),
+        "{early:?}"
+    );
+}

@@ -740,7 +740,7 @@ impl Parser<'_> {
             Some(space) => Ok(space),
             None => {
                 let message = format!(
-                    "{} is no space: expected device, device1, … or host",
+                    "{} is no space: expected device, device1, …, host or disk",
                     shortened(&name.text)
                 );
                 self.error_at(name.position, message)

@@ -304,7 +304,7 @@ impl Profiled {
             [figures.in_bandwidth, figures.out_bandwidth],
             figures.micros,
         );
-        if !device.host_updates {
+        if device.host_is_disk {
             // The profile measured copies in memory. The device's description has the disk's.
             rates = [true, false].map(|to_device| device.link_way(to_device));
             link_micros = device.link_micros;
@@ -337,6 +337,7 @@ impl Profiled {
             });
             link_micros = link_micros.max(device.link_micros);
         }
+        shares.set_disk(device);
         Ok(Profiled {
             profile,
             roofline: Roofline::new(device),
@@ -365,6 +366,9 @@ impl Profiled {
 }
 
 impl Cost for Profiled {
+    fn disk(&self, bytes: u64, reads: bool) -> f64 {
+        self.roofline.disk(bytes, reads)
+    }
     fn run(&self, graph: &Graph, node: Node) -> f64 {
         if graph.nodes[node].op.is_alias() {
             return 0.0;

@@ -361,7 +361,7 @@ fn shortest(problem: &Problem<'_>) -> f64 {
         let hosted = states
             .get(node)
             .filter(|_| graph.nodes[*node].phase == ir::Phase::Optimizer);
-        !hosted.is_some_and(|&bytes| problem.host_holds(bytes))
+        !hosted.is_some_and(|&bytes| problem.holds_beyond(bytes))
     };
     let lines = problem.lines.iter().copied();
     lines

@@ -12,6 +12,9 @@
 //! node made it. An update may run on the host. Then only the gradient goes out, and nothing comes
 //! in. The moments of such an update need no other transfer than this gradient.
 //!
+//! A disk behind the host gives a bound of its own: the states that neither memory has room for
+//! come from it and go back to it in each step.
+//!
 //! The mixture is a linear program, and any multipliers of it prove a bound (Lagrange): prices
 //! `λ >= 0` of a byte at each line, and weights `i + o + n = 1` of the link's two directions and
 //! the processor. No step at a budget is shorter than
@@ -27,7 +30,8 @@
 //! method stops, the bound is valid; an early stop only makes it lower.
 
 use crate::plan::Problem;
-use ir::graph::Def;
+use ir::Disk;
+use ir::graph::{Def, StateData};
 use ir::schedule::buffer_bytes;
 use ir::{Node, Phase, State, StateKind, Value};
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,6 +58,8 @@ ir::named! {
         Link = "link x2",
         /// A processor twice as fast.
         Compute = "compute x2",
+        /// A disk twice as fast; for machines that have one behind the host.
+        Disk = "disk x2",
     }
 }
 
@@ -81,15 +87,20 @@ const TIMES: [[f64; 3]; 6] = [
 /// The certificate of a plan that takes `micros` µs in `budget` bytes.
 pub fn certificate(problem: &Problem<'_>, budget: u64, micros: f64) -> Certificate {
     let facts = Facts::new(problem);
+    let spilled = Spilled::new(problem);
     let now = Terms {
         budget: budget as f64,
         link: 1.0,
         compute: 1.0,
+        disk: 1.0,
     };
     let here = facts.prices(now, micros);
     let mut lower_bound = facts.bound(now, &here).0;
-    let changes = Change::ALL.map(|change| {
+    let changes = Change::ALL.into_iter();
+    let changes = changes.filter(|&change| change != Change::Disk || spilled.disk.is_some());
+    let changes = changes.map(|change| {
         let terms = match change {
+            Change::Disk => Terms { disk: 2.0, ..now },
             Change::Budget => Terms {
                 budget: 1.5 * now.budget,
                 ..now
@@ -103,14 +114,12 @@ pub fn certificate(problem: &Problem<'_>, budget: u64, micros: f64) -> Certifica
         let prices = facts.climb(terms, micros, here.clone());
         // The same prices also prove a bound for the unchanged terms.
         lower_bound = lower_bound.max(facts.bound(now, &prices).0);
-        (
-            change,
-            facts
-                .bound(terms, &prices)
-                .0
-                .max(facts.bound(terms, &here).0),
-        )
+        let bound = facts.bound(terms, &prices).0;
+        let bound = bound.max(facts.bound(terms, &here).0);
+        (change, bound.max(spilled.micros(terms)))
     });
+    let changes = changes.collect();
+    let lower_bound = lower_bound.max(spilled.micros(now));
     let gap = if 0.0 < lower_bound {
         micros / lower_bound - 1.0
     } else {
@@ -119,7 +128,7 @@ pub fn certificate(problem: &Problem<'_>, budget: u64, micros: f64) -> Certifica
     Certificate {
         lower_bound,
         gap,
-        changes: changes.to_vec(),
+        changes,
     }
 }
 
@@ -135,12 +144,57 @@ struct Item {
     run: f64,
 }
 
-/// The terms of a bound: bytes, and the speeds of link and processor relative to the machine's.
+/// The terms of a bound: bytes, and the speeds of link, processor and disk relative to the
+/// machine's.
 #[derive(Clone, Copy)]
 struct Terms {
     budget: f64,
     link: f64,
     compute: f64,
+    disk: f64,
+}
+
+/// What the disk must do. Between two steps, states that neither the device nor the host has room
+/// for are on the disk. If a line reads them, they come; if a line renews them, they go back.
+struct Spilled<'a> {
+    disk: Option<&'a Disk>,
+    /// Bytes of the host that states may take.
+    host: f64,
+    /// Bytes of states that lines read, and of those that lines renew.
+    read: f64,
+    renewed: f64,
+}
+
+impl<'a> Spilled<'a> {
+    fn new(problem: &Problem<'a>) -> Spilled<'a> {
+        let graph = problem.graph;
+        let bytes = |counts: &dyn Fn(&StateData) -> bool| -> f64 {
+            let states = graph.states.values().filter(|state| counts(state));
+            states
+                .map(|state| graph.values[state.before].ty.bytes() as f64)
+                .sum()
+        };
+        let is_read = |state: &StateData| !problem.uses[problem.root[state.before]].is_empty();
+        let is_renewed = |state: &StateData| graph.def_node(graph.root(state.after)).is_some();
+        Spilled {
+            disk: problem.device.disk.as_ref(),
+            host: problem
+                .host_limit
+                .map_or(f64::INFINITY, |bytes| bytes as f64),
+            read: bytes(&is_read),
+            renewed: bytes(&is_renewed),
+        }
+    }
+
+    /// The least time of the disk, µs.
+    fn micros(&self, terms: Terms) -> f64 {
+        let room = terms.budget + self.host;
+        let [read, written] = [self.read, self.renewed].map(|bytes| (bytes - room).max(0.0));
+        let disk = self
+            .disk
+            .map_or(0.0, |disk| disk.least_micros(read, written));
+        disk / terms.disk
+    }
 }
 
 /// Multipliers.

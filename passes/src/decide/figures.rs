@@ -91,7 +91,7 @@ pub fn instance(
         buffer_bytes: bytes.max().unwrap_or(0),
         base: fixed,
         capacity: problem.device.device_bytes,
-        host_capacity: Some(problem.host_limit.unwrap_or(problem.device.host_bytes)),
+        host_capacity: Some(problem.capacity_beyond()),
         shared_link: false,
         gradients_by_chunk: false,
         alpha: ALPHA,

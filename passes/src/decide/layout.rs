@@ -380,7 +380,7 @@ fn update_on_host(problem: &Problem<'_>, state: State, decisions: &mut Decisions
     let Some(update) = update.filter(|&node| graph.nodes[node].phase == Phase::Optimizer) else {
         return;
     };
-    if problem.device.host_updates {
+    if !problem.device.host_is_disk {
         decisions.on_host.insert(update);
     }
     for state in states_of(problem, update) {

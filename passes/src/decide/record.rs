@@ -12,7 +12,8 @@ use crate::plan::{Decisions, Problem};
 use crate::realise::{self, Finished};
 use crate::schedule::lives::{Variant, lives};
 use crate::schedule::prefetch::{Room, reorder};
-use crate::sim::{Lines, Timeline};
+use crate::schedule::spill;
+use crate::sim::{Lines, Timeline, unlimited};
 use ir::Schedule;
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -186,6 +187,12 @@ fn draft_ahead(
     if enough(&draft) {
         return;
     }
+    // Copies between device and host move first.
+    let between_two = problem.device.disk.is_some().then(|| {
+        let decisions = realise::between_two(problem, &draft.decisions);
+        decisions.expect("a draft's decisions should be legal")
+    });
+    let schedule = between_two.as_ref().unwrap_or(schedule);
     let room = Room::new(problem.graph, schedule, problem.cost);
     let mut last = None;
     for share in &AHEAD[1..] {
@@ -194,11 +201,26 @@ fn draft_ahead(
         let Some(order) = order.filter(|order| last.as_ref() != Some(order)) else {
             continue;
         };
-        let micros = lines.unlimited_micros(&order);
-        if micros < draft.micros * (1.0 - AHEAD_WORTH) {
-            log::trace!("draft with {ahead} bytes of copies ahead: {micros:.0} µs");
+        let early = || {
             let mut early = schedule.clone();
             reorder(&mut early, &order);
+            spill::run(problem, &mut early).map(|()| early)
+        };
+        let (micros, spilled) = match between_two {
+            None => (lines.unlimited_micros(&order), None),
+            Some(_) => match early() {
+                Ok(early) => {
+                    let micros = unlimited(problem.graph, &early, problem.cost).micros;
+                    (micros, Some(early))
+                }
+                Err(_) => continue,
+            },
+        };
+        if micros < draft.micros * (1.0 - AHEAD_WORTH) {
+            log::trace!("draft with {ahead} bytes of copies ahead: {micros:.0} µs");
+            let Some(early) = spilled.or_else(|| early().ok()) else {
+                continue;
+            };
             let [live, host] = live_peaks(&early);
             draft = Draft {
                 origin: draft.origin,

@@ -50,7 +50,7 @@ impl<'a> Bench<'a> {
         let outcomes = finished.map(|r| Outcome {
             micros: r.micros,
             peak: r.peak,
-            fits: r.peak <= budget,
+            fits: r.peak <= budget && self.problem.host_holds(r.host),
         });
         // The fastest that fits; if none does, the smallest.
         let best = outcomes.min_by(|a, b| {

@@ -51,7 +51,9 @@ impl Chunk {
     /// Its name: that of its first copy on the device.
     pub fn name(&self, program: &Program) -> String {
         let name = &program.schedule.buffers[self.home].name;
-        name.strip_suffix(".host").unwrap_or(name).to_string()
+        let stem = name.strip_suffix(".host");
+        let stem = stem.or_else(|| name.strip_suffix(".disk"));
+        stem.unwrap_or(name).to_string()
     }
 
     /// Bytes of one copy.
@@ -69,7 +71,9 @@ pub struct ChunkExplanation {
     pub states: usize,
     /// Bytes of one copy.
     pub bytes: u64,
-    /// When and where it lies on the host, and its copies on the device.
+    /// The pool of its home: `host`, or `disk`.
+    pub pool: String,
+    /// When and where it lies there, and its copies on the device.
     pub stays: Vec<Stay>,
     /// The lines that copy it to the device.
     pub copies: Vec<Event>,
@@ -117,6 +121,9 @@ pub fn explain_chunk(
         name: chunk.name(program),
         states: chunk.states.len(),
         bytes: chunk.bytes(program),
+        pool: schedule.pools[schedule.buffers[chunk.home].pool]
+            .name
+            .clone(),
         stays,
         copies: copies
             .iter()

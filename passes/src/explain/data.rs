@@ -23,7 +23,7 @@ pub struct Explanation {
     pub shares: Vec<String>,
     /// The lines that touch it, in order.
     pub events: Vec<Event>,
-    /// When and where it lies on the device and on the host.
+    /// When and where it lies, in each pool.
     pub stays: Vec<Stay>,
     /// True if it is on the device at the line where most bytes are.
     pub at_peak: bool,
@@ -31,8 +31,10 @@ pub struct Explanation {
     pub peak_line: String,
     /// What was decided for it as a state; absent for other values.
     pub home: Option<Choice>,
-    /// Where it is updated, if it is a state on the host.
+    /// Where it is updated, if it is a state that lives on the host or on a disk.
     pub hosted: Option<Hosted>,
+    /// The memory behind the device's link: `host`, or `disk`.
+    pub beyond: String,
     /// What was decided for each gap between two accesses that are not neighbours.
     pub gaps: Vec<GapChoice>,
     /// Time of the step as planned, µs.
@@ -135,9 +137,11 @@ pub struct Choice {
     pub others: Vec<(Way, Result<Outcome, String>)>,
 }
 
-/// What happens to a state that lives on the host.
+/// What happens to a state that lives on the host or on a disk.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Hosted {
+    /// The pool of its home: `host`, or `disk`.
+    pub pool: String,
     /// True if lines of the device read it.
     pub comes: bool,
     /// True if the host updates it.

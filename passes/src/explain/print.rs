@@ -34,10 +34,11 @@ impl ChunkExplanation {
     pub fn print(&self, bytes: &dyn Fn(u64) -> String, micros: &dyn Fn(f64) -> String) -> String {
         let mut page = Page::new(bytes, micros, self.micros);
         page.line(format_args!(
-            "{} : {}, a chunk: {} states that live on the host and are copied together",
+            "{} : {}, a chunk: {} states that live on the {} and are copied together",
             self.name,
             bytes(self.bytes),
-            self.states
+            self.states,
+            self.pool
         ));
         page.stays(&self.stays);
         page.line(format_args!("\nlines that copy it to the device"));
@@ -147,11 +148,12 @@ impl<'a> Page<'a> {
                  of {time}, and stays with it; `explain {name}` says what the chunk costs"
             ));
         }
+        let pool = of.hosted.as_ref().map_or(&of.beyond, |hosted| &hosted.pool);
         let word = |way| match way {
-            Way::Keep => "on the device",
-            Way::Swap | Way::Recompute => "on the host",
+            Way::Keep => "on the device".to_string(),
+            Way::Swap | Way::Recompute => format!("on the {pool}"),
         };
-        self.choice(home, &of.planner, ("copying it", word));
+        self.choice(home, &of.planner, ("copying it", &word));
         if of
             .hosted
             .as_ref()
@@ -169,7 +171,8 @@ impl<'a> Page<'a> {
         self.line(format_args!(
             "\nfrom {from} to {to}, for {idle}, it is {done}"
         ));
-        self.choice(&gap.choice, &of.planner, ("a swap", Way::name));
+        let word = |way: Way| way.name().to_string();
+        self.choice(&gap.choice, &of.planner, ("a swap", &word));
     }
 
     /// Why a choice was made, and what its other ways would cost. `words` names a copy to the host
@@ -178,7 +181,7 @@ impl<'a> Page<'a> {
         &mut self,
         choice: &Choice,
         planner: &str,
-        (copy, word): (&str, fn(Way) -> &'static str),
+        (copy, word): (&str, &dyn Fn(Way) -> String),
     ) {
         match &choice.reason {
             Some(reason) => {
@@ -199,7 +202,7 @@ impl<'a> Page<'a> {
             )),
         }
         for (way, outcome) in &choice.others {
-            self.outcome(word(*way), outcome);
+            self.outcome(&word(*way), outcome);
         }
     }
 
@@ -238,16 +241,17 @@ impl<'a> Page<'a> {
 }
 
 /// Where a state lives, in words.
-fn lives(hosted: Option<&Hosted>) -> &'static str {
-    match hosted {
-        None => "lives on the device",
-        Some(hosted) => match (hosted.comes, hosted.updated_there) {
-            (true, true) => "lives on the host, comes for its uses, and is updated on the host",
-            (true, false) => "lives on the host, and comes for its uses",
-            (false, true) => "lives on the host and is updated there; it never comes to the device",
-            (false, false) => "lives on the host; no line of the device reads it",
-        },
-    }
+fn lives(hosted: Option<&Hosted>) -> String {
+    let Some(hosted) = hosted else {
+        return "lives on the device".into();
+    };
+    let then = match (hosted.comes, hosted.updated_there) {
+        (true, true) => ", comes for its uses, and is updated on the host",
+        (true, false) => ", and comes for its uses",
+        (false, true) => " and is updated on the host; it never comes to the device",
+        (false, false) => "; no line of the device reads it",
+    };
+    format!("lives on the {}{then}", hosted.pool)
 }
 
 /// A line's name, or a word where there is no line.

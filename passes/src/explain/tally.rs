@@ -1,5 +1,6 @@
 //! Decisions by kind, and in words.
 
+use crate::plan::machine::beyond;
 use crate::plan::{Decisions, Gap, Means, Problem};
 use ir::graph::Def;
 use ir::{Table, Value};
@@ -117,7 +118,7 @@ pub fn decided(decisions: &Decisions, problem: &Problem<'_>, value: Value) -> St
     let is_hosted = hosted_values(problem, decisions).contains(&problem.graph.root(value));
     let hosted = is_hosted.then(|| {
         swaps = 0;
-        "lives on the host".to_string()
+        format!("lives on the {}", beyond(problem.device).name())
     });
     let what: Vec<String> = [hosted, times(swaps, "swapped"), times(reruns, "recomputed")]
         .into_iter()

@@ -8,6 +8,7 @@ use super::memory::peak;
 use crate::occupants::replay;
 use crate::pipeline::Compiled;
 use crate::plan::Problem;
+use crate::plan::machine::HOST;
 use ir::graph::Def;
 use ir::schedule::Loc;
 use ir::{Graph, Instr, Value, text};
@@ -33,6 +34,7 @@ pub fn explain(compiled: &Compiled, problem: &Problem<'_>, asked: Value) -> Expl
         peak_line: peak.text,
         home: None,
         hosted: hosted(compiled, problem, value),
+        beyond: compiled.program.schedule.pools[HOST].name.clone(),
         gaps: vec![],
         micros: compiled.timeline.micros,
         budget: compiled.decided.budget,
@@ -50,7 +52,7 @@ pub fn explain(compiled: &Compiled, problem: &Problem<'_>, asked: Value) -> Expl
     explanation
 }
 
-/// What happens to a state on the host; `None` for other values.
+/// What happens to a state that lives on the host or on a disk; `None` for other values.
 fn hosted(compiled: &Compiled, problem: &Problem<'_>, value: Value) -> Option<Hosted> {
     let Compiled {
         program, decided, ..
@@ -60,10 +62,18 @@ fn hosted(compiled: &Compiled, problem: &Problem<'_>, value: Value) -> Option<Ho
         return None;
     };
     decided.decisions.hosted.get(&state)?;
+    let home = program
+        .schedule
+        .entry
+        .iter()
+        .find(|entry| entry.0 == value)?
+        .1;
+    let pool = program.schedule.buffers[home.buffer].pool;
     let chunk = Chunk::of(program, state).filter(|chunk| 1 < chunk.states.len());
     let reads = |node: ir::Node| !decided.decisions.on_host.contains(&node);
     let mut uses = problem.uses[value].iter();
     Some(Hosted {
+        pool: program.schedule.pools[pool].name.clone(),
         comes: uses.any(|&at| reads(problem.lines[at as usize])),
         updated_there: decided.decisions.is_updated_on_host(graph, state),
         chunk: chunk.map(|chunk| Together {

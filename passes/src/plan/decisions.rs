@@ -75,6 +75,7 @@ impl Decisions {
             hosted: self.hosted.keys().map(path).collect(),
             chunks: self.chunks.iter().map(chunk).collect(),
             on_host: self.on_host.iter().map(name).collect(),
+            ..Homes::default()
         }
     }
 

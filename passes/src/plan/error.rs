@@ -71,6 +71,14 @@ pub enum Illegal {
     /// A state is in two chunks.
     #[error("{0} is in two chunks")]
     InTwoChunks(String),
+    /// The disk's pool is larger than it may be.
+    #[error("the disk's pool needs {needs} bytes and may have {has}")]
+    DiskTooSmall {
+        /// What it needs, bytes.
+        needs: u64,
+        /// What it may have, bytes.
+        has: u64,
+    },
     /// A node that should run again is an update, or is not pure.
     #[error("{0} cannot run again")]
     Rerun(String),
@@ -90,15 +98,15 @@ pub enum Illegal {
 /// No plan fits.
 #[derive(Clone, PartialEq, Debug, Error)]
 pub struct Infeasible {
-    /// The budget, bytes.
+    /// The pool's limit, bytes: the budget, if it is the device's.
     pub budget: u64,
-    /// The smallest budget that would fit, bytes.
+    /// The smallest limit that would fit, bytes.
     pub smallest: u64,
     /// The line of the smallest plan that needs most.
     pub line: String,
     /// What is in memory there: name, bytes; largest first.
     pub live: Vec<(String, u64)>,
-    /// The pool that does not have enough bytes: `device` or `host`.
+    /// The pool that does not have enough bytes: `device`, `host` or `disk`.
     pub pool: String,
     /// The planner that decided.
     pub planner: Planner,
@@ -112,31 +120,43 @@ impl fmt::Display for Infeasible {
             .take(6)
             .map(|(name, bytes)| format!("{name} {bytes}"))
             .collect();
+        let Infeasible {
+            pool,
+            smallest,
+            line,
+            budget,
+            ..
+        } = self;
+        let largest = largest.join(", ");
         write!(
             f,
-            "does not fit: {} needs {} bytes at `{}`; the budget is {} bytes. Largest there: {}. \
-             `--budget {}` fits",
-            self.pool,
-            self.smallest,
-            self.line,
-            self.budget,
-            largest.join(", "),
-            self.smallest
-        )
+            "does not fit: {pool} needs {smallest} bytes at `{line}`; "
+        )?;
+        match pool == "device" {
+            true => write!(
+                f,
+                "the budget is {budget} bytes. Largest there: {largest}. `--budget {smallest}` fits"
+            ),
+            false => write!(f, "it has {budget}. Largest there: {largest}"),
+        }
     }
 }
 
-/// No plan fits into the device and a host's pool of limited size.
+/// No plan fits into the device and a pool of limited size behind its link.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[error(
-    "{infeasible}. The host's pool is limited to {limit} bytes; with `--host {enough}` a plan fits \
-     this budget"
+    "{infeasible}. The pool {pool} is limited to {limit} bytes; with `{option}{enough}` a plan \
+     fits this budget"
 )]
 pub struct HostTooSmall {
     /// What does not fit with the limit.
     pub infeasible: Infeasible,
-    /// The limit of the host's pool, bytes.
+    /// The pool that is limited: `host`, or `disk`.
+    pub pool: String,
+    /// The option that limits it, up to the number.
+    pub option: &'static str,
+    /// The limit of the pool, bytes.
     pub limit: u64,
-    /// Bytes of the host's pool with which a plan fits. Somewhat fewer may be enough, too.
+    /// Bytes of the pool with which a plan fits. Somewhat fewer may be enough, too.
     pub enough: u64,
 }

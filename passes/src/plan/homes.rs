@@ -13,6 +13,8 @@ use std::collections::BTreeSet;
 pub struct Homes {
     /// States that live on the host.
     pub(super) hosted: BTreeSet<String>,
+    /// Of these, those that live on the disk behind it.
+    pub(super) on_disk: BTreeSet<String>,
     /// Those that come in one copy.
     pub(super) chunks: Vec<Vec<String>>,
     /// Nodes that the host runs, by name: updates of hosted states.
@@ -20,6 +22,11 @@ pub struct Homes {
 }
 
 impl Homes {
+    /// The same homes, of which some are on the disk.
+    pub fn with_disk(self, on_disk: BTreeSet<String>) -> Homes {
+        Homes { on_disk, ..self }
+    }
+
     /// True if a state lives on the host.
     pub fn has_hosted(&self) -> bool {
         !self.hosted.is_empty()

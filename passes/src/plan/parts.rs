@@ -11,7 +11,7 @@
 //! not count them.
 
 use super::machine::{BACKWARD, FORWARD, PARAMETERS};
-use ir::schedule::Pool;
+use ir::schedule::{MemorySpace, Pool, Schedule};
 use ir::{Graph, Node, Table, Value};
 use std::collections::BTreeSet;
 
@@ -46,7 +46,8 @@ impl Parts {
     }
 }
 
-/// True for a pool that is memory of the caller.
-pub fn is_lent(pool: Pool) -> bool {
-    [PARAMETERS, FORWARD, BACKWARD].contains(&pool)
+/// True for a pool that is memory of the caller. A step in one part may have a disk's pool instead.
+pub fn is_lent(schedule: &Schedule, pool: Pool) -> bool {
+    let is_disk = schedule.pools[pool].space == MemorySpace::Disk;
+    !is_disk && [PARAMETERS, FORWARD, BACKWARD].contains(&pool)
 }

@@ -53,6 +53,8 @@ pub struct Problem<'a> {
     pub host_limit: Option<u64>,
     /// The parts of a step that pauses: its states stay where the caller has them.
     pub parts: Option<Parts>,
+    /// The states that live on the disk behind the host, if another step says where states live.
+    pub on_disk: Option<BTreeSet<State>>,
     /// Decisions that every plan has, if another step says where the states live. Planners start
     /// from them, and move no state.
     fixed_homes: Option<Decisions>,
@@ -97,15 +99,15 @@ impl GroupData {
 /// Bytes of states from which on a few bytes for each buffer do not matter.
 const MANY: u64 = 64 << 20;
 
-/// What buffers start at multiples of. If the host's pool is a file, in a large step it is a page:
-/// then the file is read and written straight from the device's pool, past the system's
-/// cache.
+/// What buffers start at multiples of. If a pool is a file, in a large step it is a page: then the
+/// file is read and written straight from another pool, past the system's cache.
 fn unit(graph: &Graph, device: &Device) -> u64 {
     let states = graph.states.values();
     let bytes: u64 = states.map(|s| graph.values[s.before].ty.bytes()).sum();
-    match device.host_updates || bytes < MANY {
-        true => ALIGN,
-        false => PAGE as u64,
+    let has_disk = device.host_is_disk || device.disk.is_some();
+    match has_disk && bytes >= MANY {
+        true => PAGE as u64,
+        false => ALIGN,
     }
 }
 
@@ -174,6 +176,7 @@ impl<'a> Problem<'a> {
             scratch: scratch.collect(),
             host_limit: None,
             parts: None,
+            on_disk: None,
             fixed_homes: None,
             heuristics: Heuristics::default(),
             unit: unit(graph, device),
@@ -232,6 +235,9 @@ impl<'a> Problem<'a> {
     pub fn with_homes(mut self, homes: Option<&Homes>) -> Problem<'a> {
         if let Some(homes) = homes {
             self.fixed_homes = Some(self.at_home(homes));
+            let states = self.graph.states.iter();
+            let on_disk = states.filter(|(_, data)| homes.on_disk.contains(&data.path));
+            self.on_disk = Some(on_disk.map(|(state, _)| state).collect());
             self.blocks
                 .iter_mut()
                 .for_each(|block| block.states.clear());
@@ -305,7 +311,7 @@ impl<'a> Problem<'a> {
             let block = self.block_of[self.lines[first as usize]];
             let first = block.map_or(first, |block| *firsts.entry(block).or_insert(first));
             let group = groups.entry((first, block)).or_default();
-            if self.device.host_updates {
+            if !self.device.host_is_disk {
                 group.updates.push(node);
             }
             for state in states {
@@ -451,15 +457,27 @@ impl<'a> Problem<'a> {
         self.host_limit.is_none_or(|limit| bytes <= limit)
     }
 
-    /// False if the states and inputs that are always on the host exceed its limit. Then further
-    /// decisions cannot help.
+    /// The bytes that the host and the disk behind it may hold.
+    pub fn capacity_beyond(&self) -> u64 {
+        let host = self.host_limit.unwrap_or(self.device.host_bytes);
+        let disk = self.device.disk.as_ref().map_or(0, |disk| disk.bytes);
+        host.saturating_add(disk)
+    }
+
+    /// True if they may hold this number of bytes.
+    pub fn holds_beyond(&self, bytes: u64) -> bool {
+        self.host_limit.is_none() || bytes <= self.capacity_beyond()
+    }
+
+    /// False if the states and inputs that are never on the device alone exceed the limits of the
+    /// host and the disk. Then further decisions cannot help.
     pub fn host_has_room(&self, decisions: &Decisions) -> bool {
         let states = decisions
             .hosted
             .keys()
             .map(|&state| self.graph.states[state].before);
         let values = states.chain(self.graph.inputs.iter().copied());
-        self.host_holds(
+        self.holds_beyond(
             values
                 .map(|value| buffer_bytes(self.graph.values[value].ty.bytes()))
                 .sum(),

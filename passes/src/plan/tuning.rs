@@ -159,6 +159,15 @@ pub const SWAP_OUT_SPARE: f64 = 0.9;
 /// Copy time in latencies. A shorter copy takes mostly latency and frees few bytes.
 pub const SWAP_LATENCIES: f64 = 8.0;
 
+// The disk.
+
+/// One part in this many of the host's pool is room for copies from the disk that come early and
+/// copies to it that leave late.
+pub const STAGED: u64 = 8;
+/// How often what waits on the disk is chosen, each time with fewer bytes on the host. The last
+/// time, everything that can wait there does.
+pub const SPILL_TRIES: usize = 6;
+
 // Recomputation.
 
 /// For the start of each ladder: the share of the blocks whose states live on the host, and the

@@ -24,7 +24,7 @@
 //! a rerun reads the old value later, it stays in its own buffer until the end of the step.
 
 use crate::plan::machine::{
-    BACKWARD, COMPUTE, D2H, DEVICE, FORWARD, H2D, HOST, ON_HOST, PARAMETERS,
+    BACKWARD, COMPUTE, D2H, DEVICE, FORWARD, H2D, HOST, ON_HOST, PARAMETERS, beyond, stream_names,
 };
 use crate::plan::{Decisions, Gap, Illegal, Means, Problem};
 use ir::graph::Def;
@@ -55,22 +55,26 @@ pub fn run(problem: &Problem<'_>, decisions: &Decisions, named: bool) -> Result<
 
 /// The pools of a schedule, in the order of their constants.
 fn pools(problem: &Problem<'_>) -> Table<Pool, PoolData> {
-    let (device, host) = (MemorySpace::Device(0), MemorySpace::Host);
-    let own = [("device", device, None), ("host", host, problem.host_limit)];
+    let (device, beyond) = (MemorySpace::Device(0), beyond(problem.device));
+    let own = [device, beyond].map(|space| (space.name(), space));
     let lent = [
         ("parameters", device),
-        ("forward", host),
-        ("backward", host),
+        ("forward", MemorySpace::Host),
+        ("backward", MemorySpace::Host),
     ];
     let lent = lent.into_iter().filter(|_| problem.parts.is_some());
-    own.into_iter()
-        .chain(lent.map(|(name, space)| (name, space, None)))
-        .map(|(name, space, limit)| PoolData {
-            name: name.into(),
+    let lent = lent.map(|(name, space)| (name.to_string(), space));
+    let mut pools: Table<Pool, PoolData> = own
+        .into_iter()
+        .chain(lent)
+        .map(|(name, space)| PoolData {
+            name,
             space,
-            limit,
+            limit: None,
         })
-        .collect()
+        .collect();
+    pools[HOST].limit = problem.host_limit;
+    pools
 }
 
 /// Elements of a part of an update: 4 MiB of f32. A copy of it is long in comparison with the time
@@ -203,16 +207,16 @@ impl<'a> Lines<'a> {
             of.1 = cuts.len() as u32;
         }
         let stream = |name: &str| StreamData { name: name.into() };
-        let host = (!decisions.on_host.is_empty()).then_some("host");
+        let on_host = (!decisions.on_host.is_empty()).then_some("host");
         let schedule = Schedule {
             name: graph.name.clone(),
             device: problem.device.name.clone(),
             sm: problem.device.sm,
             // In the order of `DEVICE` and `HOST`.
             pools: pools(problem),
-            streams: ["compute", "h2d", "d2h"]
+            streams: stream_names(problem.device)
                 .into_iter()
-                .chain(host)
+                .chain(on_host)
                 .map(stream)
                 .collect(),
             ..Schedule::default()
@@ -364,7 +368,8 @@ impl<'a> Lines<'a> {
                     .problem
                     .place_bytes(self.bytes(graph.states[state].before));
             }
-            let name = self.fresh(|| format!("c{k}.host"));
+            let home = beyond(self.problem.device);
+            let name = self.fresh(|| format!("c{k}.{}", home.name()));
             let buffer = self.schedule.buffers.push(BufferData {
                 name,
                 pool: HOST,
@@ -613,7 +618,7 @@ impl<'a> Lines<'a> {
     fn parts(&self, position: u32, node: Node) -> Option<Vec<Part>> {
         let (problem, graph) = (self.problem, self.problem.graph);
         let data = &graph.nodes[node];
-        if problem.device.host_updates || data.phase != Phase::Optimizer {
+        if !problem.device.host_is_disk || data.phase != Phase::Optimizer {
             return None;
         }
         let n = graph.divisible(node)?;
@@ -1253,8 +1258,10 @@ impl<'a> Lines<'a> {
 
     fn buffer(&mut self, value: Value, pool: Pool) -> Loc {
         let name = &self.problem.graph.values[value].name;
+        let home = beyond(self.problem.device);
         let name = self.fresh(|| match pool {
-            HOST | FORWARD | BACKWARD => format!("{name}.host"),
+            HOST => format!("{name}.{}", home.name()),
+            FORWARD | BACKWARD => format!("{name}.host"),
             _ => name.clone(),
         });
         let bytes = buffer_bytes(self.bytes(value));

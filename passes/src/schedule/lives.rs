@@ -6,7 +6,7 @@ use crate::cost::Cost;
 use crate::plan::Problem;
 use crate::plan::machine::COMPUTE;
 use crate::sim::unlimited;
-use ir::schedule::{Buffer, Schedule};
+use ir::schedule::{Buffer, MemorySpace, Schedule};
 use ir::{Graph, Id, Table};
 
 /// When a buffer that a copy still reads becomes free.
@@ -71,6 +71,12 @@ fn stretched(
         .collect();
     let n = schedule.instrs.len() as u32;
     let mut lives = lives.clone();
+    // With a disk behind it, the host's pool has a limit, and `spill` says how long buffers of both
+    // hold their bytes.
+    let spills = schedule.buffers.iter().any(|(_, data)| {
+        let has_both = schedule.pool_in(MemorySpace::Host).is_some();
+        has_both && schedule.pools[data.pool].space == MemorySpace::Disk
+    });
     for (instr, data) in schedule
         .instrs
         .iter()
@@ -79,7 +85,9 @@ fn stretched(
         let after = computing.partition_point(|&(start, _)| start < timeline.end[instr]);
         let end = computing.get(after).map_or(n, |&(_, line)| line);
         for loc in data.kind.places() {
-            lives[loc.buffer].end = lives[loc.buffer].end.max(end);
+            if !spills || schedule.space(loc).is_device() {
+                lives[loc.buffer].end = lives[loc.buffer].end.max(end);
+            }
         }
     }
     lives

@@ -5,4 +5,5 @@ pub mod inplace;
 pub mod lives;
 pub mod order;
 pub mod prefetch;
+pub mod spill;
 pub mod sync;

@@ -104,12 +104,14 @@ pub enum MemorySpace {
     Device(u32),
     /// The memory of the device's machine.
     Host,
+    /// A file on a disk of that machine. Commands only copy to it and from it.
+    Disk,
 }
 
 /// A pool of memory.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Pool {
-    /// For messages: `device`, `host`.
+    /// For messages: `device`, `host`, `disk`.
     pub name: String,
     /// The memory that contains it.
     pub space: MemorySpace,

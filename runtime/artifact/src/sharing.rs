@@ -38,7 +38,7 @@ pub fn sharing(mut first: Artifact, others: Vec<Artifact>) -> Result<Artifact, U
         other.data = vec![];
         for (pool, needs) in first.pools.iter_mut().zip(&other.pools) {
             // What a plan promises of a device is the size of its pool.
-            if pool.space == MemorySpace::Host {
+            if matches!(pool.space, MemorySpace::Host | MemorySpace::Disk) {
                 pool.bytes = pool.bytes.max(needs.bytes);
             }
         }

@@ -267,7 +267,7 @@ fn later_versions_are_told_as_such() {
         let error = read(&file).unwrap_err();
         assert_eq!(error, ReadError::Version { found: 8 });
         let expected = format!(
-            "format version 8, this program reads version {FORMAT_VERSION}: it was written by a \
+            "format version 9, this program reads version {FORMAT_VERSION}: it was written by a \
              later"
         );
         assert!(error.to_string().contains(&expected), "{error}");

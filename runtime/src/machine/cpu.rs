@@ -1,12 +1,12 @@
 //! The CPU backend: every pool is host memory, each command is done when its call returns, and
-//! copies between a device's pool and the host's go over a [`Link`] that can be slowed. With
-//! [`Cpu::on_disk`] the host's pool is a file, and the copies read and write it.
+//! copies between a device's pool and the host's go over a [`Link`] that can be slowed. A pool on a
+//! disk is a file, and copies read and write it.
 
 use super::backend::{Backend, CommandError, CommandId, Copy, Launch, LentPlace, StreamId};
 use super::host::{HostWork, put};
 use super::options::Options;
 use crate::Error;
-use crate::disk::Disk;
+use crate::disk::{DiskCopy, Disks};
 use crate::foreign::Foreign;
 use crate::kernel::Tensor;
 use crate::link::{Link, Pace, Way};
@@ -14,7 +14,7 @@ use crate::memory::{self, Borrowed};
 use crate::sync::unpoisoned;
 use artifact::{Kernel, MemorySpace, Object, Operand, Place, Pool, Range};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -24,12 +24,7 @@ pub(crate) struct Cpu {
     host: HostWork,
     /// The space of each pool.
     spaces: Vec<MemorySpace>,
-    /// The folder for pools of the host, if they are files.
-    folder: Option<PathBuf>,
-    /// By the pool's number; `None` for pools in memory.
-    disks: Vec<Option<Arc<Disk>>>,
-    /// Those of another step.
-    given: Vec<Option<Arc<Disk>>>,
+    disks: Disks,
     /// By the command's number.
     copies: Vec<Option<Mutex<Transfer>>>,
     /// The copies that read or write a tensor of the caller.
@@ -46,10 +41,8 @@ enum Transfer {
         dst: Tensor,
         way: Option<Way>,
     },
-    /// From a pool on disk.
-    Load { src: Place, dst: Tensor },
-    /// To a pool on disk.
-    Store { src: Tensor, dst: Place },
+    /// From a pool on a disk, or to one.
+    Disk(DiskCopy),
 }
 
 /// An end of a copy in memory of the caller.
@@ -67,9 +60,7 @@ impl Cpu {
         Ok(Cpu {
             host: HostWork::new(options.team()).calling(foreign),
             spaces: Vec::new(),
-            folder: None,
-            disks: Vec::new(),
-            given: Vec::new(),
+            disks: Disks::default(),
             copies: Vec::new(),
             lent: BTreeMap::new(),
             link: Link::new(pace(options)?),
@@ -77,10 +68,10 @@ impl Cpu {
         })
     }
 
-    /// The same with the host's pool as a file in a folder.
-    pub(crate) fn on_disk(self, folder: &Path) -> Cpu {
+    /// The same with pools on disks as files in a folder.
+    pub(crate) fn with_disk(self, folder: Option<&Path>) -> Cpu {
         Cpu {
-            folder: Some(folder.into()),
+            disks: Disks::new(folder),
             ..self
         }
     }
@@ -96,70 +87,19 @@ impl Cpu {
     }
 }
 
-impl Cpu {
-    /// The pool of a place, if it is on disk.
-    fn disk(&self, place: Place) -> Option<&Disk> {
-        self.disks.get(place.pool as usize)?.as_deref()
-    }
-
-    /// The pool of a place that is on disk.
-    fn file(&self, place: Place) -> &Disk {
-        self.disk(place).expect("the pool should be on disk")
-    }
-
-    /// A copy with an end on disk, if one is there.
-    fn with_disk(&self, copy: &Copy) -> Result<Option<Transfer>, Error> {
-        let Copy { src, dst, bytes } = *copy;
-        let memory = |place: Place| self.host.range(Range { place, bytes });
-        match (self.disk(src), self.disk(dst)) {
-            (None, None) => Ok(None),
-            (Some(_), None) => {
-                let dst = memory(dst);
-                Ok(Some(Transfer::Load { src, dst }))
-            }
-            (None, Some(_)) => {
-                let src = memory(src);
-                Ok(Some(Transfer::Store { src, dst }))
-            }
-            (Some(_), Some(_)) => {
-                let why = "a copy from the disk to the disk";
-                Err(Error::Unsupported(why.into()))
-            }
-        }
-    }
-}
-
-/// An error of the disk, for the user.
-fn of_disk(e: std::io::Error) -> String {
-    format!("the disk: {e}")
-}
-
 impl Backend for Cpu {
     fn allocate(&mut self, pool: &Pool) -> Result<(), Error> {
         self.spaces.push(pool.space);
-        let folder = match pool.space {
-            MemorySpace::Host => self.folder.as_ref(),
-            MemorySpace::Device(_) => None,
-        };
-        let Some(folder) = folder else {
-            self.disks.push(None);
-            return self.host.allocate(pool);
-        };
-        let disk = match self.given.get(self.disks.len()) {
-            Some(Some(disk)) => disk.clone(),
-            Some(None) | None => Arc::new(Disk::new(folder, pool.bytes).map_err(|e| {
-                let (bytes, folder) = (pool.bytes, folder.display());
-                Error::Resources(format!("{folder}: no file of {bytes} bytes: {e}"))
-            })?),
-        };
-        self.disks.push(Some(disk));
-        self.host.skip_pool();
+        match self.disks.allocate(pool)? {
+            true => self.host.skip_pool(),
+            false => self.host.allocate(pool)?,
+        }
         Ok(())
     }
 
     fn borrow(&mut self, pool: &Pool, lent: &[LentPlace]) -> Result<(), Error> {
         self.spaces.push(pool.space);
-        self.disks.push(None);
+        self.disks.skip();
         self.host.borrow(lent);
         Ok(())
     }
@@ -171,8 +111,7 @@ impl Backend for Cpu {
     ) -> Result<Box<dyn Backend>, Error> {
         let mut other = Cpu::new(options, foreign)?;
         other.host.share(&self.host);
-        other.folder.clone_from(&self.folder);
-        other.given.clone_from(&self.disks);
+        other.disks = self.disks.sharing();
         Ok(Box::new(other))
     }
 
@@ -183,8 +122,8 @@ impl Backend for Cpu {
             let mut transfer = unpoisoned(transfer);
             let tensor = match &mut *transfer {
                 Transfer::Memory { src, .. } if end.is_source => src,
-                Transfer::Store { src, .. } => src,
-                Transfer::Memory { dst, .. } | Transfer::Load { dst, .. } => dst,
+                Transfer::Memory { dst, .. } => dst,
+                Transfer::Disk(copy) => copy.memory_mut(),
             };
             tensor.data = to.at(end.offset, tensor.bytes as u64);
         }
@@ -205,14 +144,6 @@ impl Backend for Cpu {
         _stream: StreamId,
         launch: Launch<'_>,
     ) -> Result<(), Error> {
-        let operands = launch.ins.iter().chain(launch.outs);
-        let places = operands.map(|operand| operand.place);
-        let mut places = places.chain(launch.scratch.map(|scratch| scratch.place));
-        if places.any(|place| self.disk(place).is_some()) {
-            let why = "a kernel of this step works in the host's memory, a disk here; plan \
-                       the step for a disk";
-            return Err(Error::Unsupported(why.into()));
-        }
         self.host.prepare(command, launch);
         Ok(())
     }
@@ -224,8 +155,8 @@ impl Backend for Cpu {
         copy: Copy,
     ) -> Result<(), Error> {
         let Copy { src, dst, bytes } = copy;
-        let transfer = match self.with_disk(&copy)? {
-            Some(transfer) => transfer,
+        let transfer = match self.disks.copy(&copy, |range| self.host.range(range)) {
+            Some(copy) => Transfer::Disk(copy),
             None => Transfer::Memory {
                 src: self.host.range(Range { place: src, bytes }),
                 dst: self.host.range(Range { place: dst, bytes }),
@@ -251,9 +182,8 @@ impl Backend for Cpu {
     }
 
     fn write(&self, to: Place, bytes: &[u8]) -> Result<(), Error> {
-        if let Some(disk) = self.disk(to) {
-            let written = disk.write(to.offset, bytes);
-            return written.map_err(|e| Error::Resources(of_disk(e)));
+        if let Some(written) = self.disks.write(to, bytes) {
+            return written;
         }
         if let Some(arena) = self.host.own(to) {
             arena.write(to.offset, bytes);
@@ -268,9 +198,8 @@ impl Backend for Cpu {
     }
 
     fn read(&self, from: Place, bytes: &mut [u8]) -> Result<(), Error> {
-        if let Some(disk) = self.disk(from) {
-            let read = disk.read(from.offset, bytes);
-            return read.map_err(|e| Error::Resources(of_disk(e)));
+        if let Some(read) = self.disks.read(from, bytes) {
+            return read;
         }
         if let Some(arena) = self.host.own(from) {
             arena.read(from.offset, bytes);
@@ -284,19 +213,19 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn fill(&self, Range { place, bytes }: Range, byte: u8) -> Result<(), Error> {
-        if let Some(disk) = self.disk(place) {
-            let filled = disk.fill(place.offset, bytes, byte);
-            return filled.map_err(|e| Error::Resources(of_disk(e)));
+    fn fill(&self, range: Range, byte: u8) -> Result<(), Error> {
+        if let Some(filled) = self.disks.fill(range, byte) {
+            return filled;
         }
+        let Range { place, bytes } = range;
         self.host.arena(place).fill(place.offset, bytes, byte);
         Ok(())
     }
 
     fn tensor(&self, operand: &Operand) -> Option<Tensor> {
-        match self.disk(operand.place) {
-            Some(_) => None,
-            None => Some(self.host.tensor(operand)),
+        match self.disks.has(operand.place) {
+            true => None,
+            false => Some(self.host.tensor(operand)),
         }
     }
 
@@ -320,14 +249,7 @@ impl Backend for Cpu {
                 Some(way) => self.link.copy(*way, src, dst, stopped),
                 None => memory::copy(src, dst, 0, src.bytes),
             },
-            Transfer::Load { src, dst } => {
-                let loaded = self.file(*src).load(src.offset, dst, stopped);
-                loaded.map_err(of_disk)?;
-            }
-            Transfer::Store { src, dst } => {
-                let stored = self.file(*dst).store(src, dst.offset, stopped);
-                stored.map_err(of_disk)?;
-            }
+            Transfer::Disk(copy) => self.disks.run(copy, stopped)?,
         }
         Ok(())
     }

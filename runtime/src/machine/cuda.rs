@@ -1,5 +1,6 @@
 //! The CUDA backend: a device's pool is one block of its memory, each stream a queue of the device,
-//! and kernels are PTX. What stays on the host, an optimizer's updates say, is [`HostWork`].
+//! and kernels are PTX. What stays on the host, an optimizer's updates say, is [`HostWork`]. The
+//! host also copies to and from pools on a disk.
 //!
 //! Commands are submitted by the thread of their stream and run when the device gets there. An
 //! event is recorded by a call, and a wait that is called before that waits for nothing. The
@@ -27,6 +28,7 @@ use crate::cuda::{
     Arguments, Cut, Device, DeviceBlock, DeviceRange, Driver, DriverError, Event, Function, Grid,
     Module, ModuleError, Priority, Product, Registered, Staging, Status, Stream, Transfer,
 };
+use crate::disk::{DiskCopy, Disks};
 use crate::foreign::Foreign;
 use crate::kernel::Tensor;
 use crate::memory;
@@ -34,7 +36,7 @@ use crate::sync::unpoisoned;
 use artifact::{Attr, Code, Kernel, MemorySpace, Object, Place, Pool, Range, Sm, Target};
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -70,6 +72,8 @@ pub struct CudaOptions {
     pub products: ProductLibrary,
     /// The file that keeps the algorithms of cuBLASLt from one run to the next, if there is one.
     pub algorithms: Option<PathBuf>,
+    /// The folder of pools that are on a disk.
+    pub disk: Option<PathBuf>,
 }
 
 impl Default for CudaOptions {
@@ -88,6 +92,7 @@ impl Default for CudaOptions {
             tf32: false,
             products: ProductLibrary::of_environment(),
             algorithms: None,
+            disk: None,
         }
     }
 }
@@ -135,6 +140,9 @@ pub struct Cuda {
     /// Those of another step, by number, which are allocated already.
     given: Vec<Memory>,
     host: HostWork,
+    disks: Disks,
+    /// Whether commands should end early.
+    halted: AtomicBool,
     /// In a synchronous run, the command that was submitted last.
     running: AtomicUsize,
     /// Whether a command has failed. A synchronous run holds it during each command.
@@ -182,6 +190,8 @@ enum Memory {
     Device(Arc<DeviceBlock>),
     /// Pinned; the arena is the [`HostWork`]'s.
     Host(#[allow(dead_code, reason = "its drop is what it is kept for")] Arc<Registered>),
+    /// It is one of the [`Disks`].
+    Disk,
 }
 
 /// A kernel of the artifact, resolved.
@@ -209,6 +219,8 @@ enum Does {
     HostLaunch,
     /// A copy on the host.
     HostCopy { src: Tensor, dst: Tensor },
+    /// A copy between the host and a disk, which the host runs.
+    DiskCopy(DiskCopy),
 }
 
 impl Cuda {
@@ -251,6 +263,8 @@ impl Cuda {
             pools: Vec::new(),
             given: Vec::new(),
             host: HostWork::new(options.team()),
+            disks: Disks::new(cuda.disk.as_deref()),
+            halted: AtomicBool::new(false),
             running: AtomicUsize::new(usize::MAX),
             has_failed: Mutex::new(false),
             device,
@@ -384,7 +398,7 @@ impl Cuda {
     fn device_range(&self, place: Place, bytes: u64) -> Option<DeviceRange> {
         match &self.pools[place.pool as usize] {
             Memory::Device(block) => Some(block.range(place.offset, bytes)),
-            Memory::Host(_) => None,
+            Memory::Host(_) | Memory::Disk => None,
         }
     }
 
@@ -418,7 +432,7 @@ impl Cuda {
                 Some(Does::Launch(..) | Does::Product(_) | Does::Transfer(_)) => {
                     times.add(&self.device, CommandId(number))?;
                 }
-                Some(Does::HostLaunch | Does::HostCopy { .. }) | None => {}
+                Some(Does::HostLaunch | Does::HostCopy { .. } | Does::DiskCopy(_)) | None => {}
             }
         }
         for &(command, stream, event) in &self.waits {
@@ -643,6 +657,11 @@ impl Cuda {
                 memory::copy(src, dst, 0, src.bytes);
                 Ok(())
             }
+            Does::DiskCopy(copy) => {
+                self.host_turn(*stream)?;
+                let stopped = || self.halted.load(Ordering::SeqCst);
+                Ok(self.disks.run(copy, stopped)?)
+            }
         }
     }
 
@@ -747,13 +766,15 @@ impl Backend for Cuda {
         let mut other = Cuda::of_device(self.device.clone(), options, self.options.clone())?;
         other.host.share(&self.host);
         other.given.clone_from(&self.pools);
+        other.disks = self.disks.sharing();
         Ok(Box::new(other))
     }
 
     fn allocate(&mut self, pool: &Pool) -> Result<(), Error> {
+        self.disks.allocate(pool)?;
         if let Some(memory) = self.given.get(self.pools.len()) {
             match memory {
-                Memory::Device(_) => self.host.skip_pool(),
+                Memory::Device(_) | Memory::Disk => self.host.skip_pool(),
                 Memory::Host(_) => self.host.allocate(pool)?,
             }
             self.pools.push(memory.clone());
@@ -767,6 +788,10 @@ impl Backend for Cuda {
             MemorySpace::Host => {
                 let number = self.pools.len() as u32;
                 Memory::Host(Arc::new(self.allocate_host(pool, number)?))
+            }
+            MemorySpace::Disk => {
+                self.host.skip_pool();
+                Memory::Disk
             }
         };
         self.pools.push(memory);
@@ -819,6 +844,12 @@ impl Backend for Cuda {
             copy_bytes: self.options.copy_bytes.max(1),
             register_bytes: self.options.register_bytes.max(1),
         };
+        if let Some(copy) = self.disks.copy(&copy, |range| self.host.range(range)) {
+            let does = Does::DiskCopy(copy);
+            self.queues[stream.0].order.push(Item::Work(command));
+            put(&mut self.work, command, Work { stream, does });
+            return Ok(());
+        }
         let host = |place| self.host.range(Range { place, bytes });
         let ends = (self.device_range(src, bytes), self.device_range(dst, bytes));
         let does = match ends {
@@ -835,7 +866,11 @@ impl Backend for Cuda {
         let queue = &mut self.queues[stream.0];
         match does {
             Does::Transfer(_) => queue.has_device = true,
-            Does::Launch(..) | Does::Product(_) | Does::HostLaunch | Does::HostCopy { .. } => {}
+            Does::Launch(..)
+            | Does::Product(_)
+            | Does::HostLaunch
+            | Does::HostCopy { .. }
+            | Does::DiskCopy(_) => {}
         }
         queue.order.push(Item::Work(command));
         put(&mut self.work, command, Work { stream, does });
@@ -900,6 +935,9 @@ impl Backend for Cuda {
     }
 
     fn write(&self, to: Place, bytes: &[u8]) -> Result<(), Error> {
+        if let Some(written) = self.disks.write(to, bytes) {
+            return written;
+        }
         match self.device_range(to, bytes.len() as u64) {
             Some(range) => self.stage(|staging| staging.write(range, bytes)),
             None => {
@@ -910,6 +948,9 @@ impl Backend for Cuda {
     }
 
     fn read(&self, from: Place, bytes: &mut [u8]) -> Result<(), Error> {
+        if let Some(read) = self.disks.read(from, bytes) {
+            return read;
+        }
         match self.device_range(from, bytes.len() as u64) {
             Some(range) => self.stage(|staging| staging.read(range, bytes)),
             None => {
@@ -919,7 +960,11 @@ impl Backend for Cuda {
         }
     }
 
-    fn fill(&self, Range { place, bytes }: Range, byte: u8) -> Result<(), Error> {
+    fn fill(&self, range: Range, byte: u8) -> Result<(), Error> {
+        if let Some(filled) = self.disks.fill(range, byte) {
+            return filled;
+        }
+        let Range { place, bytes } = range;
         match self.device_range(place, bytes) {
             Some(range) => self.stage(|staging| staging.fill(range, byte)),
             None => {
@@ -927,6 +972,10 @@ impl Backend for Cuda {
                 Ok(())
             }
         }
+    }
+
+    fn halt(&self) {
+        self.halted.store(true, Ordering::SeqCst);
     }
 
     fn enter(&self, stream: StreamId) {

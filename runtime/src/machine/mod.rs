@@ -60,7 +60,7 @@ pub use evaluation::{Evaluation, NotEvaluable};
 use executor::Executor;
 pub use executor::Part;
 pub use lent::{Lent, Port};
-pub use options::Options;
+pub use options::{Files, Options};
 use shared::Core;
 use shuffle::Shuffle;
 use std::collections::BTreeMap;
@@ -142,34 +142,21 @@ impl Machine {
     /// them, starts a thread for each stream. If it has code for a GPU, it runs on this machine's
     /// GPU of [`Options::gpu`], and else on the processor.
     pub fn new(artifact: Artifact, options: Options) -> Result<Machine, Error> {
-        Machine::beside(artifact, options, None)
+        Machine::beside(artifact, options, Files::default())
     }
 
-    /// The same, with a file that keeps what a GPU's libraries choose from one run to the next. It
-    /// is made if it does not exist.
+    /// The same, with files.
     pub fn beside(
         artifact: Artifact,
         options: Options,
-        choices: Option<&Path>,
+        files: Files<'_>,
     ) -> Result<Machine, Error> {
         validate::validate(&artifact)?;
         let backend: Box<dyn Backend> = match artifact.gpu() {
-            None => Box::new(Cpu::new(&options, None)?),
-            Some(sm) => gpu((sm, artifact.tf32), &options, choices)?,
+            None => Box::new(Cpu::new(&options, None)?.with_disk(files.disk)),
+            Some(sm) => gpu((sm, artifact.tf32), &options, files)?,
         };
         Machine::validated(backend, artifact, options, Memory::Own)
-    }
-
-    /// The same on the processor, with the pool of the host as a file in a folder: only a device's
-    /// pool is memory. An error if a kernel works in the host's pool.
-    pub fn on_disk(artifact: Artifact, options: Options, folder: &Path) -> Result<Machine, Error> {
-        validate::validate(&artifact)?;
-        if artifact.gpu().is_some() {
-            let what = "a step for a GPU has the host's memory, and no disk in its place";
-            return Err(Error::Unsupported(what.into()));
-        }
-        let cpu = Cpu::new(&options, None)?.on_disk(folder);
-        Machine::validated(Box::new(cpu), artifact, options, Memory::Own)
     }
 
     /// The same for a step with ops that have no kernel: `foreign` computes them. Such a step runs
@@ -692,12 +679,13 @@ impl std::fmt::Debug for Machine {
 fn gpu(
     (sm, tf32): (Sm, bool),
     options: &Options,
-    choices: Option<&Path>,
+    files: Files<'_>,
 ) -> Result<Box<dyn Backend>, Error> {
     let cuda = CudaOptions {
         device: options.gpu,
         tf32,
-        algorithms: choices.map(Path::to_path_buf),
+        algorithms: files.choices.map(Path::to_path_buf),
+        disk: files.disk.map(Path::to_path_buf),
         ..CudaOptions::default()
     };
     match Cuda::new(options, cuda) {
@@ -710,7 +698,7 @@ fn gpu(
     }
 }
 #[cfg(not(feature = "cuda"))]
-fn gpu((sm, _): (Sm, bool), _: &Options, _: Option<&Path>) -> Result<Box<dyn Backend>, Error> {
+fn gpu((sm, _): (Sm, bool), _: &Options, _: Files<'_>) -> Result<Box<dyn Backend>, Error> {
     Err(Error::Unsupported(format!(
         "the artifact's kernels are for {sm}, a GPU; this program was built without `cuda`"
     )))

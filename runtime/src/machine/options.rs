@@ -1,5 +1,6 @@
 //! How a machine runs.
 
+use std::path::Path;
 use std::time::Duration;
 
 /// How a machine runs what it is given.
@@ -21,6 +22,16 @@ pub struct Options {
     pub threads: Option<usize>,
     /// The number of the GPU, from 0, that runs a step for GPUs.
     pub gpu: u32,
+}
+
+/// The files that a machine uses.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Files<'a> {
+    /// Keeps what a GPU's libraries choose from one run to the next. It is made if it does not
+    /// exist.
+    pub choices: Option<&'a Path>,
+    /// The folder of pools that are on a disk: see [`artifact::MemorySpace::Disk`].
+    pub disk: Option<&'a Path>,
 }
 
 impl Options {

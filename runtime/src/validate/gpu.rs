@@ -13,14 +13,14 @@ const MOST_THREADS: u32 = 1024;
 /// per Compute Capability".
 const MOST_BLOCKS: u64 = (1 << 31) - 1;
 
-/// The pools of an artifact with code for a GPU: one device's, and the host's.
+/// The pools of an artifact with code for a GPU: one device's, the host's, a disk's.
 pub(super) fn pools(artifact: &Artifact) -> Result<(), String> {
     if artifact.gpu().is_none() {
         return Ok(());
     }
     for pool in &artifact.pools {
         match pool.space {
-            MemorySpace::Device(0) | MemorySpace::Host => {}
+            MemorySpace::Device(0) | MemorySpace::Host | MemorySpace::Disk => {}
             MemorySpace::Device(n) => {
                 return Err(format!(
                     "pool {} is in the memory of device {n}; one GPU runs a step, device 0",

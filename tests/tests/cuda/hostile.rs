@@ -93,7 +93,7 @@ fn change(artifact: &mut Artifact, dice: &mut Dice) -> bool {
             // A tensor of the device's kernel lies on the host, or the other way round.
             let other = |space| match space {
                 MemorySpace::Device(_) => MemorySpace::Host,
-                MemorySpace::Host => MemorySpace::Device(0),
+                MemorySpace::Host | MemorySpace::Disk => MemorySpace::Device(0),
             };
             let pool = dice.pick(&mut artifact.pools);
             pool.space = other(pool.space);

@@ -184,6 +184,45 @@ fn any_order_leaves_the_same_bits() {
     );
 }
 
+/// Behind the host is a disk, and the host holds little: the bits are the same, whatever order the
+/// streams take.
+#[test]
+fn a_disk_behind_the_host_changes_no_bit() {
+    let cuda = CudaOptions {
+        disk: Some(std::env::temp_dir()),
+        ..CudaOptions::default()
+    };
+    let mut copied = 0;
+    for seed in 0..12 {
+        let step = steps::step_with_disk(OPS, seed, (seed % 3) as f64 / 3.0);
+        let meant = meaning(&step);
+        let disk = step
+            .artifact
+            .pools
+            .iter()
+            .position(|pool| pool.space == MemorySpace::Disk);
+        let disk = disk.unwrap() as u32;
+        let is_disk = |kind: &CommandKind| match kind {
+            CommandKind::Copy { src, dst, .. } => src.pool == disk || dst.pool == disk,
+            _ => false,
+        };
+        let kinds = step.artifact.commands.iter().map(|command| &command.kind);
+        copied += kinds.filter(|kind| is_disk(kind)).count();
+        for options in [threads(), run::shuffled(seed)] {
+            let case = format!("seed {seed}, {options:?}");
+            let watch = Watch::new(&standin(seed));
+            let made = Watched::with(&watch, &step.artifact, options, cuda.clone());
+            let mut watched = made.unwrap();
+            assert!(
+                overlapped(&mut watched, &step.feed).unwrap() == meant,
+                "{case}"
+            );
+            assert_eq!(watch.standin.findings(), none(), "{case}");
+        }
+    }
+    assert!(copied > 100, "{copied} copies");
+}
+
 /// Each wait of a step in turn is left out of what the driver gets. Every one is needed, so each is
 /// found, by whatever order the device takes.
 #[test]
@@ -322,7 +361,7 @@ fn life(watch: &Arc<Watch>, step: &Step, options: Options) -> Result<Left, Error
             let pool = &step.artifact.pools[state.operand.place.pool as usize];
             let read = watched.machine.read_state(&state.path);
             match pool.space {
-                MemorySpace::Host => assert!(read.is_ok(), "{read:?}"),
+                MemorySpace::Host | MemorySpace::Disk => assert!(read.is_ok(), "{read:?}"),
                 MemorySpace::Device(_) => {}
             }
         }

@@ -184,7 +184,17 @@ fn graph(n_ops: usize, seed: u64) -> Graph {
 
 /// A step by a seed: swaps, reruns, states and updates on the host as the seed has it.
 pub(super) fn step(n_ops: usize, seed: u64) -> Step {
+    step_on(n_ops, seed, None)
+}
+
+/// The same in front of a disk: the host holds a share of what leaves the device.
+pub(super) fn step_with_disk(n_ops: usize, seed: u64, share: f64) -> Step {
+    step_on(n_ops, seed, Some(share))
+}
+
+fn step_on(n_ops: usize, seed: u64, share: Option<f64>) -> Step {
     let mut device = devices::named("test").expect("there should be a device for tests");
+    device.disk = share.map(|_| forced::disk());
     device.sm = Some(90);
     let cost = Roofline::new(&device);
     let traced = graph(n_ops, seed);
@@ -197,6 +207,10 @@ pub(super) fn step(n_ops: usize, seed: u64) -> Step {
     let problem = Problem::new(&graph, &device, &cost);
     let choices: Vec<u8> = (0..200).map(|i| (mix(mix(seed) ^ i) >> 8) as u8).collect();
     let decisions = generate::decisions(&problem, &choices);
+    let problem = match share {
+        Some(share) => forced::with_little_host(problem, &decisions, share),
+        None => problem,
+    };
     let variant = Variant::ALL[(seed % 2) as usize];
     let mut compiled =
         forced::finish(&problem, decisions, variant).unwrap_or_else(|text| panic!("{text}"));

@@ -60,7 +60,7 @@ pub(super) fn figures(known: &Profile) -> Figures {
         link_micros: known.link.micros,
         copy_bandwidth: known.link.copy_bandwidth,
         host_bandwidth: known.host_bandwidth,
-        keeps: Lane::ALL.map(|a| Lane::ALL.map(|b| kept(a, b).unwrap_or(1.0))),
+        keeps: Lane::MEASURED.map(|a| Lane::MEASURED.map(|b| kept(a, b).unwrap_or(1.0))),
         handoff: known.handoff_micros,
         bytes: 0,
     }

@@ -28,6 +28,7 @@ pub(super) fn artifact(args: &TrainArgs, path: &Path) -> Result<Artifact, Failur
             precision: args.compiling.precision,
             link: args.compiling.link,
             disk: args.compiling.disk.clone(),
+            disk_rate: args.compiling.disk_rate,
             ..Compiling::default()
         };
         let model = model::read(path, &args.reading, &ForwardArgs::default())?;

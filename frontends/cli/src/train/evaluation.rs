@@ -8,7 +8,7 @@ use crate::data::Data;
 use crate::failure::Failure;
 use crate::interrupt;
 use artifact::Artifact;
-use runtime::{Evaluation, Machine, NotEvaluable, Options, Steps};
+use runtime::{Evaluation, Files, Machine, NotEvaluable, Options, Steps};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -60,7 +60,11 @@ impl Evaluator {
         let own = eval_model::artifact(args, path)?;
         eval_model::check_states(path, &own, artifact)?;
         let mut evaluator = Evaluator::of(args, &own, "--eval-model")?;
-        let machine = Machine::new(own, options).map_err(failure)?;
+        let files = Files {
+            choices: None,
+            disk: args.compiling.disk.as_ref().map(|disk| &*disk.folder),
+        };
+        let machine = Machine::beside(own, options, files).map_err(failure)?;
         evaluator.own = Some(Steps::new(machine, vec![], options).map_err(failure)?);
         Ok(Some(evaluator))
     }

@@ -153,6 +153,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         // The running machine simulates the link, and has the disk.
         link: _,
         disk: _,
+        disk_rate: _,
         profile,
         without,
         dump_ir_after,
@@ -224,7 +225,7 @@ pub(super) fn check_memory(args: &TrainArgs, artifact: &Artifact) -> Result<(), 
     let Some(most) = args.most_memory else {
         return Ok(());
     };
-    let in_memory = |pool: &&Pool| args.compiling.disk.is_none() || pool.space != MemorySpace::Host;
+    let in_memory = |pool: &&Pool| pool.space != MemorySpace::Disk;
     let pools = artifact.pools.iter().filter(in_memory);
     let pools = pools.map(|pool| pool.bytes);
     let total = pools.fold(0, u64::saturating_add);

@@ -324,6 +324,10 @@
     timeAxis(at, height - 24);
   };
 
+  /** The figures of the pools behind the link, and the pool of a figure. */
+  const beyond = [...document.querySelectorAll("canvas.beyond")];
+  const poolOf = (canvas) => Number(canvas.dataset.pool ?? 0);
+
   let due = false;
   const draw = () => {
     if (due) return;
@@ -333,7 +337,7 @@
       readPalette();
       drawMemory(byId("memory"), 0, 300);
       drawStreams();
-      drawMemory(byId("host"), 1, 130);
+      for (const canvas of beyond) drawMemory(canvas, poolOf(canvas), 130);
       byId("range").textContent = view.to - view.from < step ? micros(view.from) + " to " + micros(view.to) : "";
       // Tests wait for it.
       document.documentElement.dataset.drawn = "yes";
@@ -363,7 +367,7 @@
       const long = lines.end[line] - lines.start[line];
       parts.push(element("div", "", micros(lines.start[line]) + " to " + micros(lines.end[line]) + ", " + micros(long)));
     } else {
-      const { times, sums, totals } = levels[canvas.id === "host" ? 1 : 0];
+      const { times, sums, totals } = levels[poolOf(canvas)];
       const k = before(times, time);
       if (k < 0) return;
       parts.push(element("div", "", element("b", "", micros(time)), element("b", "", bytes(totals[k]))));
@@ -390,8 +394,8 @@
     return part && time <= part[1] ? part[2] : null;
   };
 
-  for (const id of ["memory", "streams", "host"]) {
-    const canvas = byId(id);
+  for (const canvas of [byId("memory"), byId("streams"), ...beyond]) {
+    const id = canvas.id;
     let held = null;
     canvas.addEventListener("pointerdown", (event) => {
       if (event.button !== 0) return;
@@ -427,7 +431,7 @@
       held = null;
       canvas.classList.remove("pan");
       const time = timeAt(event.offsetX, canvas.clientWidth);
-      if (clicked && view.from <= time && time <= view.to) pin(time, id === "host" ? 1 : 0);
+      if (clicked && view.from <= time && time <= view.to) pin(time, poolOf(canvas));
     };
     canvas.addEventListener("pointerup", release);
     canvas.addEventListener("pointercancel", release);
