@@ -223,17 +223,19 @@ impl Call<'_> {
     pub fn acos(&mut self, x: Ref) -> Result<Ref> {
         let dtype = self.dtype(x);
         let x = self.cast(x, statistics(dtype))?;
-        let at_end = self.scalar_step(OpKind::EqScalar, x, float(-1.0))?;
+        let size = self.map(OpKind::Abs, x)?;
+        let at_end = self.scalar_step(OpKind::EqScalar, size, float(1.0))?;
         let inner = self.apart(at_end, x)?;
         let [below, above] = self.distances_from_one(inner)?;
         let square = self.step(OpKind::Div, &[], &[below, above])?;
         let tangent = self.map(OpKind::Sqrt, square)?;
         let half = self.map(OpKind::Atan, tangent)?;
         let y = self.scalar_step(OpKind::MulScalar, half, float(2.0))?;
-        // At -1 the tangent is infinite, and the slope would be lost.
-        let size = self.map(OpKind::Neg, x)?;
+        // At the ends the angle is 0 or π, and its slope infinite.
         let rest = self.rest_of_angle(size)?;
-        let end = self.scalar_step(OpKind::RsubScalar, rest, float(PI))?;
+        let opposite = self.scalar_step(OpKind::RsubScalar, rest, float(PI))?;
+        let is_first = self.scalar_step(OpKind::GtScalar, x, float(0.0))?;
+        let end = self.step(OpKind::Where, &[], &[is_first, rest, opposite])?;
         let y = self.step(OpKind::Where, &[], &[at_end, end, y])?;
         self.cast(y, dtype)
     }
