@@ -166,7 +166,9 @@ class Resized(nn.Module):
         y = F.interpolate(y, scale_factor=2.0, mode="nearest")
         y = F.interpolate(y, size=(9, 13), mode="bilinear", align_corners=False)
         y = self.mirror(y)
-        y = F.interpolate(y, size=(12, 7), mode="bicubic") + F.interpolate(y, size=(12, 7), mode="bilinear", align_corners=True)
+        y = F.interpolate(y, size=(12, 7), mode="bicubic") + F.interpolate(
+            y, size=(12, 7), mode="bilinear", align_corners=True
+        )
         y = F.interpolate(y, size=(5, 10), mode="nearest")
         y = F.adaptive_avg_pool2d(F.pad(y, (1, 2, 0, 1), mode="replicate"), (3, 5))
         y = F.adaptive_max_pool2d(F.pad(y, (1, 0, 1, 0), mode="circular"), (2, 3))
