@@ -66,7 +66,8 @@ fn power(g: &mut Grid, x: Value, exponent: Value) -> Value {
 struct Coefficients {
     keep: Value,
     weight: Value,
-    rest: Value,
+    /// `weight - 1`.
+    behind: Value,
     near: Value,
     beta2: Value,
     rest2: Value,
@@ -97,11 +98,14 @@ impl Coefficients {
         let decayed = g.mul(lr, decay);
         let keep = g.sub(one, decayed);
         let near = g.less(rest1, half);
+        let weight = g.rounded(rest1, dtype);
+        let one = g.float(1.0, wide(dtype));
+        let behind = g.sub(weight, one);
         let mut of = |x| g.rounded(x, dtype);
         Coefficients {
             keep: of(keep),
-            weight: of(rest1),
-            rest: of(beta1),
+            weight,
+            behind,
             near,
             beta2: of(beta2),
             rest2: of(rest2),
@@ -123,13 +127,12 @@ impl Coefficients {
         };
         // PyTorch's lerp counts from the nearer end.
         let far = g.sub(gradient, m);
-        let (from_m, from_g) = (g.mul(self.weight, far), g.mul(far, self.rest));
-        let (from_m, from_g) = (g.add(m, from_m), g.sub(gradient, from_g));
-        let m = g.b.select(self.near, from_m, from_g);
+        let share = g.b.select(self.near, self.weight, self.behind);
+        let start = g.b.select(self.near, m, gradient);
+        let m = g.b.fma(share, far, start);
         let square = g.mul(self.rest2, gradient);
-        let square = g.mul(square, gradient);
         let v = g.mul(v, self.beta2);
-        let v = g.add(v, square);
+        let v = g.b.fma(square, gradient, v);
         let root = g.b.arith(Arith::Sqrt, &[v]);
         let below = g.b.divf(root, self.correction2);
         let below = g.add(below, self.eps);

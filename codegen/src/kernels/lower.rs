@@ -680,36 +680,19 @@ impl<'a> Lowering<'a> {
         let decayed = d.mul(lr, decay);
         let keep = d.sub(one, decayed);
         let near = d.less(rest1, half);
-        let wide = [
-            keep,
-            rest1,
-            beta1,
-            beta2,
-            rest2,
-            eps,
-            correction2,
-            step_size,
-        ];
-        let [
-            keep,
-            weight,
-            rest,
-            beta2,
-            rest2,
-            eps,
-            correction2,
-            step_size,
-        ] = wide.map(|x| self.coefficient(x, kind));
+        let wide = [keep, rest1, beta2, rest2, eps, correction2, step_size];
+        let [keep, weight, beta2, rest2, eps, correction2, step_size] =
+            wide.map(|x| self.coefficient(x, kind));
         let d = &mut self.dag;
         // PyTorch's lerp counts from the nearer end.
+        let one = d.float(1.0, kind);
+        let behind = d.sub(weight, one);
+        let (share, start) = (d.select(near, weight, behind), d.select(near, m, g));
         let far = d.sub(g, m);
-        let (from_m, from_g) = (d.mul(weight, far), d.mul(far, rest));
-        let (from_m, from_g) = (d.add(m, from_m), d.sub(g, from_g));
-        let m = d.select(near, from_m, from_g);
+        let m = d.fma(share, far, start);
         let square = d.mul(rest2, g);
-        let square = d.mul(square, g);
         let v = d.mul(v, beta2);
-        let v = d.add(v, square);
+        let v = d.fma(square, g, v);
         let root = d.sqrt(v);
         let below = d.div(root, correction2);
         let below = d.add(below, eps);
@@ -763,6 +746,11 @@ impl<'a> Lowering<'a> {
         );
         Ok([high, low, m, v].map(Known::Node).to_vec())
     }
+    /// `p - lr * direction`, rounded once.
+    fn moved(&mut self, p: Id, lr: Id, direction: Id) -> Id {
+        let back = self.dag.same(Arith::Negf, &[lr]);
+        self.dag.fma(back, direction, p)
+    }
     fn sgd(&mut self, step: &Step) -> Lowered<Vec<Known>> {
         let (dtype, hyper) = (self.dtype(step.inputs[0]), step.inputs[2]);
         let [p, g] = [self.wide(step.inputs[0])?, self.wide(step.inputs[1])?];
@@ -771,10 +759,8 @@ impl<'a> Lowering<'a> {
             .map(|i| self.option(hyper, i))
             .map(|x| self.coefficient(x, kind));
         let g = self.gradient(step, g, 3);
-        let decayed = self.dag.mul(decay, p);
-        let g = self.dag.add(g, decayed);
-        let change = self.dag.mul(lr, g);
-        let p = self.dag.sub(p, change);
+        let g = self.dag.fma(decay, p, g);
+        let p = self.moved(p, lr, g);
         Ok(vec![Known::Node(self.narrow(p, dtype))])
     }
     fn sgd_momentum(&mut self, step: &Step) -> Lowered<Vec<Known>> {
@@ -789,12 +775,10 @@ impl<'a> Lowering<'a> {
             .map(|i| self.option(hyper, i))
             .map(|x| self.coefficient(x, kind));
         let g = self.gradient(step, g, 4);
-        let decayed = self.dag.mul(decay, p);
-        let g = self.dag.add(g, decayed);
+        let g = self.dag.fma(decay, p, g);
         let b = self.dag.mul(momentum, b);
         let b = self.dag.add(b, g);
-        let change = self.dag.mul(lr, b);
-        let p = self.dag.sub(p, change);
+        let p = self.moved(p, lr, b);
         Ok([p, b].map(|x| Known::Node(self.narrow(x, dtype))).to_vec())
     }
 

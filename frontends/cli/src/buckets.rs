@@ -3,7 +3,7 @@
 //! The step of the largest size is planned freely. The others keep its homes of the states, and
 //! plan everything else in its memory. So the peak of all is that of the largest.
 
-use crate::args::{Buckets, BucketsArgs, Compiling, MicroBatches, Reading};
+use crate::args::{Buckets, BucketsArgs, Compiling, Reading};
 use crate::failure::Failure;
 use crate::model::{self, Format, Machine, Model};
 use passes::pipeline::Compiled;
@@ -23,16 +23,11 @@ pub(crate) fn largest(
     path: &Path,
     reading: &Reading,
     args: &BucketsArgs,
-    compiling: &Compiling,
 ) -> Result<(Reading, Option<Sizes>), Failure> {
     let Some(buckets) = &args.buckets else {
         return Ok((reading.clone(), None));
     };
     let refused = |why: String| Failure::Input(format!("--buckets: {why}"));
-    if compiling.micro_batches == Some(MicroBatches::Auto) {
-        let why = "--micro-batches auto finds a number for one size; give the number";
-        return Err(refused(why.into()));
-    }
     let name = match &buckets.name {
         Some(name) => name.clone(),
         None => only_symbol(path, reading, buckets)?,
@@ -98,6 +93,15 @@ impl Sizes {
         compiling: &Compiling,
         machine: &Machine,
     ) -> Result<Vec<(u64, Compiled)>, Failure> {
+        let (_, reading) = &model.from;
+        let is_cut = |(name, size): &(String, u64)| *name == self.name && *size < self.largest;
+        if reading.dim.iter().any(is_cut) {
+            return Err(Failure::Input(format!(
+                "--buckets: {} is the batch that --micro-batches auto cuts; give the number of \
+                 micro-batches",
+                self.name
+            )));
+        }
         // Dumps are those of the first step.
         let compiling = Compiling {
             dump_ir_after: None,

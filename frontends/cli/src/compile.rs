@@ -25,12 +25,7 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), Failure> {
     if let Some(path) = &args.output {
         check_writable("--output", path)?;
     }
-    let (reading, sizes) = buckets::largest(
-        &args.model.model,
-        &args.model.reading,
-        &args.buckets,
-        &args.compiling,
-    )?;
+    let (reading, sizes) = buckets::largest(&args.model.model, &args.model.reading, &args.buckets)?;
     let model = model::read(&args.model.model, &reading, &args.compiling.forward)?;
     let path = match (args.emit, &args.output) {
         (Some(emit), output) => return kernels(model, emit, args, output.as_deref()),

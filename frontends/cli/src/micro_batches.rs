@@ -69,6 +69,10 @@ pub(crate) fn decide(
     decided.budget = budget;
     let mut model = model;
     model.graph = graph;
+    // Other sizes of the model have this batch too.
+    let dims = model.from.1.dim.iter_mut();
+    dims.filter(|(name, _)| *name == symbol)
+        .for_each(|(_, size)| *size = batch / n);
     Ok((model, decided))
 }
 

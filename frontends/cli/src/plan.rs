@@ -40,12 +40,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         path.iter()
             .try_for_each(|path| check_writable(option, path))?;
     }
-    let (reading, sizes) = buckets::largest(
-        &args.model.model,
-        &args.model.reading,
-        &args.buckets,
-        &args.compiling,
-    )?;
+    let (reading, sizes) = buckets::largest(&args.model.model, &args.model.reading, &args.buckets)?;
     let model = model::read(&args.model.model, &reading, &args.compiling.forward)?;
     let machine = model::machine(&args.compiling)?;
     let planned = planned(model, &args.compiling, &machine);

@@ -171,12 +171,13 @@ fn documents_have_rows_of_the_smallest_size_that_holds_them() {
         .flat_map(|token: u16| token.to_le_bytes())
         .collect();
     let tokens = folder.write("tokens.bin", tokens);
-    let train = |more: &str| {
+    let train_rows = |rows: u64, more: &str| {
         run(&format!(
-            "train {config} --dim batch=2 --optimizer adamw --kernels plain --json --steps 4 \
+            "train {config} --dim batch={rows} --optimizer adamw --kernels plain --json --steps 4 \
              --init normal:0.02 --tokens {tokens} {more}"
         ))
     };
+    let train = |more: &str| train_rows(2, more);
     // Batches of [3, 3], [7, 7], [8, 20] and [20, 20], in rows of 4, 8 and 32.
     let run = train("--buckets 4,8,32 --documents 0").expect(0);
     assert_eq!(run.json().len(), 5);
@@ -189,6 +190,24 @@ fn documents_have_rows_of_the_smallest_size_that_holds_them() {
         summary["measured_peak_bytes"],
         summary["planned_peak_bytes"]
     );
+
+    // The number of micro-batches that is best for the largest is that of all.
+    let losses = |run: Run| -> Vec<f64> {
+        let lines = run.expect(0).json();
+        lines
+            .iter()
+            .filter_map(|line| line["loss"].as_f64())
+            .collect()
+    };
+    let cut = "--buckets 4,8,32 --documents 0 --budget 60% --micro-batches";
+    let chosen = train(&format!("{cut} auto")).expect(0);
+    let (n, rows) = match chosen.err.contains("micro-batches: 1 of 2") {
+        true => (1, 2),
+        false => (2, 1),
+    };
+    chosen.says_all(&[&format!("micro-batches: {n} of {rows}")]);
+    let given = train_rows(rows, &format!("{cut} {n}"));
+    assert_eq!(losses(chosen), losses(given));
 
     train("--buckets 4,8,32").expect(2).says(&["--documents"]);
     train("--buckets a=4,8 --documents 0")

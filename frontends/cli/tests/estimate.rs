@@ -1,6 +1,6 @@
 //! Estimating from the command line.
 
-use crate::common::{Folder, run};
+use crate::common::{Folder, model, run};
 use serde_json::Value;
 
 fn object(args: &str) -> Value {
@@ -186,4 +186,35 @@ fn what_cannot_be_is_refused() {
     run(&format!("estimate --params 7B --device {file}"))
         .expect(2)
         .says(&["bad.toml"]);
+}
+
+/// An estimate of a file is the peak of its plan: to the byte on the machine whose kernels it
+/// takes, and within 1 % on a processor, whose kernels need other scratch memory.
+#[test]
+fn estimates_of_every_fixture_are_those_of_its_plan() {
+    for name in [
+        "bert-tiny/joint_core.pt2",
+        "dropout-tiny/joint_core.pt2",
+        "gpt2-tiny/joint_core.pt2",
+        "gpt2-tiny/joint_coarse.pt2",
+        "llama-tiny/joint_core.pt2",
+        "moe-tiny/joint_core.pt2",
+        "resnet-tiny/joint_core.pt2",
+        "gpt2-dynbatch/joint_coarse.pt2 --dim s72=4",
+    ] {
+        let model = model(name);
+        let estimate = object(&format!("{model} --precision f32"));
+        let estimate = estimate["peak"]["bytes"].as_u64().unwrap();
+        for (device, most) in [("h100", 0.0), ("cpu", 0.01)] {
+            let plan = run(&format!(
+                "plan {model} --optimizer adamw --planner keep --device {device} --json"
+            ))
+            .expect(0);
+            let planned = plan.json()[0]["planned_peak_bytes"].as_u64().unwrap();
+            assert!(
+                estimate.abs_diff(planned) as f64 <= most * planned as f64,
+                "{name} on {device}: {estimate} estimated, {planned} planned"
+            );
+        }
+    }
 }

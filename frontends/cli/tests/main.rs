@@ -20,6 +20,7 @@ mod onnx;
 mod page;
 mod plan;
 mod power;
+mod precision;
 mod profile;
 mod report;
 mod robust;

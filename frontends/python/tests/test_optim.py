@@ -88,51 +88,124 @@ def test_compiled_steps_are_those_of_eager_mode(make: Any, bound: float, kernels
 
 
 Make = Callable[[Any], Any]
-# The largest distance of one step from torch's or from eager mode's, in ulp of the element.
+# Optimizers with the largest distance of one step from eager mode, in ulp of the element. With a square root that is
+# rounded to the nearest number it is 0. That of MKL, which torch calls on x86, is an ulp off in a fifth of its results.
 ULPS: dict[str, tuple[Make, float]] = {
-    "sgd": (lambda p: torch.optim.SGD(p, lr=1e-2, foreach=False), 1),
-    "sgd, decay": (lambda p: torch.optim.SGD(p, lr=1e-2, weight_decay=0.1, foreach=False), 2),
-    "momentum": (lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, foreach=False), 1),
-    "momentum, decay": (lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, weight_decay=0.1, foreach=False), 1),
-    "adam": (lambda p: torch.optim.Adam(p, lr=1e-2, foreach=False), 6),
+    "sgd": (lambda p: torch.optim.SGD(p, lr=1e-2, foreach=False), 0),
+    "sgd, decay": (lambda p: torch.optim.SGD(p, lr=1e-2, weight_decay=0.1, foreach=False), 0),
+    "momentum": (lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, foreach=False), 0),
+    "momentum, decay": (lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, weight_decay=0.1, foreach=False), 0),
+    "adam": (lambda p: torch.optim.Adam(p, lr=1e-2, foreach=False), 4),
+    "adam, small beta1": (lambda p: torch.optim.Adam(p, lr=1e-2, betas=(0.3, 0.99), foreach=False), 6),
     "adamw": (lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=False), 6),
-    "adafactor": (lambda p: torch.optim.Adafactor(p, weight_decay=0.1, foreach=False), 15),
-    "adamw-bf16": (lambda p: optim.AdamWBf16(p, lr=1e-2), 7),
-    "adamw-8bit": (lambda p: optim.AdamW8bit(p, lr=1e-2), 7),
+    "adamw-bf16": (lambda p: optim.AdamWBf16(p, lr=1e-2), 4),
+    "adamw-8bit": (lambda p: optim.AdamW8bit(p, lr=1e-2), 6),
     "lion": (lambda p: optim.Lion(p, lr=1e-3, weight_decay=0.1), 0),
 }
 
 
+def nearest_root(x: torch.Tensor) -> torch.Tensor:
+    """The square root, rounded once."""
+    return x.double().pow(0.5).to(x.dtype)
+
+
+def ulps(one: torch.Tensor, other: torch.Tensor, start: torch.Tensor) -> float:
+    """The largest distance of new parameters, in ulp of the larger one of the old and the new number."""
+    size = torch.maximum(other.detach().abs(), start.abs()).float()
+    ulp = torch.nextafter(size, torch.tensor(torch.inf)) - size
+    return float(((one.detach().double() - other.detach().double()).abs() / ulp).max())
+
+
+def copy_step(ours: Any, model: Given, theirs: Any, eager: Given) -> None:
+    """Let the next step begin with the numbers of eager mode."""
+    for p, q in zip(model.parameters(), eager.parameters(), strict=True):
+        with torch.no_grad():
+            p.copy_(q)
+        for key, value in theirs.state[q].items():
+            if key != "step":
+                ours.state[p][key].copy_(value)
+
+
 @pytest.mark.parametrize("kernels", ["plain", "auto"])
+@pytest.mark.parametrize("root", ["torch", "nearest"])
 @pytest.mark.parametrize("name", ULPS)
-def test_each_of_200_steps(name: str, kernels: str) -> None:
-    """Each step begins with the numbers of eager mode, and is hardly further than it from a step in float64."""
+def test_each_of_200_steps(name: str, root: str, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step begins with the numbers of eager mode, and ends with the same bits, up to torch's square root."""
     make, bound = ULPS[name]
-    eager, model, wide, batches = given(), given(), given().double(), gradients()
-    theirs, ours, exact = (make(m.parameters()) for m in (eager, model, wide))
+    if root == "nearest":
+        monkeypatch.setattr(torch.Tensor, "sqrt", nearest_root)
+        bound = 0
+    eager, model, batches = given(), given(), gradients()
+    theirs, ours = make(eager.parameters()), make(model.parameters())
     step = lt.compile(model, ours, example=batches[0], kernels=kernels)
-    most = dict.fromkeys(("ours from theirs", "ours from exact", "theirs from exact"), 0.0)
+    most = 0.0
+    for batch in batches:
+        starts = [p.detach().clone() for p in eager.parameters()]
+        train(eager, theirs, [batch])
+        step(*batch)
+        trios = zip(model.parameters(), eager.parameters(), starts, strict=True)
+        most = max(most, *(ulps(p, q, start) for p, q, start in trios))
+        for p, q in zip(model.parameters(), eager.parameters(), strict=True):
+            for key in {"exp_avg", "exp_avg_sq", "momentum_buffer"} & theirs.state[q].keys():
+                assert torch.equal(ours.state[p][key], theirs.state[q][key]), key
+        copy_step(ours, model, theirs, eager)
+    print(f"{name}, root {root}, {kernels}: {most}")
+    assert most <= bound
+
+
+@pytest.mark.parametrize("kernels", ["plain", "auto"])
+def test_each_of_200_steps_of_adafactor(kernels: str) -> None:
+    """Sums of squares are in f64, so a step is nearer to one in f64 than eager mode is."""
+    eager, model, wide, batches = given(), given(), given().double(), gradients()
+    theirs, ours, exact = (torch.optim.Adafactor(m.parameters(), weight_decay=0.1) for m in (eager, model, wide))
+    step = lt.compile(model, ours, example=batches[0], kernels=kernels)
+    most = {"ours from exact": 0.0, "ours from theirs": 0.0, "theirs from exact": 0.0}
     for batch in batches:
         starts = [p.detach().clone() for p in eager.parameters()]
         train(eager, theirs, [batch])
         train(wide, exact, [(batch[0].double(), batch[1].double())])
         step(*batch)
         for p, q, w, start in zip(model.parameters(), eager.parameters(), wide.parameters(), starts, strict=True):
-            size = torch.maximum(q.detach().abs(), start.abs())
-            ulp = torch.nextafter(size, torch.tensor(torch.inf)) - size
-            for pair, one, other in zip(most, (p, p, q), (q, w, w), strict=True):
-                distances = (one.detach().double() - other.detach().double()).abs() / ulp
-                most[pair] = max(most[pair], float(distances.max()))
-            with torch.no_grad():
-                p.copy_(q)
-                w.copy_(q)
-            for key, value in theirs.state[q].items():
-                if key != "step":
-                    ours.state[p][key].copy_(value)
-                    exact.state[w][key].copy_(value)
-    print(f"{name}, {kernels}: {most}")
-    assert most["ours from theirs"] <= bound
-    assert most["ours from exact"] <= most["theirs from exact"] + 3
+            for pair, one, other in zip(most, (p, p, q), (w, q, w), strict=True):
+                most[pair] = max(most[pair], ulps(one, other, start))
+        copy_step(ours, model, theirs, eager)
+        copy_step(exact, wide, theirs, eager)
+    print(f"adafactor, {kernels}: {most}")
+    assert most["ours from exact"] <= 6
+    assert most["ours from theirs"] <= 15
+
+
+def orthogonal(x: torch.Tensor) -> torch.Tensor:
+    """What Muon makes of a matrix with at most as many rows as columns, without rounding to bf16."""
+    x = x / x.norm()
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x
+
+
+@pytest.mark.parametrize("kernels", ["plain", "auto"])
+def test_each_of_200_steps_of_muon(kernels: str) -> None:
+    """Its products are in bf16, in an order that differs between machines: changes are as near to exact as torch's."""
+    eager, model, batches = given(), given(), gradients()
+    theirs, ours = (torch.optim.Muon([m.a], lr=1e-2) for m in (eager, model))
+    step = lt.compile(model, ours, example=batches[0], kernels=kernels)
+    most, before = [0.0, 0.0], torch.zeros(83, 61)
+    for batch in batches:
+        start, gradient = eager.a.detach().double(), batch[0].double()
+        train(eager, theirs, [batch])
+        step(*batch)
+        direction = orthogonal(gradient.lerp(before.double().lerp(gradient, 0.05), 0.95).T).T
+        exact = -1e-2 * (83 / 61) ** 0.5 * direction
+        for k, p in enumerate((model.a, eager.a)):
+            change = p.detach().double() - start * (1 - 1e-2 * 0.1)
+            most[k] = max(most[k], float((change - exact).norm() / exact.norm()))
+        before = theirs.state[eager.a]["momentum_buffer"].clone()
+        assert distance(ours.state[model.a]["momentum_buffer"], before) <= 1e-7
+        copy_step(ours, model, theirs, eager)
+    print(f"muon, {kernels}: {most}")
+    assert most[0] <= 0.02
+    assert most[1] <= 0.02
 
 
 def test_codes_after_200_steps() -> None:

@@ -24,6 +24,8 @@ pub(super) trait Real:
     fn sin_of(self) -> Self;
     fn cos_of(self) -> Self;
     fn pow_of(self, y: Self) -> Self;
+    /// `self * y + z`, rounded once.
+    fn fma_of(self, y: Self, z: Self) -> Self;
 }
 
 /// A floating-point element type and the type in which its products are computed: the same type,
@@ -117,6 +119,10 @@ macro_rules! real {
             fn pow_of(self, y: $ty) -> $ty {
                 self.powf(y)
             }
+            #[inline(always)]
+            fn fma_of(self, y: $ty, z: $ty) -> $ty {
+                self.mul_add(y, z)
+            }
         }
     };
 }
@@ -129,6 +135,11 @@ pub(super) fn exp<R: Real>(x: R) -> R {
 }
 pub(super) fn sqrt<R: Real>(x: R) -> R {
     x.sqrt_of()
+}
+/// `x * y + z`, rounded once.
+#[inline(always)]
+pub(super) fn fma<R: Real>(x: R, y: R, z: R) -> R {
+    x.fma_of(y, z)
 }
 pub(super) fn tanh<R: Real>(x: R) -> R {
     x.tanh_of()

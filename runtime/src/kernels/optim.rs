@@ -1,14 +1,17 @@
 //! Optimizers: PyTorch's single-tensor formulas in PyTorch's order; each element is rounded once.
-//! Coefficients are computed in f64, then rounded to the parameter's wide type. An optional last
-//! operand is an f32; the gradient is first multiplied by it.
+//! Where PyTorch's kernels for processors fuse a product with a sum (`lerp`, `addcmul`, and `add`
+//! with a factor), so do these. So the results have PyTorch's bits, except where its square root is
+//! not the nearest number, as that of MKL. Coefficients are computed in f64, then rounded to the
+//! parameter's wide type. An optional last operand is an f32; the gradient is first multiplied by
+//! it.
 //!
 //! Each formula is a loop over slices that do not overlap. It is compiled for every set of vector
-//! instructions that the machine may have. No formula fuses a product with a sum, so the bits are
-//! the same as for one number at a time. Elements are independent, so threads may share a run, see
-//! [`super::Cut`].
+//! instructions that the machine may have. Formulas say which products and sums are fused, and no
+//! compiler fuses others, so the bits are the same as for one number at a time. Elements are
+//! independent, so threads may share a run, see [`super::Cut`].
 
 use super::blocks::{EIGHT, SIGNED_MAP, UNSIGNED_MAP};
-use super::math::{Float, Real, sqrt};
+use super::math::{Float, Real, fma, sqrt};
 use super::signature::{Checked, Signature, ensure, is_float};
 use super::wide::{BLOCK, Scalar, Sink, Wide, blocks_of, floats, sink, source, wide_float};
 use super::{Cut, Ran};
@@ -134,7 +137,6 @@ trait Formula<R, const N: usize>: Copy {
 struct AdamW<R> {
     keep: R,
     weight: R,
-    rest: R,
     /// PyTorch's lerp starts from the nearer end.
     near: bool,
     beta2: R,
@@ -157,7 +159,6 @@ impl<R: Real> AdamW<R> {
         Some(AdamW {
             keep: R::of_f64(1.0 - lr * decay),
             weight: R::of_f64(1.0 - beta1),
-            rest: R::of_f64(beta1),
             near: 1.0 - beta1 < 0.5,
             beta2: R::of_f64(beta2),
             rest2: R::of_f64(1.0 - beta2),
@@ -174,7 +175,7 @@ impl<R: Real> AdamW<R> {
         }
         for (v, &g) in v.iter_mut().zip(g) {
             let g = g * self.scale;
-            *v = *v * self.beta2 + self.rest2 * g * g;
+            *v = fma(self.rest2 * g, g, *v * self.beta2);
         }
         for ((p, &m), &v) in p.iter_mut().zip(&*m).zip(&*v) {
             let denominator = sqrt(v) / self.correction2 + self.eps;
@@ -187,8 +188,8 @@ impl<R: Real> Formula<R, 3> for AdamW<R> {
     #[inline(always)]
     fn apply(self, [p, m, v]: [&mut [R]; 3], g: &[R]) {
         match self.near {
-            true => self.each(p, m, v, g, |m, g| m + self.weight * (g - m)),
-            false => self.each(p, m, v, g, |m, g| g - (g - m) * self.rest),
+            true => self.each(p, m, v, g, |m, g| fma(self.weight, g - m, m)),
+            false => self.each(p, m, v, g, |m, g| fma(self.weight - R::ONE, g - m, g)),
         }
     }
 }
@@ -204,7 +205,8 @@ impl<R: Real> Formula<R, 1> for Sgd<R> {
     #[inline(always)]
     fn apply(self, [p]: [&mut [R]; 1], g: &[R]) {
         for (p, &g) in p.iter_mut().zip(g) {
-            *p = *p - self.lr * (g * self.scale + self.decay * *p);
+            let g = fma(self.decay, *p, g * self.scale);
+            *p = fma(-self.lr, g, *p);
         }
     }
 }
@@ -222,10 +224,10 @@ impl<R: Real> Formula<R, 2> for Momentum<R> {
     #[inline(always)]
     fn apply(self, [p, b]: [&mut [R]; 2], g: &[R]) {
         for ((b, &g), &p) in b.iter_mut().zip(g).zip(&*p) {
-            *b = self.momentum * *b + (g * self.scale + self.decay * p);
+            *b = self.momentum * *b + fma(self.decay, p, g * self.scale);
         }
         for (p, &b) in p.iter_mut().zip(&*b) {
-            *p = *p - self.lr * b;
+            *p = fma(-self.lr, b, *p);
         }
     }
 }

@@ -67,8 +67,8 @@ fn adamw(p: f32, g: f32, m: f32, v: f32, k: i32) -> [f32; 3] {
     let [lr, beta1, beta2, eps, decay] = HYPER;
     let step_size = lr / (1.0 - beta1.powf(k.into()));
     let correction2 = (1.0 - beta2.powf(k.into())).sqrt();
-    let m = m + (1.0 - beta1) as f32 * (g - m);
-    let v = v * beta2 as f32 + (1.0 - beta2) as f32 * g * g;
+    let m = ((1.0 - beta1) as f32).mul_add(g - m, m);
+    let v = ((1.0 - beta2) as f32 * g).mul_add(g, v * beta2 as f32);
     let denominator = v.sqrt() / correction2 as f32 + eps as f32;
     [
         p * (1.0 - lr * decay) as f32 + -step_size as f32 * m / denominator,

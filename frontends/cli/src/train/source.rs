@@ -62,7 +62,7 @@ pub(super) fn of(args: &TrainArgs) -> Result<Source, Failure> {
     let mut reading = args.reading.clone();
     // Documents in rows need inputs that say where they begin.
     reading.packed |= args.data.pack.is_some() && model::format(&args.model)? == Format::Config;
-    let (reading, sizes) = buckets::largest(&args.model, &reading, &args.buckets, &args.compiling)?;
+    let (reading, sizes) = buckets::largest(&args.model, &reading, &args.buckets)?;
     let model = model::read(&args.model, &reading, &args.compiling.forward)?;
     let tied = model.tied.clone();
     let mut compiling = args.compiling.clone();

@@ -47,6 +47,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
+from . import _ragged
 from ._capture import Captured, Loss, capture, is_fake, quiet
 from ._spelling import OWN
 from .errors import CaptureError
@@ -286,6 +287,8 @@ def _lower(captured: Captured, table: dict[Any, Callable[..., Any]]) -> fx.Graph
 
 def _replay(module: fx.GraphModule) -> Callable[..., Any]:
     """The module as a function. When it is traced, its operations get the metadata of their original nodes."""
+    if _ragged.is_ragged(module.graph):
+        return _ragged.Filled(module).run
 
     class Replay(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:

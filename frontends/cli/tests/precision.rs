@@ -1,0 +1,80 @@
+//! Precisions on the command line.
+
+use crate::common::{Folder, mlp, model, run};
+use serde_json::Value;
+
+/// Steps of a small GPT-2, without the line of the summary.
+fn steps(rest: &str) -> Vec<Value> {
+    let (gpt2, batches) = (
+        model("gpt2-tiny/joint_core.pt2"),
+        model("gpt2-tiny/ref.safetensors"),
+    );
+    let arguments = format!("train {gpt2} --optimizer adamw --batches {batches} --json {rest}");
+    let lines = run(&arguments).expect(0).json();
+    lines
+        .into_iter()
+        .filter(|line| line.get("step").is_some())
+        .collect()
+}
+
+fn numbers(steps: &[Value], name: &str) -> Vec<f64> {
+    let number = |step: &Value| step[name].as_f64();
+    let all: Option<Vec<f64>> = steps.iter().map(number).collect();
+    all.unwrap_or_else(|| panic!("{name} should be a number in {steps:?}"))
+}
+
+/// A scale that is far too large halves until gradients are finite, and such steps update nothing;
+/// it doubles after two updates in a row. Losses have the same bits at a smaller budget.
+#[test]
+fn fp16_trains_and_scales_its_loss() {
+    let scaled = "--steps 24 --precision fp16 --loss-scale \
+                  init=1e9,growth=2,backoff=0.5,interval=2";
+    let half = steps(scaled);
+    let [losses, scales, overflows] =
+        ["loss", "loss_scale", "found_inf"].map(|name| numbers(&half, name));
+    let (mut scale, mut updates) = (1e9, 0);
+    for k in 0..24 {
+        assert_eq!(scales[k], scale, "step {k}: {scales:?} {overflows:?}");
+        if overflows[k] == 1.0 {
+            (scale, updates) = (scale / 2.0, 0);
+        } else if updates == 1 {
+            (scale, updates) = (scale * 2.0, 0);
+        } else {
+            updates += 1;
+        }
+    }
+    // There are four batches. Before the first update each has its first loss again.
+    let first = overflows.iter().position(|&found| found == 0.0).unwrap();
+    assert!((5..20).contains(&first), "{overflows:?}");
+    assert_eq!(losses[4..=first], losses[..=first - 4]);
+    let exact = numbers(&steps("--steps 1"), "loss");
+    assert!((losses[0] - exact[0]).abs() < 2e-3, "{losses:?} {exact:?}");
+    assert!(losses[23] < losses[3] - 0.5, "{losses:?}");
+
+    let small = steps(&format!("{scaled} --budget 60%"));
+    assert_eq!(numbers(&small, "loss"), losses);
+    run(&format!("train {} --loss-scale init=1", mlp()))
+        .expect(2)
+        .says(&["--precision"]);
+}
+
+/// A profile in bf16 has the times of a plan in bf16, and of no other.
+#[test]
+fn a_profile_has_a_precision() {
+    let folder = Folder::new("profile-precision");
+    let (file, gpt2) = (folder.file("bf16.prof"), model("gpt2-tiny/joint_core.pt2"));
+    run(&format!(
+        "profile {gpt2} --precision bf16 -o {file} --repeat 1 --kernels plain"
+    ))
+    .expect(0);
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(text.contains("bf16["), "{text:.400}");
+    let plan = |precision: &str| {
+        run(&format!(
+            "plan {gpt2} --precision {precision} --planner keep --kernels plain --profile {file}"
+        ))
+        .expect(0)
+    };
+    assert!(!plan("bf16").err.contains("guessed"));
+    plan("f32").says(&["ops guessed"]);
+}
