@@ -867,12 +867,21 @@ fn attention(w: &mut Wishes) {
             // A query that sees one key has gradients of rounding errors.
             let close = match dtype {
                 F32 => Close::Absolute(1e-5),
-                BF16 => Close::OfLargest(2.0),
+                BF16 => Close::OfSums(2.0, 0.3 * error_of_sums(&ins[0].1, &ins[1].1)),
                 _ => Close::OfLargest(16.0),
             };
             both_ways(w, ["sdpa", "sdpa_bwd"], &attrs, ins, close);
         }
     }
+}
+
+/// How far two sums in f32 of the products of a row of each tensor may differ, if they add in
+/// different orders. Products of bf16 are exact in f32. Each of n additions rounds by at most 2^-24
+/// of a partial sum, which is at most n products of the largest numbers.
+fn error_of_sums(a: &OwnedTensor, b: &OwnedTensor) -> f64 {
+    let largest = |x: &OwnedTensor| x.to_f64s().into_iter().fold(0f64, |m, x| m.max(x.abs()));
+    let n = a.shape().last().map_or(0.0, |&width| width as f64);
+    2.0 * n * 2f64.powi(-24) * n * largest(a) * largest(b)
 }
 
 /// A mask, or numbers of documents.
@@ -976,7 +985,7 @@ fn attention_rows(w: &mut Wishes) {
             ins.extend(mask.map(|(dtype, shape)| mask_of(w, dtype, shape)));
             let close = match dtype {
                 F32 => Close::Absolute(1e-5),
-                BF16 => Close::OfLargest(2.0),
+                BF16 => Close::OfSums(2.0, 0.3 * error_of_sums(&ins[0].1, &ins[1].1)),
                 _ => Close::OfLargest(16.0),
             };
             both_ways(w, ["sdpa_rows", "sdpa_rows_bwd"], &attrs, ins, close);

@@ -82,6 +82,8 @@ pub enum Close {
     OfLargest(f64),
     /// This error for all numbers, plus the rounding to the type.
     Absolute(f64),
+    /// Both: units in the last place of the largest finite number, and an error for all numbers.
+    OfSums(f64, f64),
 }
 
 impl Close {
@@ -99,6 +101,7 @@ impl Close {
             Close::Ulps(n) => n * unit(x),
             Close::OfLargest(n) => n * unit(largest),
             Close::Absolute(most) => most + unit(x),
+            Close::OfSums(n, most) => n * unit(largest) + most,
         };
         numbers.iter().map(bound).collect()
     }

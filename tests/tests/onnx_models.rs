@@ -127,19 +127,15 @@ fn losses_of(
 fn steps_are_pytorchs_at_every_budget() {
     let bytes = std::fs::read(folder().join("models.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
-    let images = Options {
-        dims: BTreeMap::from([("batch".to_string(), 4)]),
-        batch_norm: Some(BatchNorm::Train),
-        ..Options::default()
-    };
-    for (name, options, bound) in [
-        ("gpt2", &Options::default(), 1e-5),
-        ("llama", &Options::default(), 1e-5),
+    for (name, bound) in [
+        ("gpt2", 1e-5),
+        ("llama", 1e-5),
         // The gradient of a key's bias is 0 but for rounding, of which AdamW makes whole steps.
-        ("bert", &Options::default(), 5e-3),
-        ("resnet", &images, 1e-5),
+        ("bert", 5e-3),
+        ("resnet", 1e-5),
+        ("moe", 1e-5),
     ] {
-        let model = read(name, options);
+        let model = read(name, &options_of(name));
         let mut training = Training {
             steps: 20,
             optimizer: Optimizer::AdamW,
@@ -173,14 +169,30 @@ fn are_close(name: &str, ours: &[f32], theirs: &[f32], bound: f32) {
 /// What torch.export writes of a model.
 fn exported(name: &str) -> torch::Model {
     let path = folder().join(format!("{name}.pt2"));
-    torch::read(&path, &BTreeMap::new()).unwrap()
+    let model = torch::read(&path, &BTreeMap::new()).unwrap();
+    assert_eq!(model.unsupported, [], "{name}");
+    model
+}
+
+/// How a model's ONNX files are read, so that they are what torch.export writes of it.
+fn options_of(name: &str) -> Options {
+    match name {
+        "resnet" => Options {
+            dims: BTreeMap::from([("batch".to_string(), 4)]),
+            batch_norm: Some(BatchNorm::Train),
+            ..Options::default()
+        },
+        _ => Options::default(),
+    }
 }
 
 /// The same models by torch.export, and for the versions 18 and 24 of the operators.
-const TWICE: [(&str, [&str; 2]); 3] = [
+const TWICE: [(&str, [&str; 2]); 5] = [
     ("gpt2", ["gpt2", "gpt2-24"]),
     ("llama", ["llama", "llama-24"]),
     ("bert", ["bert", "bert-24"]),
+    ("resnet", ["resnet", "resnet-24"]),
+    ("moe", ["moe", "moe-24"]),
 ];
 
 #[test]
@@ -199,9 +211,17 @@ fn steps_are_those_of_the_same_model_by_torch_export() {
                 criterion: Criterion::default(),
                 share: 1.0,
             };
-            let theirs = losses_of((&theirs.graph, &theirs.tensors), name, &file, &training);
+            // The file has no weights; those of the first ONNX file have the same names.
+            let mut weights = read(files[0], &options_of(name)).tensors;
+            weights.extend(theirs.tensors.clone());
+            for tied in &theirs.tied {
+                let weight = tied.iter().find_map(|path| weights.get(path)).cloned();
+                let weight = weight.unwrap_or_else(|| panic!("{name}: {tied:?}"));
+                weights.extend(tied.iter().map(|path| (path.clone(), weight.clone())));
+            }
+            let theirs = losses_of((&theirs.graph, &weights), name, &file, &training);
             for model_name in files {
-                let model = read(model_name, &Options::default());
+                let model = read(model_name, &options_of(name));
                 let ours = losses_of((&model.graph, &model.tensors), name, &file, &training);
                 are_close(model_name, &ours, &theirs, bound);
             }
@@ -214,7 +234,7 @@ fn steps_are_those_of_the_same_model_by_torch_export() {
 fn curve(graph: &Graph) -> (u64, Vec<(u64, f64)>) {
     let device = passes::devices::named("cpu").unwrap();
     let options = pipeline::Options {
-        budget: Budget::Share(0.5),
+        budget: Budget::Share(0.7),
         optimizer: Optimizer::AdamW,
         extent: Extent::Curve,
         differentiate: true,
@@ -235,10 +255,11 @@ fn plans_are_as_good_as_those_of_the_same_model_by_torch_export() {
     for (name, files) in TWICE {
         let (their_keep, theirs) = curve(&exported(name).graph);
         for model_name in files {
-            let (keep, ours) = curve(&read(model_name, &Options::default()).graph);
+            let (keep, ours) = curve(&read(model_name, &options_of(name)).graph);
             assert!(keep as f64 <= 1.01 * their_keep as f64, "{model_name}");
             for &(bytes, micros) in theirs.iter().filter(|plan| 3 * plan.0 >= their_keep) {
-                let mut near = ours.iter().filter(|plan| plan.1 <= micros);
+                // The same work in other nodes differs by less than a thousandth.
+                let mut near = ours.iter().filter(|plan| plan.1 <= 1.001 * micros);
                 assert!(
                     near.any(|plan| plan.0 as f64 <= 1.05 * bytes as f64),
                     "{model_name}: no plan for {bytes} bytes takes {micros} us: {ours:?}"
@@ -307,7 +328,7 @@ fn close(name: &str, got: &[u8], wanted: &[u8]) {
 fn losses_are_pytorchs() {
     let bytes = std::fs::read(folder().join("models.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
-    for (name, n_trained) in [("gpt2", 28), ("llama", 21), ("bert", 41)] {
+    for (name, n_trained) in [("gpt2", 28), ("llama", 21), ("bert", 41), ("moe", 6)] {
         let model = read(name, &Options::default());
         assert_eq!(model.trained.len(), n_trained, "{name}");
         let (mut machine, loss) = stepped(name, &model, &file);
@@ -356,11 +377,48 @@ fn batch_normalisation_is_a_choice() {
 #[test]
 fn a_file_for_inference_is_recognised() {
     let model = read("gpt2-inference", &Options::default());
-    let trained = read("gpt2", &Options::default()).trained.len();
-    assert!(model.trained.len() < trained, "{}", model.trained.len());
-    assert!(
-        model.notes[0].contains("optimize=False"),
-        "{:?}",
-        model.notes
-    );
+    // Of 28 parameters, 8 biases of zeros are left out, 8 norms are merged with the first, and one
+    // table is cut.
+    assert_eq!(model.trained.len(), 11);
+    let note = &model.notes[0];
+    for said in [
+        "2 of the model's weights are constants and are not trained (embedding_1, val_312)",
+        "8 others are merged with equal ones, such as model.transformer.h.0.ln_1.bias",
+        "optimize=False",
+    ] {
+        assert!(note.contains(said), "{note}");
+    }
+    for name in ["gpt2", "llama-24", "bert", "resnet", "moe"] {
+        assert_eq!(read(name, &options_of(name)).notes, [""; 0], "{name}");
+    }
+}
+
+#[test]
+fn an_attached_loss_is_that_of_the_forward_bit_for_bit() {
+    let bytes = std::fs::read(folder().join("models.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let own = Training {
+        steps: 8,
+        optimizer: Optimizer::AdamW,
+        lr: None,
+        criterion: Criterion::default(),
+        share: 1.0,
+    };
+    let attached = Training {
+        criterion: Criterion {
+            loss: Loss::CrossEntropy,
+            shift: true,
+            ..Criterion::default()
+        },
+        ..own.clone()
+    };
+    let with_loss = losses("gpt2", &read("gpt2", &Options::default()), &file, &own);
+    let logits = read("gpt2-logits", &Options::default());
+    for share in [1.0, 0.6] {
+        let attached = Training {
+            share,
+            ..attached.clone()
+        };
+        assert_eq!(losses("gpt2", &logits, &file, &attached), with_loss);
+    }
 }

@@ -70,7 +70,7 @@ fn a_file_for_inference_is_told() {
     let inference = file("gpt2-inference.onnx");
     run(&format!("import {inference}"))
         .expect(0)
-        .says(&["1 of the model's weights are constants", "optimize=False"]);
+        .says(&["2 of the model's weights are constants", "optimize=False"]);
 }
 
 #[test]

@@ -14,6 +14,8 @@ pub enum Argument {
     Number(Scalar),
     /// Integers: sizes, dimensions.
     Ints(Vec<i64>),
+    /// Floats.
+    Floats(Vec<f64>),
     /// Booleans.
     Bools(Vec<bool>),
     /// A string.

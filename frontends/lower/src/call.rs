@@ -110,6 +110,15 @@ impl<'a> Call<'a> {
         self.wanted(0)
             .ok_or_else(|| "the file wants no first result".into())
     }
+    /// True if a tensor counts from 0 in steps of `step`.
+    pub fn counts_by(&self, x: Ref, step: i64) -> bool {
+        let Ref::Value(value) = x else { return false };
+        let node = self.graph.def_node(value);
+        node.is_some_and(|node| match &self.graph.nodes[node].op {
+            Op::Arange(it) => (it.start.to_f64(), it.step.to_f64()) == (0.0, step as f64),
+            _ => false,
+        })
+    }
     /// The element type of mixed operands, by PyTorch's rule: first tensors with dimensions, then
     /// tensors without, then numbers. A later group counts only if its kind (boolean, integer,
     /// float) is higher.

@@ -232,38 +232,6 @@ impl Call<'_> {
         self.cast(y, dtype)
     }
 
-    /// The angle in -π/2..π/2 whose sine is `x`.
-    pub fn asin(&mut self, x: Ref) -> Result<Ref> {
-        let dtype = self.dtype(x);
-        let x = self.cast(x, statistics(dtype))?;
-        let [below, above] = self.distances_from_one(x)?;
-        let square = self.step(OpKind::Mul, &[], &[below, above])?;
-        let cosine = self.map(OpKind::Sqrt, square)?;
-        let tangent = self.step(OpKind::Div, &[], &[x, cosine])?;
-        let y = self.map(OpKind::Atan, tangent)?;
-        self.cast(y, dtype)
-    }
-
-    /// The angle in 0..π whose cosine is `x`: twice that of the tangent of its half.
-    pub fn acos(&mut self, x: Ref) -> Result<Ref> {
-        let dtype = self.dtype(x);
-        let x = self.cast(x, statistics(dtype))?;
-        let [below, above] = self.distances_from_one(x)?;
-        let square = self.step(OpKind::Div, &[], &[below, above])?;
-        let tangent = self.map(OpKind::Sqrt, square)?;
-        let half = self.map(OpKind::Atan, tangent)?;
-        let y = self.scalar_step(OpKind::MulScalar, half, Scalar::Float(2.0))?;
-        self.cast(y, dtype)
-    }
-
-    /// `1 - x` and `1 + x`.
-    fn distances_from_one(&mut self, x: Ref) -> Result<[Ref; 2]> {
-        Ok([
-            self.scalar_step(OpKind::RsubScalar, x, Scalar::Float(1.0))?,
-            self.scalar_step(OpKind::AddScalar, x, Scalar::Float(1.0))?,
-        ])
-    }
-
     /// `exp(x) - 1`, also where `exp(x)` is close to 1: with `t = tanh(x / 2)` it is `2t / (1 -
     /// t)`.
     pub fn expm1(&mut self, x: Ref) -> Result<Ref> {
@@ -290,13 +258,6 @@ impl Call<'_> {
     pub fn beside_infinity(&mut self, op: OpKind, x: Ref) -> Result<Ref> {
         let x = self.map(OpKind::Abs, x)?;
         self.scalar_step(op, x, Scalar::Float(f64::INFINITY))
-    }
-
-    /// `x` where `sign` is greater than zero, `slope x` elsewhere.
-    pub fn leaky(&mut self, x: Ref, sign: Ref, slope: Scalar) -> Result<Ref> {
-        let low = self.scalar_step(OpKind::MulScalar, x, slope)?;
-        let positive = self.scalar_step(OpKind::GtScalar, sign, Scalar::Float(0.0))?;
-        self.step(OpKind::Where, &[], &[positive, x, low])
     }
 
     /// `x + weight (end - x)`

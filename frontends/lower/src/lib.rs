@@ -9,9 +9,11 @@
 //!
 //! Nothing here depends on a file format or on the names of a framework's operators.
 
+mod activation;
 mod arguments;
 mod call;
 mod dims;
+mod einsum;
 mod elementwise;
 mod error;
 mod index;
@@ -22,7 +24,9 @@ mod number;
 mod plan;
 mod product;
 mod readers;
+mod recurrent;
 mod reduce;
+mod resize;
 mod shape;
 mod source;
 mod window;
@@ -38,6 +42,10 @@ pub use norm::{Saved, Weights, statistics};
 pub use number::{Operand, Scalar, bounds, promote};
 pub use plan::{Added, Generator, Outside, Plan, Ref, Step};
 pub use product::transposed;
+pub use recurrent::{Cell, CellWeights, Function, Recurrence, STEPS};
+pub use resize::{Axis, Kernel, LARGEST, Nearest};
+pub use shape::Border;
+pub use window::{Windows, convolution_attrs, spatial};
 
 /// The results of a call; `None` for a result that nothing uses.
 pub type Results = Vec<Option<Ref>>;

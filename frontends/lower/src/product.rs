@@ -60,6 +60,19 @@ impl Call<'_> {
         self.reshape(made, &shape)
     }
 
+    /// The product along a dimension of `x` with a matrix `[old size, new size]`.
+    pub fn along(&mut self, x: Ref, dim: usize, matrix: Ref) -> Result<Ref> {
+        // The dimension becomes the last one.
+        let rank = self.rank(x);
+        let others = (0..rank).filter(|&d| d != dim);
+        let order: Vec<usize> = others.chain([dim]).collect();
+        let mut back: Vec<usize> = (0..rank - 1).collect();
+        back.insert(dim, rank - 1);
+        let x = self.permute(x, &order)?;
+        let y = self.general_product(x, matrix)?;
+        self.permute(y, &back)
+    }
+
     /// `x w^T + bias`, where `x` has any number of leading dimensions.
     pub fn linear(&mut self, x: Ref, w: Ref, bias: Option<Ref>) -> Result<Ref> {
         ensure(

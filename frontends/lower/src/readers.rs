@@ -87,6 +87,17 @@ impl Call<'_> {
     pub fn int(&mut self, name: &str) -> Result<i64> {
         self.opt_int(name)?.ok_or_else(|| missing(name))
     }
+    /// Floats; `None` for an absent or empty list.
+    pub fn opt_floats(&mut self, name: &str) -> Result<Option<Vec<f64>>> {
+        match self.arguments.read(name)? {
+            None => Ok(None),
+            Some(Argument::Floats(list)) => Ok(Some(list)),
+            Some(Argument::Ints(list)) if list.is_empty() => Ok(None),
+            Some(Argument::Tensors(list)) if list.is_empty() => Ok(None),
+            Some(Argument::Number(number)) => Ok(Some(vec![number.float()])),
+            Some(_) => kind(name, "a list of numbers"),
+        }
+    }
     pub fn int_or(&mut self, name: &str, default: i64) -> Result<i64> {
         Ok(self.opt_int(name)?.unwrap_or(default))
     }

@@ -81,7 +81,7 @@ impl Call<'_> {
         if order == 2.0 {
             let y = self.step(OpKind::Mul, &[], &[x, x])?;
             let y = self.reduce(OpKind::Sum, y, dims, keepdim)?;
-            return self.map(OpKind::Sqrt, y);
+            return self.root_of_sum(y);
         }
         let reduction = if order == 1.0 {
             OpKind::Sum
@@ -92,6 +92,17 @@ impl Call<'_> {
         };
         let y = self.map(OpKind::Abs, x)?;
         self.reduce(reduction, y, dims, keepdim)
+    }
+
+    /// The square root of a number that is not negative. At 0 it has the derivative 0, as a norm
+    /// has in PyTorch, and not an infinite one.
+    pub fn root_of_sum(&mut self, x: Ref) -> Result<Ref> {
+        let is_zero = self.scalar_step(OpKind::EqScalar, x, Scalar::Int(0))?;
+        let one = self.full(Scalar::Int(1), self.dtype(x), &[])?;
+        let zero = self.full(Scalar::Int(0), self.dtype(x), &[])?;
+        let apart = self.step(OpKind::Where, &[], &[is_zero, one, x])?;
+        let root = self.map(OpKind::Sqrt, apart)?;
+        self.step(OpKind::Where, &[], &[is_zero, zero, root])
     }
 
     /// The squared differences: their mean (`Some(true)`), their sum (`Some(false)`) or all of them

@@ -1,6 +1,6 @@
 //! Shapes: views, parts, and tensors put together.
 
-use crate::dims::dim_attr;
+use crate::dims::{count, dim_attr};
 use crate::{Call, Error, Range, Ref, Result, Scalar, ensure, wrap};
 use ir::op::OpKind;
 use ir::{Attr, DType};
@@ -19,6 +19,17 @@ fn equal_parts(size: i64, part: i64, n: usize) -> Result<Vec<i64>> {
         "another number of results",
     )?;
     Ok((0..n as i64).map(|i| part.min(size - i * part)).collect())
+}
+
+/// What lies beside a tensor that is padded with its own elements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Border {
+    /// The last element, again and again.
+    Edge,
+    /// The elements before the last one, backwards.
+    Reflect,
+    /// The elements from the other end.
+    Wrap,
 }
 
 impl Call<'_> {
@@ -235,6 +246,62 @@ impl Call<'_> {
         self.step(OpKind::Pad, &[ints("pad", &full), ("value", value)], &[x])
     }
 
+    /// `x` with its own elements around it along a dimension. A negative number cuts.
+    pub fn pad_with_itself(
+        &mut self,
+        x: Ref,
+        axis: usize,
+        (before, after): (i64, i64),
+        border: Border,
+    ) -> Result<Ref> {
+        let size = self.shape_of(x)[axis] as i64;
+        let (start, end) = ((-before).max(0), size - (-after).max(0));
+        ensure(start <= end, "cuts more than the tensor has")?;
+        let x = self.slice(x, axis, Range::new(start, end))?;
+        let (before, after) = (before.max(0), after.max(0));
+        if before == 0 && after == 0 {
+            return Ok(x);
+        }
+        let size = self.shape_of(x)[axis] as i64;
+        ensure(size > 0, "there is nothing to repeat")?;
+        let (head, tail) = match border {
+            Border::Edge => {
+                let mut parts = vec![];
+                for (at, n) in [(0, before), (size - 1, after)] {
+                    let edge = self.slice(x, axis, Range::new(at, at + 1))?;
+                    let mut shape = self.shape_of(x);
+                    shape[axis] = n as u64;
+                    parts.push(self.expand(edge, &shape)?);
+                }
+                (parts[0], parts[1])
+            }
+            Border::Reflect => {
+                ensure(
+                    before < size && after < size,
+                    "reflects more than the tensor has",
+                )?;
+                let head = self.slice(x, axis, Range::new(1, before + 1))?;
+                let tail = self.slice(x, axis, Range::new(size - 1 - after, size - 1))?;
+                (self.flip(head, &[axis])?, self.flip(tail, &[axis])?)
+            }
+            Border::Wrap => {
+                ensure(
+                    before <= size && after <= size,
+                    "wraps more than the tensor has",
+                )?;
+                let head = self.slice(x, axis, Range::new(size - before, size))?;
+                (head, self.slice(x, axis, Range::new(0, after))?)
+            }
+        };
+        let parts = [(before, head), (size, x), (after, tail)];
+        let parts: Vec<Ref> = parts
+            .into_iter()
+            .filter(|(n, _)| *n > 0)
+            .map(|(_, x)| x)
+            .collect();
+        self.cat(&parts, axis)
+    }
+
     /// `x` reversed along dimensions.
     pub fn flip(&mut self, x: Ref, dims: &[usize]) -> Result<Ref> {
         let dims: Vec<i64> = dims.iter().map(|&d| d as i64).collect();
@@ -254,5 +321,47 @@ impl Call<'_> {
             diagonal,
         )?;
         self.masked(kept, x)
+    }
+
+    // --- blocks of images ---
+
+    /// Images `x[N,C,H,W]` whose channels become blocks of rows and columns. `rows_first` says that
+    /// a block's places are the outer part of the channels.
+    pub fn depth_to_space(&mut self, x: Ref, block: u64, rows_first: bool) -> Result<Ref> {
+        let [n, channels, h, w] = self.of_blocks(x, block)?;
+        let area = block.checked_mul(block).ok_or("too large")?;
+        ensure(channels.is_multiple_of(area), "the channels are no blocks")?;
+        let (depth, b) = (channels / area, block);
+        let (shape, order) = if rows_first {
+            ([n, b, b, depth, h, w], [0, 3, 4, 1, 5, 2])
+        } else {
+            ([n, depth, b, b, h, w], [0, 1, 4, 2, 5, 3])
+        };
+        let x = self.reshape(x, &shape)?;
+        let x = self.permute(x, &order)?;
+        self.reshape(x, &[n, depth, count(&[h, b])?, count(&[w, b])?])
+    }
+
+    /// The reverse of [`Call::depth_to_space`].
+    pub fn space_to_depth(&mut self, x: Ref, block: u64, rows_first: bool) -> Result<Ref> {
+        let [n, channels, h, w] = self.of_blocks(x, block)?;
+        let b = block;
+        let fits = h.is_multiple_of(b) && w.is_multiple_of(b);
+        ensure(fits, "the images are no blocks")?;
+        let x = self.reshape(x, &[n, channels, h / b, b, w / b, b])?;
+        let order = if rows_first {
+            [0, 3, 5, 1, 2, 4]
+        } else {
+            [0, 1, 3, 5, 2, 4]
+        };
+        let x = self.permute(x, &order)?;
+        self.reshape(x, &[n, count(&[channels, b, b])?, h / b, w / b])
+    }
+
+    fn of_blocks(&self, x: Ref, block: u64) -> Result<[u64; 4]> {
+        let shape = <[u64; 4]>::try_from(self.shape_of(x));
+        let shape = shape.map_err(|_| Error::from("is no batch of images"))?;
+        ensure(block > 0, "a block has no elements")?;
+        Ok(shape)
     }
 }

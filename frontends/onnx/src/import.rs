@@ -13,7 +13,7 @@ use crate::proto::{FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSet
 use crate::sequence::{self, Item};
 use crate::tensor::{Elements, Numbers};
 use crate::tight::Tight;
-use crate::{BatchNorm, Error, Model, Options, Unsupported, control, dims, trained};
+use crate::{BatchNorm, Error, Model, Options, Unsupported, control, dims, hints, trained};
 use ir::graph::Output;
 use ir::{DType, State, StateKind, TensorType};
 use std::collections::{BTreeMap, BTreeSet};
@@ -311,7 +311,7 @@ impl<'a> Import<'a> {
                 },
             });
         }
-        let module = module(node).unwrap_or_else(|| frame.module.clone());
+        let module = hints::module(node).unwrap_or_else(|| frame.module.clone());
         let key = [domain(node.domain()), node.op_type(), node.overload()];
         if let Some(&function) = self.functions.get(&key) {
             let call = (node, attributes.given(), items);
@@ -589,7 +589,7 @@ impl<'a> Import<'a> {
         {
             return refused(why);
         }
-        let module = module(node).unwrap_or_default();
+        let module = hints::module(node).unwrap_or_default();
         let place = Place {
             names: names(node),
             module: &module,
@@ -689,18 +689,6 @@ fn read_names<'n>(node: &'n NodeProto, names: &mut BTreeSet<&'n str>) {
             read_names(node, names);
         }
     }
-}
-
-/// The module in which torch's exporter saw a node: the scope before the node's own.
-fn module(node: &NodeProto) -> Option<String> {
-    let scopes = node
-        .metadata_props
-        .iter()
-        .find(|p| p.key() == "pkg.torch.onnx.name_scopes")?;
-    let list = scopes.value().strip_prefix('[')?.strip_suffix(']')?;
-    let scopes: Vec<&str> = list.split(", ").collect();
-    let module = scopes.len().checked_sub(2).map_or("", |i| scopes[i]);
-    Some(module.trim_matches(['\'', '"']).to_string())
 }
 
 /// The numbers of a `Constant` that are not a tensor.

@@ -18,6 +18,7 @@ mod dims;
 mod external;
 mod fold;
 mod guard;
+mod hints;
 mod import;
 mod ops;
 #[allow(

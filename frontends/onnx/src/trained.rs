@@ -1,24 +1,14 @@
 //! Which initializers are trained, and what a file that was made for inference lacks.
 
-use crate::Trainable;
-use crate::proto::{GraphProto, StringStringEntryProto, TensorProto};
-use crate::tensor;
+use crate::hints::PARAMETER;
+use crate::proto::{GraphProto, TensorProto};
+use crate::{Trainable, hints, tensor};
 use ir::DType;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// Where torch's exporter says what an initializer was: `PARAMETER`, `BUFFER`.
-const KIND: &str = "pkg.torch.export.graph_signature.InputSpec.kind";
 
 fn is_float(proto: &TensorProto) -> bool {
     let dtype = tensor::dtype(proto.data_type.unwrap_or(0).into());
     dtype.is_ok_and(|dtype: DType| dtype.is_float() && !dtype.is_eight_bit_float())
-}
-
-fn kind(entries: &[StringStringEntryProto]) -> Option<&str> {
-    entries
-        .iter()
-        .find(|entry| entry.key() == KIND)
-        .map(|entry| entry.value())
 }
 
 /// The names of the trained initializers.
@@ -30,14 +20,15 @@ pub(crate) fn names<'a>(graph: &'a GraphProto, trainable: &Trainable) -> BTreeSe
         .flat_map(|node| node.input.iter().skip(3))
         .map(String::as_str)
         .collect();
-    let infos = graph.value_info.iter().chain(&graph.input);
-    let kinds: BTreeMap<&str, &str> = infos
-        .filter_map(|info| Some((info.name(), kind(&info.metadata_props)?)))
-        .collect();
+    let kinds = hints::kinds(graph);
     let is_chosen = |proto: &&TensorProto| {
         let name = proto.name();
-        let is_parameter = match kinds.get(name).copied().or(kind(&proto.metadata_props)) {
-            Some(kind) => kind == "PARAMETER",
+        let is_parameter = match kinds
+            .get(name)
+            .copied()
+            .or(hints::kind(&proto.metadata_props))
+        {
+            Some(kind) => kind == PARAMETER,
             None => name.contains('.'),
         };
         let is_named = match trainable {
@@ -75,8 +66,111 @@ fn matches(pattern: &str, name: &str) -> bool {
     last.map_or(rest.is_empty(), |last| rest.ends_with(last))
 }
 
-/// Advice about weights that are not trained: exporters for inference fold, transpose and rename
-/// them.
+/// What a node does with an input that may be a weight.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// A factor of a product, or a table.
+    Matrix,
+    /// A bias, or the weight or bias of a normalisation.
+    Vector,
+    /// An operand of arithmetic.
+    Operand,
+}
+
+fn role(op_type: &str, input: usize) -> Option<Role> {
+    match (op_type, input) {
+        ("MatMul", _) | ("Gemm", 0 | 1) | ("Conv" | "ConvTranspose", 1) | ("Gather", 0) => {
+            Some(Role::Matrix)
+        }
+        ("Gemm" | "Conv" | "ConvTranspose", 2) => Some(Role::Vector),
+        (
+            "LayerNormalization"
+            | "RMSNormalization"
+            | "GroupNormalization"
+            | "InstanceNormalization",
+            1 | 2,
+        ) => Some(Role::Vector),
+        ("Add" | "Sub" | "Mul" | "Div", _) => Some(Role::Operand),
+        _ => None,
+    }
+}
+
+/// True if a tensor has more than two different elements, as a mask does not. Elements that lie in
+/// another file or in fields for single numbers count as different.
+fn is_varied(proto: &TensorProto) -> bool {
+    let n: i64 = proto.dims.iter().product();
+    let Some(raw) = proto.raw_data.as_ref().filter(|raw| !raw.is_empty()) else {
+        return n > 1;
+    };
+    let size = usize::try_from(n)
+        .map_or(1, |n| raw.len() / n.max(1))
+        .max(1);
+    let mut seen: Vec<&[u8]> = vec![];
+    for element in raw.chunks_exact(size) {
+        if !seen.contains(&element) {
+            seen.push(element);
+        }
+        if seen.len() > 2 {
+            return true;
+        }
+    }
+    false
+}
+
+/// Initializers that look like weights and are not trained.
+fn constants<'a>(graph: &'a GraphProto, trained: &BTreeSet<&str>) -> Vec<&'a TensorProto> {
+    let mut roles: BTreeMap<&str, Vec<Role>> = BTreeMap::new();
+    for node in &graph.node {
+        for (i, name) in node.input.iter().enumerate() {
+            roles
+                .entry(name)
+                .or_default()
+                .extend(role(node.op_type(), i));
+        }
+    }
+    let is_weight = |proto: &&TensorProto| {
+        let roles = roles.get(proto.name()).map_or(&[][..], Vec::as_slice);
+        let has = |role: Role| roles.contains(&role);
+        let rank = proto.dims.len();
+        rank >= 2 && has(Role::Matrix)
+            || rank >= 1 && has(Role::Vector)
+            || rank >= 1 && has(Role::Operand) && is_varied(proto)
+    };
+    let kinds = hints::kinds(graph);
+    let is_known = |proto: &TensorProto| {
+        let kind = kinds.get(proto.name()).copied();
+        kind.or(hints::kind(&proto.metadata_props))
+            .is_some_and(|kind| kind != PARAMETER)
+    };
+    let open = graph
+        .initializer
+        .iter()
+        .filter(|proto| is_float(proto) && !trained.contains(proto.name()) && !is_known(proto));
+    open.filter(is_weight).collect()
+}
+
+/// For trained vectors that other modules read too, the number of these: the exporter merges equal
+/// parameters.
+fn merged<'a>(graph: &'a GraphProto, trained: &BTreeSet<&str>) -> BTreeMap<&'a str, usize> {
+    let mut readers: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    for node in &graph.node {
+        let Some(module) = hints::module(node) else {
+            continue;
+        };
+        for (i, name) in node.input.iter().enumerate() {
+            if role(node.op_type(), i) == Some(Role::Vector) && trained.contains(name.as_str()) {
+                readers.entry(name).or_default().insert(module.clone());
+            }
+        }
+    }
+    let more = readers
+        .into_iter()
+        .map(|(name, modules)| (name, modules.len() - 1));
+    more.filter(|&(_, n)| n > 0).collect()
+}
+
+/// Advice about weights that are not trained: exporters for inference fold, merge, transpose and
+/// rename them.
 pub(crate) fn notes(
     graph: &GraphProto,
     trained: &BTreeSet<&str>,
@@ -86,30 +180,39 @@ pub(crate) fn notes(
     if matches!(trainable, Trainable::Pattern(_)) {
         return vec![];
     }
-    const READERS: [&str; 4] = ["MatMul", "Gemm", "Conv", "Gather"];
-    let read: BTreeSet<&str> = graph
-        .node
-        .iter()
-        .filter(|node| READERS.contains(&node.op_type()))
-        .flat_map(|node| &node.input)
-        .map(String::as_str)
-        .collect();
-    let is_weight = |proto: &&TensorProto| {
-        is_float(proto) && proto.dims.len() >= 2 && read.contains(proto.name())
-    };
-    let weights = graph.initializer.iter().filter(is_weight);
-    let n_frozen = weights
-        .filter(|proto| !trained.contains(proto.name()))
-        .count();
-    if n_frozen == 0 {
+    let (constants, merged) = (constants(graph, trained), merged(graph, trained));
+    let mut found = vec![];
+    if !constants.is_empty() {
+        let shown = constants.iter().take(SHOWN);
+        let mut names: Vec<String> = shown.map(|proto| proto.name().to_string()).collect();
+        if constants.len() > SHOWN {
+            names.push("..".into());
+        }
+        found.push(format!(
+            "{} of the model's weights are constants and are not trained ({})",
+            constants.len(),
+            names.join(", ")
+        ));
+    }
+    if let Some(name) = merged.keys().next() {
+        let n: usize = merged.values().sum();
+        found.push(format!(
+            "{n} others are merged with equal ones, such as {name}"
+        ));
+    }
+    if found.is_empty() {
         return vec![];
     }
     vec![format!(
-        "{n_frozen} of the model's weights are constants and are not trained; if the file was \
-         exported for inference, export it with model.train() and torch.onnx.export(model, args, \
-         dynamo=True, optimize=False); if they should be trained, give --trainable all or a pattern"
+        "{}; if the file was exported for inference, export it with model.train() and \
+         torch.onnx.export(model, args, dynamo=True, optimize=False); if constants should be \
+         trained, give --trainable all or a pattern",
+        found.join(", and ")
     )]
 }
+
+/// The most names that a note lists.
+const SHOWN: usize = 4;
 
 #[cfg(test)]
 mod tests {

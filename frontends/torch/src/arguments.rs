@@ -87,6 +87,7 @@ impl Arguments for NodeArguments<'_, '_> {
                 lower::Argument::Number(Scalar::Int(self.symbols.named(symbol)?))
             }
             Argument::Ints(items) => lower::Argument::Ints(self.ints(name, items)?),
+            Argument::Floats(list) => lower::Argument::Floats(list.clone()),
             Argument::Bools(list) => lower::Argument::Bools(list.clone()),
             Argument::String(text) => lower::Argument::Text(text.clone()),
             &Argument::ScalarType(number) => {

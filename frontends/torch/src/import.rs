@@ -8,7 +8,7 @@
 use crate::archive::{Archive, json};
 use crate::arguments::NodeArguments;
 use crate::attribution::{self, Place, Roots, Source, Tag, Traced};
-use crate::names::Names;
+use crate::names::{Names, View};
 use crate::ops;
 use crate::regions;
 use crate::schema::{self, Argument, ExportedProgram, InputSpec, Item, OutputSpec, TensorMeta};
@@ -17,7 +17,7 @@ use crate::{Error, Model, Tensor, Unsupported};
 use ir::graph::Output;
 use ir::op::attrs::Cast;
 use ir::{DType, Graph, Id, Op, Phase, State, StateKind, TensorType, Value};
-use lower::{Call, Generator, Outside, Plan};
+use lower::{Call, Generator, Outside, Plan, Ref};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Seek};
 
@@ -79,8 +79,9 @@ pub(crate) fn model<R: Read + Seek>(
 /// Our exporter's addition, for files without weights: the weights that share their storage.
 const JOINT_STEP: &str = "extra/joint_step.json";
 
-const VIEWED: &str = "writes into a tensor that has views; export with .run_decompositions({}), \
-                      which makes new tensors of such writes";
+const VIEWED: &str = "writes into a tensor that shares memory with others in a way that is not \
+                      known; export with .run_decompositions({}), which makes new tensors of such \
+                      writes";
 
 /// Tensors of torch have at most 64 dimensions.
 const MAX_RANK: usize = 64;
@@ -158,7 +159,18 @@ impl<'a> Import<'a> {
         }
     }
 
-    fn lookup(&self, name: &str) -> Result<Value, Error> {
+    fn lookup(&mut self, name: &'a str) -> Result<Value, Error> {
+        let place = Place {
+            phase: Phase::Forward,
+            module: String::new(),
+            is_pure: true,
+        };
+        self.refresh(name, &place)?;
+        self.value(name)
+    }
+
+    /// The value that a name has now.
+    fn value(&self, name: &str) -> Result<Value, Error> {
         self.names
             .values()
             .get(name)
@@ -363,10 +375,11 @@ impl<'a> Import<'a> {
                 None => None,
             });
         }
-        let operands: Result<Vec<Value>, Error> = tensor_names(&node.inputs)
-            .map(|name| self.lookup(name))
-            .collect();
-        let operands = operands?;
+        let mut operands = vec![];
+        for name in tensor_names(&node.inputs) {
+            self.refresh(name, place)?;
+            operands.push(self.value(name)?);
+        }
 
         let whole_call = |e: lower::Error| Error::new("", e.to_string());
         let plan = match self.plan(node, &types) {
@@ -399,19 +412,147 @@ impl<'a> Import<'a> {
                 self.bind(name, value)?;
             }
         }
-        for (argument, value) in added.written {
+        for (argument, mut value) in added.written {
             if let Some(tensor) = tensor_of(node, argument) {
+                if self.is_forward && node.is_detached {
+                    let name = format!("{tensor}.{}.detached", self.graph.values.len());
+                    value = self.detached(value, &name, place)?;
+                }
                 // A call that writes into `self` returns it.
                 let result = names.first().copied().flatten();
                 let result = result.filter(|_| argument == "self");
-                self.names.write(tensor, value, result);
+                self.write(tensor, value, result, place)?;
             }
         }
-        if ops::is_view(&node.target) {
-            let results = names.iter().copied().flatten();
-            self.names.share(tensor_names(&node.inputs).chain(results));
+        self.share(node, names)
+    }
+
+    /// Records that results of a call share memory with its operand.
+    fn share(&mut self, node: &'a schema::Node, names: &[Option<&'a str>]) -> Result<(), Error> {
+        let Some(of) = tensor_of(node, "self").filter(|_| ops::is_view(&node.target)) else {
+            return Ok(());
+        };
+        for (result, &name) in names.iter().enumerate() {
+            let Some(name) = name else { continue };
+            match self.sharing(&node.target, of, name)? {
+                Sharing::View => self.names.share(name, View { of, node, result }),
+                Sharing::Unknown => self.names.blur([of, name]),
+                Sharing::Copy => (),
+            }
         }
         Ok(())
+    }
+
+    /// How the result of an operator for views shares its operand's memory.
+    fn sharing(&mut self, target: &str, of: &str, result: &str) -> Result<Sharing, Error> {
+        let kind = ops::copies_if(target);
+        if kind == ops::Copies::OtherType {
+            let same = self.declared(of)?.dtype() == self.declared(result)?.dtype();
+            return Ok(if same { Sharing::View } else { Sharing::Copy });
+        }
+        if kind == ops::Copies::Never || self.is_contiguous(of)? {
+            return Ok(Sharing::View);
+        }
+        Ok(match kind {
+            ops::Copies::Scattered => Sharing::Copy,
+            _ => Sharing::Unknown,
+        })
+    }
+
+    /// True if a tensor lies in memory in the order of its elements.
+    fn is_contiguous(&mut self, name: &str) -> Result<bool, Error> {
+        let meta = self.program.graph_module.graph.tensor_values.get(name);
+        let meta =
+            meta.ok_or_else(|| Error::new(name, "the file describes no tensor of this name"))?;
+        let mut expected = 1i64;
+        for (size, stride) in meta.sizes.iter().zip(&meta.strides).rev() {
+            let size = self.symbols.size(size).map_err(|e| Error::new(name, e))?;
+            let stride = self.symbols.size(stride).map_err(|e| Error::new(name, e))?;
+            if size != 1 && stride != expected {
+                return Ok(false);
+            }
+            expected = expected.saturating_mul(size);
+        }
+        Ok(true)
+    }
+
+    /// A call wrote into a tensor. The tensors of which it is a part get new values too.
+    fn write(
+        &mut self,
+        tensor: &'a str,
+        value: Value,
+        result: Option<&'a str>,
+        place: &Place,
+    ) -> Result<(), Error> {
+        let n_writes = self.names.write(tensor, value, result);
+        let (mut part, mut value) = (tensor, value);
+        while let Some(view) = self.names.view(part) {
+            let ty = self.graph.values[self.value(view.of)?].ty.clone();
+            let types = [Some(ty)];
+            let plan = {
+                let env = self.names.values();
+                let mut arguments = NodeArguments::new(view.node, env, &mut self.symbols);
+                let call = Call::new(&self.graph, &self.generator, &mut arguments, &types);
+                ops::put_back(&view.node.target, call, Ref::Value(value))
+            };
+            let name = format!("{}.written{n_writes}", view.of);
+            value = self.added(plan, &[Some(name.as_str())], &types, place)?[0];
+            self.names.renew(view.of, value);
+            part = view.of;
+        }
+        Ok(())
+    }
+
+    /// Repeats the calls that made a view and the tensors of which it is a part, if one of them was
+    /// written since.
+    fn refresh(&mut self, name: &'a str, place: &Place) -> Result<(), Error> {
+        let mut stale = vec![];
+        let mut next = name;
+        while let (true, Some(view)) = (self.names.is_stale(next), self.names.view(next)) {
+            stale.push((next, view));
+            next = view.of;
+        }
+        for (name, view) in stale.into_iter().rev() {
+            let ty = self.graph.values[self.value(name)?].ty.clone();
+            let mut types: Vec<Option<TensorType>> =
+                output_names(view.node).map(|_| None).collect();
+            types[view.result] = Some(ty);
+            let again = format!("{name}.{}", self.graph.values.len());
+            let mut names = vec![None; types.len()];
+            names[view.result] = Some(again.as_str());
+            let plan = self.plan(view.node, &types);
+            let mut value = self.added(plan, &names, &types, place)?[view.result];
+            if self.is_forward && ops::is_detached(&view.node.target) {
+                value = self.detached(value, &format!("{again}.detached"), place)?;
+            }
+            self.names.renew(name, value);
+        }
+        Ok(())
+    }
+
+    /// Adds nodes that no call of the file stands for; a result that nothing uses counts as the
+    /// first value.
+    fn added(
+        &mut self,
+        plan: lower::Result<Plan>,
+        names: &[Option<&str>],
+        types: &[Option<TensorType>],
+        place: &Place,
+    ) -> Result<Vec<Value>, Error> {
+        let failed = |e: lower::Error| Error::new("a view after a write", e.to_string());
+        let added = plan.map_err(failed)?.add_to(
+            &mut self.graph,
+            &mut self.generator,
+            names,
+            types,
+            (place.phase, &place.module),
+        );
+        let results = added.map_err(failed)?.results;
+        let none = Value::new(0);
+        Ok(results
+            .into_iter()
+            .map(|value| value.unwrap_or(none))
+            .collect())
     }
 
     /// The same value without its gradient.
@@ -427,14 +568,22 @@ impl<'a> Import<'a> {
         Ok(made[0])
     }
 
-    /// Refuses a call that writes into a tensor with views: the views would change too.
+    /// Refuses a call that writes into a tensor if other tensors would change in a way that is not
+    /// known.
     fn check_written(&self, node: &'a schema::Node, plan: &Plan) -> lower::Result<()> {
-        let mut written = plan.written.iter();
-        let is_alone = |tensor: Option<&'a str>| tensor.is_none_or(|t| self.names.is_alone(t));
-        if written.all(|(argument, _)| is_alone(tensor_of(node, argument))) {
-            return Ok(());
+        for (argument, _) in &plan.written {
+            let Some(tensor) = tensor_of(node, argument) else {
+                continue;
+            };
+            let views = self.names.writable(tensor).ok_or(VIEWED)?;
+            lower::ensure(
+                views
+                    .iter()
+                    .all(|view| ops::is_invertible(&view.node.target)),
+                VIEWED,
+            )?;
         }
-        Err(VIEWED.into())
+        Ok(())
     }
 
     /// Records a call that cannot be expressed.
@@ -498,7 +647,8 @@ impl<'a> Import<'a> {
                     parameter_name,
                 } => {
                     let state = state_of(&paths, parameter_name)?;
-                    self.gradient(state, self.lookup(&arg.name)?)?;
+                    let gradient = self.lookup(&arg.name)?;
+                    self.gradient(state, gradient)?;
                 }
                 OutputSpec::BufferMutation {
                     arg,
@@ -614,6 +764,13 @@ impl<'a> Import<'a> {
             format!("is {expected}, but its {what} is {found}"),
         ))
     }
+}
+
+/// Whether a result shares its operand's memory.
+enum Sharing {
+    View,
+    Copy,
+    Unknown,
 }
 
 /// A graph's inputs, in terms of attribution.

@@ -2,8 +2,8 @@
 //! `wrap_with_set_grad_enabled(enabled, graph, operands..)`.
 //!
 //! Before: a program as read. After: the nodes of such graphs stand in place of the calls, under
-//! names of their own. `detach` gives each result its name, or `alias` if gradients are enabled. So
-//! the importer sees one list of nodes.
+//! names of their own. `detach` gives each result its name, or `alias` if gradients are enabled.
+//! Calls without gradients are marked. So the importer sees one list of nodes.
 
 use crate::schema::{Argument, Graph, Item, Metadata, NamedArgument, Node};
 use std::collections::BTreeMap;
@@ -60,6 +60,7 @@ fn nodes_of(call: &Node, outer: &mut Graph) -> Option<Vec<Node>> {
     }
     let mut nodes = inner.nodes.clone();
     for node in &mut nodes {
+        node.is_detached |= !*enabled;
         let inputs = node.inputs.iter_mut().map(|input| &mut input.arg);
         inputs
             .chain(&mut node.outputs)
@@ -77,6 +78,7 @@ fn nodes_of(call: &Node, outer: &mut Graph) -> Option<Vec<Node>> {
             outputs: vec![Argument::Tensor(result.clone())],
             metadata: Metadata::default(),
             name: None,
+            is_detached: false,
         }
     }));
     Some(nodes)

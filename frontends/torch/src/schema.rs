@@ -71,6 +71,9 @@ pub(crate) struct Node {
     pub(crate) metadata: Metadata,
     #[serde(default)]
     pub(crate) name: Option<String>,
+    /// In `torch.no_grad()`: no gradient passes what the call writes.
+    #[serde(skip)]
+    pub(crate) is_detached: bool,
 }
 
 #[derive(Clone, Debug, Deserialize, Default)]
@@ -191,6 +194,7 @@ pub(crate) enum Argument {
     /// Integers, some of which may be symbolic.
     Ints(Vec<Item>),
     Float(f64),
+    Floats(Vec<f64>),
     Bool(bool),
     Bools(Vec<bool>),
     String(String),
@@ -304,6 +308,11 @@ impl<'de> Deserialize<'de> for Argument {
                         Argument::Ints(list.into_iter().map(SymIntArgument::item).collect())
                     }
                     "as_float" => Argument::Float(map.next_value::<Float>()?.value()?),
+                    "as_floats" => {
+                        let list: Vec<Float> = map.next_value()?;
+                        let list: Result<_, _> = list.into_iter().map(Float::value).collect();
+                        Argument::Floats(list?)
+                    }
                     "as_bool" => Argument::Bool(map.next_value()?),
                     "as_bools" => Argument::Bools(map.next_value()?),
                     "as_string" => Argument::String(map.next_value()?),

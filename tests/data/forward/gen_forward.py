@@ -5,13 +5,19 @@ Usage: gen_forward.py   (torch 2.11.0; writes beside itself)
 `lm.pt2` returns logits: a causal model with tied embeddings, a padding row, attention by
 `scaled_dot_product_attention`, a frozen parameter, and a part without gradients. `cnn.pt2` returns its loss:
 convolutions, a batch norm that writes its running statistics, and a ReLU in place. `edges.pt2` has functions of numbers
-where a formula for them has no derivative. `detached.pt2` detaches a value that depends on its parameters.
+where a formula for them has no derivative. `activations.pt2` has torch's activations at many places, ends and bounds
+among them. `images.pt2` resizes, pads and pools images and rows in many ways. `recurrent.pt2` has recurrent layers. `losses.pt2` adds
+losses, and functions of several tensors.
+`ends.pt2` has functions where their slope is
+infinite or jumps, and its `.safetensors` file their gradients. `writes.pt2` writes into views, at indices and under masks. `detached.pt2` detaches a value that depends on its parameters.
 The `.safetensors` files have the batches (`batch.K.INPUT`), the losses of AdamW with its defaults, one for each step
 (`losses`), and each parameter and buffer after the last step (`after.PATH`).
 """
 
 from __future__ import annotations
 
+import json
+import zipfile
 from pathlib import Path
 
 import torch
@@ -94,6 +100,222 @@ class Edges(nn.Module):
         return (torch.log1p(self.near) * x).sum() + (torch.expm1(self.large) * x).mean().log1p()
 
 
+class Activations(nn.Module):
+    """Each activation of a row of its own."""
+
+    FUNCTIONS = (
+        F.celu,
+        F.elu,
+        lambda x: F.elu(x, 1.7),
+        lambda x: F.glu(x, 0).repeat(2),
+        F.hardshrink,
+        F.hardsigmoid,
+        F.hardswish,
+        F.hardtanh,
+        F.leaky_relu,
+        F.logsigmoid,
+        F.mish,
+        F.relu6,
+        F.selu,
+        F.softplus,
+        lambda x: F.softplus(x, 2.0, 3.0),
+        F.softshrink,
+        F.softsign,
+        F.tanhshrink,
+        lambda x: F.threshold(x, 0.5, -0.25),
+        torch.sinh,
+        torch.cosh,
+        torch.asinh,
+        lambda x: torch.tan(x / 8),
+        lambda x: torch.asin(x / 9),
+        lambda x: torch.acos(x / 9),
+        lambda x: torch.atanh(x / 9),
+    )
+    PLACES = (0.0, 0.5, -0.5, 1.0, -1.0, 3.0, -3.0, 6.0, -6.0, 8.0, -8.0, 0.1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        rows = len(self.FUNCTIONS)
+        self.places = nn.Parameter(torch.tensor(self.PLACES).repeat(rows, 1))
+        self.act = nn.PReLU(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [rows, places]."""
+        rows = [f(row) for f, row in zip(self.FUNCTIONS, self.places.unbind())]
+        loss = (torch.stack(rows) * x).mean()
+        return loss + self.act(x[:2, :3]).sum()
+
+
+class Resized(nn.Module):
+    """Images and rows through padding, pooling, convolutions and other sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.same = nn.Conv2d(3, 4, 4, padding="same", dilation=(1, 2), bias=False)
+        self.up = nn.ConvTranspose2d(4, 8, 3, stride=2, padding=1, output_padding=1, groups=2)
+        self.mirror = nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect")
+        self.row = nn.ConvTranspose1d(3, 4, 3, stride=2)
+        self.reduce = nn.Conv1d(4, 2, 2, padding="valid", padding_mode="zeros")
+        self.weight = nn.Parameter(torch.ones(10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [batch, 3, height, width]."""
+        y = F.instance_norm(self.same(x))
+        y = F.avg_pool2d(y, 3, 2, 1, ceil_mode=True, count_include_pad=False)
+        y = F.pixel_shuffle(self.up(y), 2)
+        y = F.interpolate(y, scale_factor=2.0, mode="nearest")
+        y = F.interpolate(y, size=(9, 13), mode="bilinear", align_corners=False)
+        y = self.mirror(y)
+        y = F.interpolate(y, size=(12, 7), mode="bicubic") + F.interpolate(
+            y, size=(12, 7), mode="bilinear", align_corners=True
+        )
+        y = F.interpolate(y, size=(5, 10), mode="nearest")
+        y = F.adaptive_avg_pool2d(F.pad(y, (1, 2, 0, 1), mode="replicate"), (3, 5))
+        y = F.adaptive_max_pool2d(F.pad(y, (1, 0, 1, 0), mode="circular"), (2, 3))
+        y = self.row(y.flatten(2))
+        y = F.max_pool1d(y, 3, 2, 1) + F.avg_pool1d(y, 3, 2, 1)
+        y = F.interpolate(self.reduce(y), scale_factor=1.5, mode="linear")
+        y = F.rms_norm(F.pad(y, (0, 1)), (10,), self.weight)
+        return (F.adaptive_avg_pool1d(y, 4) ** 2).mean() + F.pixel_unshuffle(x, 2)[0].mean()
+
+
+class Recurrent(nn.Module):
+    """Layers of each kind of cell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4, num_layers=2, bidirectional=True)
+        self.gru = nn.GRU(8, 5, batch_first=True)
+        self.rnn = nn.RNN(5, 3, nonlinearity="relu", bias=False)
+        self.start = nn.Parameter(torch.full((1, 2, 5), 0.1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [time, batch, 3]."""
+        y, (h, c) = self.lstm(x)
+        z, last = self.gru(y.transpose(0, 1), self.start)
+        w, end = self.rnn(z.transpose(0, 1))
+        return (w * w).mean() + h.tanh().mean() + c.sin().mean() + last.mean() + end.mean()
+
+
+class Losses(nn.Module):
+    """Losses, and functions of several tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 6))
+        self.bags = nn.ModuleList(nn.EmbeddingBag(7, 3, mode=mode) for mode in ("sum", "mean"))
+        self.register_buffer("pos", torch.full((6,), 1.5))
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        """x: [5, 4]; ids: [5, 2]; t: [5, 6], from 0 to 1."""
+        y = self.layer(x)
+        classes = ids.sum(1) % 6
+        losses = [
+            F.smooth_l1_loss(y, t, beta=0.5),
+            F.huber_loss(y, t, delta=0.7, reduction="sum"),
+            F.l1_loss(y, t),
+            F.binary_cross_entropy(y.sigmoid(), t),
+            F.binary_cross_entropy_with_logits(y, t, pos_weight=self.pos, reduction="none").sum(),
+            F.kl_div(y.log_softmax(-1), t.softmax(-1), reduction="batchmean"),
+            F.kl_div(y.log_softmax(-1), t.log_softmax(-1), log_target=True),
+            F.soft_margin_loss(y, t - 0.5),
+            F.cross_entropy(y, torch.where(classes == 0, -100, classes), label_smoothing=0.2),
+        ]
+        a, b = self.bags[0](ids), self.bags[1](ids)
+        losses.append(torch.einsum("bi,bj,ij->", a, b, y[:3, :3]))
+        losses.append(F.cosine_similarity(a, b).mean() + (b * (1 - torch.tanh(a).square())).mean())
+        once = F.one_hot(classes, 6).float().repeat_interleave(2, 1).unfold(1, 4, 3).movedim(0, 2)
+        losses.append((once @ y).mean())
+        losses.append(torch.cdist(y, y).mean() + F.triplet_margin_loss(y, t, t.flip(0), swap=True))
+        losses.append(F.normalize(torch.where(classes[:, None] < 3, y, 0.0), dim=-1).square().mean())
+        z = y.index_fill(0, ids[0, :1] % 5, 0.5).index_copy(1, classes[:1], y[:, :1] * 2)
+        losses.append(torch.addmv(y[:, 0], z, y[0]).square().mean())
+        return torch.stack(losses).sum()
+
+
+class Writes(nn.Module):
+    """Writes into views of an activation and of a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("kept", torch.zeros(3, 4))
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        """x: [3, 4]; at: [2]."""
+        y = self.layer(x)
+        row, flat = y[2], y.view(-1)
+        y[:, 0] = 0
+        flat.add_(1.0)
+        y[1:, 2:4] = y[1:, 2:4] * 3
+        y[0, 1].mul_(2)
+        columns = y.transpose(0, 1)
+        columns[2].masked_fill_(columns[2] > 2, -1.0)
+        columns.view(2, 2, 3)[1, 0].sub_(0.25)
+        y.index_put_((at,), row * 0.5, accumulate=True)
+        y[y > 4] = 0.5
+        u = torch.zeros(3, 4)
+        u[:, 1] = y[:, 1]
+        u[at] += y[at]
+        u.T[3].copy_(row.exp()[:3])
+        u.unsqueeze(0)[0, ::2, 1:3].relu_()
+        with torch.no_grad():
+            self.kept[0].lerp_(y[0], 0.5)
+        return (y * u).mean() + (row * flat[:4]).mean() + (self.kept * y).mean()
+
+
+class Ends(nn.Module):
+    """Functions where their slope is infinite, jumps, or is lost in a formula."""
+
+    PLACES = (
+        (torch.asin, (1.0, -1.0, 0.5)),
+        (torch.acos, (1.0, -1.0, 0.5)),
+        (torch.atanh, (1.0, -1.0, 0.5)),
+        (torch.acosh, (1.0, 2.0)),
+        (torch.asinh, (0.0, -2.0)),
+        (F.softplus, (0.0, 60.0, -60.0, 18.0, -18.0)),
+        (F.logsigmoid, (0.0, 60.0, -60.0)),
+        (F.relu6, (0.0, 6.0, 3.0)),
+        (F.hardtanh, (-1.0, 1.0, 0.0)),
+        (F.hardswish, (-3.0, 3.0, 0.0)),
+        (torch.linalg.vector_norm, (0.0, 0.0)),
+        (lambda x: x.norm(), (3.0, -4.0)),
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.ParameterList(torch.tensor(places) for _, places in self.PLACES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [1]."""
+        rows = [f(places).sum() for (f, _), places in zip(self.PLACES, self.places)]
+        return (torch.stack(rows) * x).sum()
+
+
+def write_gradients(name: str, model: nn.Module, x: torch.Tensor) -> None:
+    """Export a model with the gradients of its result (`grad.PATH`)."""
+    here = Path(__file__).parent
+    torch.export.save(torch.export.export(model, (x,)), here / f"{name}.pt2")
+    strip(here / f"{name}.pt2")
+    model(x).backward()
+    gradients = {f"grad.{path}": p.grad for path, p in model.named_parameters() if p.grad is not None}
+    save_file({"x": x, **gradients}, here / f"{name}.safetensors")
+
+
+def strip(path: Path) -> None:
+    """Remove the traces of the stack, which are most of a file."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {part: archive.read(part) for part in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for part, data in parts.items():
+            if part.endswith("/model.json"):
+                program = json.loads(data)
+                for node in program["graph_module"]["graph"]["nodes"]:
+                    node["metadata"] = {}
+                data = json.dumps(program, separators=(",", ":")).encode()
+            archive.writestr(zipfile.ZipInfo(part), data)
+
+
 def write(name: str, model: nn.Module, batches: list[dict[str, torch.Tensor]], n_inputs: int, loss) -> None:
     """Export a model and train it; `loss` computes it from the forward's results and a batch."""
     here = Path(__file__).parent
@@ -128,6 +350,19 @@ def next_word(logits: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Ten
     return F.cross_entropy(logits[:, :-1].reshape(-1, WORDS), batch["labels"][:, 1:].reshape(-1))
 
 
+PARTS = (
+    ("activations", Activations, lambda: {"x": torch.randn(len(Activations.FUNCTIONS), len(Activations.PLACES))}),
+    ("images", Resized, lambda: {"x": torch.randn(2, 3, 8, 6)}),
+    ("recurrent", Recurrent, lambda: {"x": torch.randn(5, 2, 3)}),
+    (
+        "losses",
+        Losses,
+        lambda: {"x": torch.randn(5, 4), "ids": torch.randint(7, (5, 2)), "t": torch.rand(5, 6)},
+    ),
+    ("writes", Writes, lambda: {"x": torch.randn(3, 4), "at": torch.tensor([0, 2])}),
+)
+
+
 def main() -> None:
     """Write all models."""
     torch.manual_seed(1)
@@ -138,6 +373,11 @@ def main() -> None:
     write("cnn", Images(), images, 2, lambda results, _: results[0])
     numbers = [{"x": torch.rand(5) + 0.5} for _ in range(BATCHES)]
     write("edges", Edges(), numbers, 1, lambda result, _: result)
+    for seed, (name, model, batch) in enumerate(PARTS):
+        torch.manual_seed(seed)
+        write(name, model(), [batch() for _ in range(BATCHES)], len(batch()), lambda result, _: result)
+        strip(Path(__file__).with_name(f"{name}.pt2"))
+    write_gradients("ends", Ends(), torch.ones(1))
     torch.export.save(torch.export.export(Detached(), (torch.ones(3, 2),)), Path(__file__).with_name("detached.pt2"))
 
 

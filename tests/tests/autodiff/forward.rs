@@ -1,9 +1,11 @@
 //! Forwards of `torch.export`, without a backward, train to the losses of PyTorch in eager mode.
 
 use ir::Graph;
+use lighterage_tests::evaluate::{self, Tensors};
 use passes::cost::Roofline;
+use passes::graph::autodiff;
 use passes::graph::criterion::{self, Criterion, Loss};
-use passes::graph::optimizer::{HYPER, Optimizer};
+use passes::graph::optimizer::{self, HYPER, Optimizer};
 use passes::pipeline::{self, Kernels, Options};
 use runtime::{Machine, StateInit};
 use safetensors::SafeTensors;
@@ -88,8 +90,14 @@ fn equals_eager(name: &str, criterion: &Criterion) {
         .iter()
         .filter(|name| name.starts_with("after."))
         .count();
-    assert!(n_after >= model.tensors.len());
-    for path in model.tensors.keys() {
+    let constants = model.graph.states.values();
+    let constants: Vec<&str> = constants
+        .filter(|state| state.kind == ir::StateKind::Const)
+        .map(|state| state.path.as_str())
+        .collect();
+    assert!(n_after + constants.len() >= model.tensors.len());
+    let paths = model.tensors.keys();
+    for path in paths.filter(|path| !constants.contains(&path.as_str())) {
         let (found, expected) = (
             machine.read_state(path).unwrap(),
             tensor(&format!("after.{path}")),
@@ -125,6 +133,56 @@ fn a_forward_with_its_loss_trains_as_in_eager_mode() {
 #[test]
 fn functions_have_derivatives_where_their_formulas_have_none() {
     equals_eager("edges", &Criterion::default());
+}
+
+#[test]
+fn activations_have_pytorchs_derivatives() {
+    equals_eager("activations", &Criterion::default());
+}
+
+#[test]
+fn images_in_other_sizes_train_as_in_eager_mode() {
+    equals_eager("images", &Criterion::default());
+}
+
+#[test]
+fn recurrent_layers_train_as_in_eager_mode() {
+    equals_eager("recurrent", &Criterion::default());
+}
+
+#[test]
+fn losses_of_torch_train_as_in_eager_mode() {
+    equals_eager("losses", &Criterion::default());
+}
+
+#[test]
+fn writes_into_views_train_as_in_eager_mode() {
+    equals_eager("writes", &Criterion::default());
+}
+
+/// Where a slope is infinite or jumps, it is PyTorch's.
+#[test]
+fn slopes_at_ends_are_pytorchs() {
+    let mut graph = read("ends").graph;
+    criterion::attach(&mut graph, &Criterion::default()).unwrap();
+    autodiff::run(&mut graph, true).unwrap();
+    optimizer::run(&mut graph, Optimizer::None).unwrap();
+    let bytes = std::fs::read(path("ends.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut states: Tensors = read("ends")
+        .tensors
+        .into_iter()
+        .map(|(path, tensor)| (path, tensor.data))
+        .collect();
+    let inputs = Tensors::from([("x".to_string(), file.tensor("x").unwrap().data().to_vec())]);
+    let found = evaluate::step(&graph, &mut states, &inputs).unwrap();
+    for (name, expected) in file.tensors().into_iter().filter(|(name, _)| name != "x") {
+        let (found, expected) = (floats(&found[&name]), floats(expected.data()));
+        for (a, b) in found.iter().zip(&expected) {
+            let is_close = (a - b).abs() <= 1e-6 * b.abs();
+            assert!(a == b || is_close, "{name}: {found:?}, not {expected:?}");
+        }
+    }
 }
 
 #[test]

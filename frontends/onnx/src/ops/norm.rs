@@ -195,7 +195,7 @@ fn local_response(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let ones = c.full(Scalar::Int(1), c.dtype(x), &[1, 1, size as u64])?;
     let sum = c.step(
         OpKind::Convolution,
-        &super::window::attrs(&[1], &[1], &[0], 1),
+        &lower::convolution_attrs(&[1], &[1], &[0], 1),
         &[rows, ones],
     )?;
     let sum = c.reshape(sum, &[shape[0], inner, channels])?;

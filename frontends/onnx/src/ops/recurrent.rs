@@ -1,100 +1,82 @@
-//! Recurrent cells: their steps one after the other, each a few nodes. So memory plans see the
-//! steps, and a derivative needs no rule of its own.
+//! Recurrent layers, and attention and convolutions with a state.
 
 use super::inputs::{Inputs, Row, flag, op};
 use ir::DType;
 use ir::op::OpKind;
-use lower::{Call, Error, Operand, Range, Ref, Result, Results, Scalar, ensure, one};
+use lower::{
+    Call, Cell, CellWeights, Error, Function, Range, Recurrence, Ref, Result, Results, STEPS,
+    Scalar, ensure, one,
+};
 
 pub(super) const OPS: &[Row] = &[
     op("RNN", |c, x| recurrent(c, x, Cell::Plain)),
     op("GRU", |c, x| {
         let linear_before_reset = flag(c, "linear_before_reset", false)?;
-        recurrent(
-            c,
-            x,
-            Cell::Gated {
-                linear_before_reset,
-            },
-        )
+        let cell = Cell::Gated {
+            gates: [0, 1],
+            linear_before_reset,
+        };
+        recurrent(c, x, cell)
     }),
     op("LSTM", |c, x| {
         let coupled = flag(c, "input_forget", false)?;
-        recurrent(c, x, Cell::Memory { coupled })
+        let cell = Cell::Memory {
+            gates: [0, 1, 2, 3],
+            coupled,
+        };
+        recurrent(c, x, cell)
     }),
     op("LinearAttention", linear_attention),
     op("CausalConvWithState", causal_convolution),
 ];
 
-/// The most steps of a sequence: each becomes nodes.
-const STEPS: u64 = 1 << 12;
-
-#[derive(Clone, Copy, PartialEq)]
-enum Cell {
-    Plain,
-    /// With the reset gate after the product with the state if `linear_before_reset`.
-    Gated {
-        linear_before_reset: bool,
-    },
-    /// Where the input gate is one minus the forget gate if `coupled`.
-    Memory {
-        coupled: bool,
-    },
-}
-
-impl Cell {
-    /// The number of gates, each with rows of the weights.
-    fn gates(self) -> u64 {
-        match self {
-            Cell::Plain => 1,
-            Cell::Gated { .. } => 3,
-            Cell::Memory { .. } => 4,
-        }
-    }
-    /// The names of its functions, unless an attribute names others.
-    fn functions(self) -> &'static [&'static str] {
-        match self {
-            Cell::Plain => &["Tanh"],
-            Cell::Gated { .. } => &["Sigmoid", "Tanh"],
-            Cell::Memory { .. } => &["Sigmoid", "Tanh", "Tanh"],
-        }
+/// The names of a cell's functions, unless an attribute names others.
+fn usual_functions(cell: Cell) -> &'static [&'static str] {
+    match cell {
+        Cell::Plain => &["Tanh"],
+        Cell::Gated { .. } => &["Sigmoid", "Tanh"],
+        Cell::Memory { .. } => &["Sigmoid", "Tanh", "Tanh"],
     }
 }
 
-/// What all directions share.
-struct Layer {
-    cell: Cell,
-    /// The functions of all directions.
-    functions: Vec<String>,
-    clip: Option<f64>,
-    /// The length of each sequence, `i64[batch, 1]`.
-    lengths: Option<Ref>,
-    n_steps: u64,
-    batch: u64,
-    hidden: u64,
-    dtype: DType,
+fn function(name: &str) -> Result<Function> {
+    match name.to_ascii_lowercase().as_str() {
+        "tanh" => Ok(Function::Tanh),
+        "sigmoid" => Ok(Function::Sigmoid),
+        "relu" => Ok(Function::Relu),
+        "hardsigmoid" => Ok(Function::HardSigmoid),
+        other => Err(Error::from(format!("no activation {other}"))),
+    }
 }
 
-/// The weights of one direction, and the state before its first step.
-struct Direction<'l> {
-    layer: &'l Layer,
-    functions: &'l [String],
-    /// `x w` with the biases that do not depend on the state, for all steps.
-    given: Ref,
-    recurrence: Ref,
-    /// The bias of the candidate's product with the state, if the reset gate comes after it.
-    late_bias: Option<Ref>,
-    peepholes: Option<Ref>,
+/// The functions of each direction.
+fn functions(c: &mut Call<'_>, cell: Cell, n_directions: usize) -> Result<Vec<Vec<Function>>> {
+    let usual = usual_functions(cell);
+    let mut names = c.texts_or("activations", usual)?;
+    if names.len() == usual.len() {
+        names = [&names[..]].repeat(n_directions).concat();
+    }
+    ensure(
+        names.len() == usual.len() * n_directions,
+        "has another number of activations",
+    )?;
+    let of_direction = |names: &[String]| {
+        names
+            .iter()
+            .map(|name| function(name))
+            .collect::<Result<_>>()
+    };
+    names.chunks(usual.len()).map(of_direction).collect()
 }
 
 fn recurrent(c: &mut Call<'_>, inputs: &Inputs<'_>, cell: Cell) -> Result<Results> {
     let by_batch = flag(c, "layout", false)?;
     c.ignore(&["hidden_size"]);
     let direction = c.string_or("direction", "forward")?;
-    let (n_directions, mut is_reversed) = match direction.as_str() {
-        "forward" => (1, vec![false]),
-        "reverse" => (1, vec![true]),
-        "bidirectional" => (2, vec![false, true]),
+    let reversed: &[bool] = match direction.as_str() {
+        "forward" => &[false],
+        "reverse" => &[true],
+        "bidirectional" => &[false, true],
         other => return Err(format!("no direction {other}").into()),
     };
     let mut x = inputs.at(c, 0)?;
@@ -102,38 +84,21 @@ fn recurrent(c: &mut Call<'_>, inputs: &Inputs<'_>, cell: Cell) -> Result<Result
         x = c.permute(x, &[1, 0, 2])?;
     }
     let (w, r) = (inputs.at(c, 1)?, inputs.at(c, 2)?);
-    let (&[n_steps, batch, _], &[n, _, hidden]) = (&c.shape_of(x)[..], &c.shape_of(r)[..]) else {
+    let (&[_, batch, _], &[n, _, hidden]) = (&c.shape_of(x)[..], &c.shape_of(r)[..]) else {
         return Err("the operands do not have three dimensions".into());
     };
-    ensure(n == n_directions, "the weights have other directions")?;
-    ensure(n_steps <= STEPS, "has more than 4096 steps")?;
-    let clip = c.opt_scalar("clip")?.map(Scalar::float);
-    let mut functions = c.texts_or("activations", cell.functions())?;
-    if functions.len() == cell.functions().len() {
-        functions = [&functions[..]].repeat(n_directions as usize).concat();
-    }
-    let n_functions = cell.functions().len() * n_directions as usize;
     ensure(
-        functions.len() == n_functions,
-        "has another number of activations",
+        n == reversed.len() as u64,
+        "the weights have other directions",
     )?;
+    let clip = c.opt_scalar("clip")?.map(Scalar::float);
+    let functions = functions(c, cell, reversed.len())?;
     let lengths = match inputs.opt(c, 4)? {
         Some(lengths) => {
             let lengths = c.cast(lengths, DType::I64)?;
             Some(c.reshape(lengths, &[batch, 1])?)
         }
         None => None,
-    };
-    let dtype = c.dtype(x);
-    let layer = Layer {
-        cell,
-        functions,
-        clip,
-        lengths,
-        n_steps,
-        batch,
-        hidden,
-        dtype,
     };
     let bias = inputs.opt(c, 3)?;
     let is_memory = matches!(cell, Cell::Memory { .. });
@@ -143,28 +108,41 @@ fn recurrent(c: &mut Call<'_>, inputs: &Inputs<'_>, cell: Cell) -> Result<Result
     };
     let states = [inputs.opt(c, 5)?, memory];
     let (mut rows, mut last) = (vec![], [vec![], vec![]]);
-    for (i, is_reversed) in is_reversed.drain(..).enumerate() {
-        let part = |c: &mut Call<'_>, x: Option<Ref>| match x {
-            Some(x) => c.select(x, 0, i as i64).map(Some),
-            None => Ok(None),
+    for (i, (functions, &is_reversed)) in functions.into_iter().zip(reversed).enumerate() {
+        let at = i as i64;
+        let mut weights = CellWeights {
+            input: c.select(w, 0, at)?,
+            state: c.select(r, 0, at)?,
+            biases: None,
+            peepholes: part(c, peepholes, at)?,
         };
-        let weights = [c.select(w, 0, i as i64)?, c.select(r, 0, i as i64)?];
-        let (bias, peepholes) = (part(c, bias)?, part(c, peepholes)?);
-        let direction = layer.direction(c, x, weights, [bias, peepholes], i)?;
+        if let Some(bias) = part(c, bias, at)? {
+            let n = (cell.gates() * hidden) as i64;
+            let of_input = c.slice(bias, 0, Range::new(0, n))?;
+            weights.biases = Some([of_input, c.slice(bias, 0, Range::new(n, 2 * n))?]);
+        }
         let mut before = [None, None];
         for (before, state) in before.iter_mut().zip(states) {
             *before = match state {
-                Some(state) if by_batch => Some(c.select(state, 1, i as i64)?),
-                state => part(c, state)?,
+                Some(state) if by_batch => Some(c.select(state, 1, at)?),
+                state => part(c, state, at)?,
             };
         }
-        let (row, after) = direction.run(c, before, is_reversed)?;
-        rows.push(row);
+        let recurrence = Recurrence {
+            cell,
+            functions,
+            clip,
+            lengths,
+            is_reversed,
+        };
+        let (steps, after) = c.recurrence(x, weights, &recurrence, before)?;
+        let dtype = c.dtype(x);
+        rows.push(c.stack(steps, 0, dtype)?);
         for (last, after) in last.iter_mut().zip(after) {
             last.push(after);
         }
     }
-    let side = usize::from(by_batch);
+    let (side, dtype) = (usize::from(by_batch), c.dtype(x));
     let y = c.stack(rows, 1, dtype)?;
     let y = if by_batch {
         c.permute(y, &[2, 0, 1, 3])?
@@ -178,206 +156,11 @@ fn recurrent(c: &mut Call<'_>, inputs: &Inputs<'_>, cell: Cell) -> Result<Result
     lower::all(results)
 }
 
-impl Layer {
-    fn direction<'l>(
-        &'l self,
-        c: &mut Call<'_>,
-        x: Ref,
-        [w, recurrence]: [Ref; 2],
-        [bias, peepholes]: [Option<Ref>; 2],
-        i: usize,
-    ) -> Result<Direction<'l>> {
-        let rows = (self.cell.gates() * self.hidden) as i64;
-        let (mut early, mut late_bias) = (None, None);
-        if let Some(bias) = bias {
-            let of_input = c.slice(bias, 0, Range::new(0, rows))?;
-            let mut of_state = c.slice(bias, 0, Range::new(rows, 2 * rows))?;
-            let late = Cell::Gated {
-                linear_before_reset: true,
-            };
-            if self.cell == late {
-                let start = rows - self.hidden as i64;
-                late_bias = Some(c.slice(of_state, 0, Range::new(start, rows))?);
-                let gates = c.slice(of_state, 0, Range::new(0, start))?;
-                of_state = c.pad(gates, &[0, self.hidden as i64], Scalar::Int(0))?;
-            }
-            early = Some(c.step(OpKind::Add, &[], &[of_input, of_state])?);
-        }
-        let n = self.functions.len() / self.cell.functions().len().max(1);
-        let n = self.functions.len() / n.max(1);
-        Ok(Direction {
-            layer: self,
-            functions: &self.functions[i * n..(i + 1) * n],
-            given: c.linear(x, w, early)?,
-            recurrence,
-            late_bias,
-            peepholes,
-        })
-    }
-
-    /// A number of rows of the state's size.
-    fn zeros(&self, c: &mut Call<'_>) -> Result<Ref> {
-        c.full(Scalar::Int(0), self.dtype, &[self.batch, self.hidden])
-    }
-}
-
-/// A part of the last dimension that belongs to gates `from..to`.
-fn gates(c: &mut Call<'_>, x: Ref, hidden: u64, from: i64, to: i64) -> Result<Ref> {
-    let last = c.rank(x) - 1;
-    let hidden = hidden as i64;
-    c.slice(x, last, Range::new(from * hidden, to * hidden))
-}
-
-impl Direction<'_> {
-    /// All steps: the results of each, and the states after the last.
-    fn run(
-        &self,
-        c: &mut Call<'_>,
-        before: [Option<Ref>; 2],
-        is_reversed: bool,
-    ) -> Result<(Ref, [Ref; 2])> {
-        let layer = self.layer;
-        let zeros = layer.zeros(c)?;
-        let mut state = before.map(|state| state.unwrap_or(zeros));
-        let mut rows = vec![];
-        for i in 0..layer.n_steps as i64 {
-            let at = if is_reversed {
-                layer.n_steps as i64 - 1 - i
-            } else {
-                i
-            };
-            let given = c.select(self.given, 0, at)?;
-            let after = match layer.cell {
-                Cell::Plain => [self.plain(c, given, state[0])?, state[1]],
-                Cell::Gated {
-                    linear_before_reset,
-                } => {
-                    let h = self.gated(c, given, state[0], linear_before_reset)?;
-                    [h, state[1]]
-                }
-                Cell::Memory { coupled } => self.memory(c, given, state, coupled)?,
-            };
-            // Beyond the end of a sequence the state stays, and results are zeros.
-            let Some(lengths) = layer.lengths else {
-                state = after;
-                rows.push(state[0]);
-                continue;
-            };
-            let goes_on = c.scalar_step(OpKind::GtScalar, lengths, Scalar::Int(at))?;
-            rows.push(c.step(OpKind::Where, &[], &[goes_on, after[0], zeros])?);
-            for (state, after) in state.iter_mut().zip(after) {
-                *state = c.step(OpKind::Where, &[], &[goes_on, after, *state])?;
-            }
-        }
-        if is_reversed {
-            rows.reverse();
-        }
-        ensure(!rows.is_empty(), "has no steps")?;
-        Ok((c.stack(rows, 0, layer.dtype)?, state))
-    }
-
-    /// Function `i` of the cell.
-    fn function(&self, c: &mut Call<'_>, i: usize, x: Ref) -> Result<Ref> {
-        let mut x = x;
-        if let Some(clip) = self.layer.clip {
-            let (low, high) = (Scalar::Float(-clip), Scalar::Float(clip));
-            x = c.clamp(x, Some(low), Some(high), self.layer.dtype)?;
-        }
-        match self.functions[i].to_ascii_lowercase().as_str() {
-            "tanh" => c.map(OpKind::Tanh, x),
-            "sigmoid" => c.map(OpKind::Sigmoid, x),
-            "relu" => c.map(OpKind::Relu, x),
-            "hardsigmoid" => super::unary::hard_sigmoid(c, x, 0.2, 0.5),
-            other => Err(Error::from(format!("no activation {other}"))),
-        }
-    }
-
-    /// The state times the rows of the recurrence that belong to gates `from..to`.
-    fn product(&self, c: &mut Call<'_>, state: Ref, from: i64, to: i64) -> Result<Ref> {
-        let hidden = self.layer.hidden as i64;
-        let rows = Range::new(from * hidden, to * hidden);
-        let rows = c.slice(self.recurrence, 0, rows)?;
-        c.linear(state, rows, None)
-    }
-
-    /// `f(x w + h r + b)`
-    fn plain(&self, c: &mut Call<'_>, given: Ref, state: Ref) -> Result<Ref> {
-        let kept = self.product(c, state, 0, 1)?;
-        let sum = c.step(OpKind::Add, &[], &[given, kept])?;
-        self.function(c, 0, sum)
-    }
-
-    /// Gates z (update), r (reset) and h (candidate).
-    fn gated(&self, c: &mut Call<'_>, given: Ref, state: Ref, is_late: bool) -> Result<Ref> {
-        let hidden = self.layer.hidden;
-        let kept = self.product(c, state, 0, 2)?;
-        let both = gates(c, given, hidden, 0, 2)?;
-        let both = c.step(OpKind::Add, &[], &[both, kept])?;
-        let (z, r) = (gates(c, both, hidden, 0, 1)?, gates(c, both, hidden, 1, 2)?);
-        let (z, r) = (self.function(c, 0, z)?, self.function(c, 0, r)?);
-        let kept = if is_late {
-            let mut kept = self.product(c, state, 2, 3)?;
-            if let Some(bias) = self.late_bias {
-                kept = c.step(OpKind::Add, &[], &[kept, bias])?;
-            }
-            c.step(OpKind::Mul, &[], &[r, kept])?
-        } else {
-            let state = c.step(OpKind::Mul, &[], &[r, state])?;
-            self.product(c, state, 2, 3)?
-        };
-        let candidate = gates(c, given, hidden, 2, 3)?;
-        let candidate = c.step(OpKind::Add, &[], &[candidate, kept])?;
-        let candidate = self.function(c, 1, candidate)?;
-        // (1 - z) candidate + z state
-        c.lerp(candidate, state, Operand::Tensor(z), self.layer.dtype)
-    }
-
-    /// Gates i (input), o (output), f (forget) and c (candidate); the states are the result and
-    /// the memory.
-    fn memory(
-        &self,
-        c: &mut Call<'_>,
-        given: Ref,
-        [state, memory]: [Ref; 2],
-        is_coupled: bool,
-    ) -> Result<[Ref; 2]> {
-        let hidden = self.layer.hidden;
-        let kept = self.product(c, state, 0, 4)?;
-        let all = c.step(OpKind::Add, &[], &[given, kept])?;
-        let gate = |c: &mut Call<'_>, i: i64, hole: Option<(i64, Ref)>| {
-            let x = gates(c, all, hidden, i, i + 1)?;
-            match (hole, self.peepholes) {
-                (Some((hole, memory)), Some(peepholes)) => {
-                    let peephole = gates(c, peepholes, hidden, hole, hole + 1)?;
-                    let seen = c.step(OpKind::Mul, &[], &[memory, peephole])?;
-                    c.step(OpKind::Add, &[], &[x, seen])
-                }
-                _ => Ok(x),
-            }
-        };
-        let forget = gate(c, 2, Some((2, memory)))?;
-        let forget = self.function(c, 0, forget)?;
-        let input = if is_coupled {
-            c.scalar_step(OpKind::RsubScalar, forget, Scalar::Int(1))?
-        } else {
-            let input = gate(c, 0, Some((0, memory)))?;
-            self.function(c, 0, input)?
-        };
-        let candidate = gate(c, 3, None)?;
-        let candidate = self.function(c, 1, candidate)?;
-        let old = c.step(OpKind::Mul, &[], &[forget, memory])?;
-        let new = c.step(OpKind::Mul, &[], &[input, candidate])?;
-        let memory = c.step(OpKind::Add, &[], &[old, new])?;
-        let output = gate(c, 1, Some((1, memory)))?;
-        let output = self.function(c, 0, output)?;
-        let shown = self.shown(c, memory)?;
-        let state = c.step(OpKind::Mul, &[], &[output, shown])?;
-        Ok([state, memory])
-    }
-
-    /// The last function, which is not clipped.
-    fn shown(&self, c: &mut Call<'_>, memory: Ref) -> Result<Ref> {
-        self.function(c, 2, memory)
+/// The part of an operand that belongs to one direction.
+fn part(c: &mut Call<'_>, x: Option<Ref>, at: i64) -> Result<Option<Ref>> {
+    match x {
+        Some(x) => c.select(x, 0, at).map(Some),
+        None => Ok(None),
     }
 }
 
@@ -514,7 +297,7 @@ fn causal_convolution(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> 
         None => c.full(Scalar::Int(0), c.dtype(x), &[batch, channels, n - 1])?,
     };
     let whole = c.cat(&[past, x], 2)?;
-    let attrs = super::window::attrs(&[1], &[1], &[0], channels as i64);
+    let attrs = lower::convolution_attrs(&[1], &[1], &[0], channels as i64);
     let bias = inputs.opt(c, 2)?;
     let operands: Vec<Ref> = [whole, w].into_iter().chain(bias).collect();
     let mut y = c.step(OpKind::Convolution, &attrs, &operands)?;

@@ -198,20 +198,8 @@ fn cubic(c: &mut Call<'_>, x: Ref) -> Result<Vec<Ref>> {
     let near = [A + 2.0, -(A + 3.0), 0.0, 1.0];
     let list = [(outer, far), (x, near), (rest, near), (last, far)];
     list.into_iter()
-        .map(|(x, factors)| polynomial(c, x, factors))
+        .map(|(x, factors)| c.cubic_polynomial(x, factors))
         .collect()
-}
-
-/// A polynomial of degree three, from the highest factor to the lowest.
-pub(super) fn polynomial(c: &mut Call<'_>, x: Ref, factors: [f64; 4]) -> Result<Ref> {
-    let mut y = c.scalar_step(OpKind::MulScalar, x, number(factors[0]))?;
-    for (i, factor) in factors.into_iter().enumerate().skip(1) {
-        y = c.scalar_step(OpKind::AddScalar, y, number(factor))?;
-        if i < 3 {
-            y = c.step(OpKind::Mul, &[], &[y, x])?;
-        }
-    }
-    Ok(y)
 }
 
 /// The places of all elements of images of this size, moved by a matrix for each image.

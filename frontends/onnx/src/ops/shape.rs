@@ -3,7 +3,9 @@
 use super::inputs::{Inputs, Row, flag, op, op_with, wrap_all};
 use crate::tensor::Numbers;
 use ir::DType;
-use lower::{Call, Error, Range, Ref, Result, Results, Scalar, all, count, ensure, one, wrap};
+use lower::{
+    Border, Call, Error, Range, Ref, Result, Results, Scalar, all, count, ensure, one, wrap,
+};
 
 pub(super) const OPS: &[Row] = &[
     op_with("Reshape", &[1], reshape),
@@ -241,66 +243,18 @@ fn pad(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
         return one(c.pad(x, &innermost, value)?);
     }
     for (axis, (before, after)) in pads.into_iter().enumerate() {
-        x = mirrored(c, x, axis, (before, after), &mode)?;
+        x = c.pad_with_itself(x, axis, (before, after), border(&mode)?)?;
     }
     one(x)
 }
 
-/// `x` with its own elements around it along a dimension. A negative number cuts.
-fn mirrored(
-    c: &mut Call<'_>,
-    x: Ref,
-    axis: usize,
-    (before, after): (i64, i64),
-    mode: &str,
-) -> Result<Ref> {
-    let size = c.shape_of(x)[axis] as i64;
-    let (start, end) = ((-before).max(0), size - (-after).max(0));
-    ensure(start <= end, "cuts more than the tensor has")?;
-    let x = c.slice(x, axis, Range::new(start, end))?;
-    let (before, after) = (before.max(0), after.max(0));
-    if before == 0 && after == 0 {
-        return Ok(x);
+fn border(mode: &str) -> Result<Border> {
+    match mode {
+        "edge" => Ok(Border::Edge),
+        "reflect" => Ok(Border::Reflect),
+        "wrap" => Ok(Border::Wrap),
+        other => Err(format!("no padding {other}").into()),
     }
-    let size = c.shape_of(x)[axis] as i64;
-    ensure(size > 0, "there is nothing to repeat")?;
-    let (head, tail) = match mode {
-        "edge" => {
-            let mut parts = vec![];
-            for (at, n) in [(0, before), (size - 1, after)] {
-                let edge = c.slice(x, axis, Range::new(at, at + 1))?;
-                let mut shape = c.shape_of(x);
-                shape[axis] = n as u64;
-                parts.push(c.expand(edge, &shape)?);
-            }
-            (parts[0], parts[1])
-        }
-        "reflect" => {
-            ensure(
-                before < size && after < size,
-                "reflects more than the tensor has",
-            )?;
-            let head = c.slice(x, axis, Range::new(1, before + 1))?;
-            let tail = c.slice(x, axis, Range::new(size - 1 - after, size - 1))?;
-            (c.flip(head, &[axis])?, c.flip(tail, &[axis])?)
-        }
-        "wrap" => {
-            ensure(
-                before <= size && after <= size,
-                "wraps more than the tensor has",
-            )?;
-            let head = c.slice(x, axis, Range::new(size - before, size))?;
-            (head, c.slice(x, axis, Range::new(0, after))?)
-        }
-        other => return Err(format!("no padding {other}").into()),
-    };
-    let parts = [(before, head), (size, x), (after, tail)];
-    let parts: Vec<Ref> = parts
-        .into_iter()
-        .filter(|(n, _)| *n > 0)
-        .map(|(_, x)| x)
-        .collect();
-    c.cat(&parts, axis)
 }
 
 fn constant_of_shape(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
@@ -328,46 +282,21 @@ fn range(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
 
 // --- blocks of images ---
 
-/// Images of any rank 4 tensor: N, C, H, W, and the size of a block.
-fn blocks(c: &mut Call<'_>, x: Ref) -> Result<([u64; 4], u64)> {
-    let block = size(c.int("blocksize")?)?;
-    let shape = <[u64; 4]>::try_from(c.shape_of(x));
-    let shape = shape.map_err(|_| Error::from("is no batch of images"))?;
-    ensure(block > 0, "a block has no elements")?;
-    Ok((shape, block))
+fn block(c: &mut Call<'_>) -> Result<(u64, bool)> {
+    let rows_first = c.string_or("mode", "DCR")? == "DCR";
+    Ok((size(c.int("blocksize")?)?, rows_first))
 }
 
 fn depth_to_space(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
-    let rows_first = c.string_or("mode", "DCR")? == "DCR";
+    let (block, rows_first) = block(c)?;
     let x = inputs.at(c, 0)?;
-    let ([n, channels, h, w], b) = blocks(c, x)?;
-    let area = b.checked_mul(b).ok_or("too large")?;
-    ensure(channels.is_multiple_of(area), "the channels are no blocks")?;
-    let depth = channels / area;
-    let (shape, order) = if rows_first {
-        ([n, b, b, depth, h, w], [0, 3, 4, 1, 5, 2])
-    } else {
-        ([n, depth, b, b, h, w], [0, 1, 4, 2, 5, 3])
-    };
-    let x = c.reshape(x, &shape)?;
-    let x = c.permute(x, &order)?;
-    one(c.reshape(x, &[n, depth, count(&[h, b])?, count(&[w, b])?])?)
+    one(c.depth_to_space(x, block, rows_first)?)
 }
 
 fn space_to_depth(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
-    let rows_first = c.string_or("mode", "DCR")? == "DCR";
+    let (block, rows_first) = block(c)?;
     let x = inputs.at(c, 0)?;
-    let ([n, channels, h, w], b) = blocks(c, x)?;
-    let fits = h.is_multiple_of(b) && w.is_multiple_of(b);
-    ensure(fits, "the images are no blocks")?;
-    let x = c.reshape(x, &[n, channels, h / b, b, w / b, b])?;
-    let order = if rows_first {
-        [0, 3, 5, 1, 2, 4]
-    } else {
-        [0, 1, 3, 5, 2, 4]
-    };
-    let x = c.permute(x, &order)?;
-    one(c.reshape(x, &[n, count(&[channels, b, b])?, h / b, w / b])?)
+    one(c.space_to_depth(x, block, rows_first)?)
 }
 
 /// Cuts or pads dimensions around their middle.

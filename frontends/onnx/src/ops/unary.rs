@@ -33,8 +33,15 @@ pub(super) const OPS: &[Row] = &[
     op("Ceil", |c, x| rounded(c, x, Rounding::Ceil)),
     op("Round", round),
     op("LeakyRelu", leaky_relu),
-    op("PRelu", prelu),
-    op("ThresholdedRelu", thresholded_relu),
+    op("PRelu", |c, x| {
+        let (x, slope) = (x.at(c, 0)?, x.at(c, 1)?);
+        one(c.parametric_leaky(x, slope)?)
+    }),
+    op("ThresholdedRelu", |c, x| {
+        let alpha = c.float_or("alpha", 1.0)?;
+        let x = x.at(c, 0)?;
+        one(c.above(x, float(alpha), Scalar::Int(0))?)
+    }),
     op("Elu", |c, x| {
         let alpha = c.float_or("alpha", 1.0)?;
         exponential(c, x, [1.0, alpha, 1.0])
@@ -48,45 +55,50 @@ pub(super) const OPS: &[Row] = &[
         let alpha = c.float_or("alpha", 1.0)?;
         exponential(c, x, [1.0, alpha, alpha])
     }),
-    op("Softplus", |c, x| {
-        let x = x.at(c, 0)?;
-        one(softplus(c, x)?)
-    }),
-    op("Softsign", softsign),
+    op("Softplus", |c, x| composed(c, x, Call::softplus)),
+    op("Softsign", |c, x| composed(c, x, Call::softsign)),
     op("HardSigmoid", |c, x| {
         let (alpha, beta) = (c.float_or("alpha", 0.2)?, c.float_or("beta", 0.5)?);
         let x = x.at(c, 0)?;
-        one(hard_sigmoid(c, x, alpha, beta)?)
+        one(c.hard_sigmoid(x, alpha, beta)?)
     }),
-    op("HardSwish", |c, x| {
+    op("HardSwish", |c, x| composed(c, x, Call::hard_swish)),
+    op("Mish", |c, x| composed(c, x, Call::mish)),
+    op("Swish", |c, x| {
+        let alpha = c.float_or("alpha", 1.0)?;
         let x = x.at(c, 0)?;
-        let gate = hard_sigmoid(c, x, 1.0 / 6.0, 0.5)?;
-        one(c.step(OpKind::Mul, &[], &[x, gate])?)
+        one(c.swish(x, alpha)?)
     }),
-    op("Mish", mish),
-    op("Swish", swish),
     op("SwiGLU", swiglu),
-    op("Shrink", shrink),
-    op("Sinh", |c, x| hyperbolic(c, x, OpKind::Sub)),
-    op("Cosh", |c, x| hyperbolic(c, x, OpKind::Add)),
-    op("Tan", tan),
+    op("Shrink", |c, x| {
+        let (bias, lambda) = (c.float_or("bias", 0.0)?, c.float_or("lambd", 0.5)?);
+        let x = x.at(c, 0)?;
+        one(c.shrink(x, bias, lambda)?)
+    }),
+    op("Sinh", |c, x| composed(c, x, Call::sinh)),
+    op("Cosh", |c, x| composed(c, x, Call::cosh)),
+    op("Tan", |c, x| composed(c, x, Call::tan)),
     op("Atan", |c, x| function(c, x, OpKind::Atan)),
-    op("Asin", |c, x| {
-        let x = x.at(c, 0)?;
-        one(c.asin(x)?)
-    }),
-    op("Acos", |c, x| {
-        let x = x.at(c, 0)?;
-        one(c.acos(x)?)
-    }),
-    op("Asinh", asinh),
-    op("Acosh", acosh),
-    op("Atanh", atanh),
+    op("Asin", |c, x| composed(c, x, Call::asin)),
+    op("Acos", |c, x| composed(c, x, Call::acos)),
+    op("Asinh", |c, x| composed(c, x, Call::asinh)),
+    op("Acosh", |c, x| composed(c, x, Call::acosh)),
+    op("Atanh", |c, x| composed(c, x, Call::atanh)),
 ];
 
 fn function(c: &mut Call<'_>, inputs: &Inputs<'_>, op: OpKind) -> Result<Results> {
     let x = inputs.at(c, 0)?;
     one(c.map(op, x)?)
+}
+
+/// A function that is a composition of ops.
+fn composed<'a>(
+    c: &mut Call<'a>,
+    inputs: &Inputs<'_>,
+    function: fn(&mut Call<'a>, Ref) -> Result<Ref>,
+) -> Result<Results> {
+    let x = inputs.at(c, 0)?;
+    one(function(c, x)?)
 }
 
 fn float(x: f64) -> Scalar {
@@ -191,160 +203,16 @@ fn leaky_relu(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     one(c.leaky(x, x, float(slope))?)
 }
 
-fn prelu(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
-    let (x, slope) = (inputs.at(c, 0)?, inputs.at(c, 1)?);
-    let low = c.step(OpKind::Mul, &[], &[x, slope])?;
-    let negative = c.scalar_step(OpKind::LtScalar, x, Scalar::Int(0))?;
-    one(c.step(OpKind::Where, &[], &[negative, low, x])?)
-}
-
-fn thresholded_relu(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
-    let alpha = c.float_or("alpha", 1.0)?;
-    let x = inputs.at(c, 0)?;
-    let kept = c.scalar_step(OpKind::GtScalar, x, float(alpha))?;
-    one(c.masked(kept, x)?)
-}
-
 /// `high x` for positive x, else `low (exp(x / scale) - 1)`.
-fn exponential(
-    c: &mut Call<'_>,
-    inputs: &Inputs<'_>,
-    [high, low, scale]: [f64; 3],
-) -> Result<Results> {
+fn exponential(c: &mut Call<'_>, inputs: &Inputs<'_>, factors: [f64; 3]) -> Result<Results> {
     let x = inputs.at(c, 0)?;
-    let times = |c: &mut Call<'_>, x: Ref, factor: f64| match factor {
-        1.0 => Ok(x),
-        _ => c.scalar_step(OpKind::MulScalar, x, float(factor)),
-    };
-    // The exponential of a large number would be infinite, and so would be its gradient times 0.
-    let below = c.clamp(x, None, Some(Scalar::Int(0)), c.dtype(x))?;
-    let below = if scale == 1.0 {
-        below
-    } else {
-        c.scalar_step(OpKind::DivScalar, below, float(scale))?
-    };
-    let below = c.expm1(below)?;
-    let below = times(c, below, low)?;
-    let above = times(c, x, high)?;
-    let positive = c.scalar_step(OpKind::GtScalar, x, Scalar::Int(0))?;
-    one(c.step(OpKind::Where, &[], &[positive, above, below])?)
-}
-
-/// `log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|))`
-fn softplus(c: &mut Call<'_>, x: Ref) -> Result<Ref> {
-    let size = c.map(OpKind::Abs, x)?;
-    let small = c.map(OpKind::Neg, size)?;
-    let small = c.map(OpKind::Exp, small)?;
-    let small = c.log1p(small)?;
-    // Of two equal numbers each has half of the derivative: at 0 it is that of a sigmoid.
-    let zero = c.full(Scalar::Int(0), c.dtype(x), &[])?;
-    let large = c.step(OpKind::Maximum, &[], &[x, zero])?;
-    c.step(OpKind::Add, &[], &[large, small])
-}
-
-fn softsign(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
-    let x = inputs.at(c, 0)?;
-    let size = c.map(OpKind::Abs, x)?;
-    let size = c.scalar_step(OpKind::AddScalar, size, Scalar::Int(1))?;
-    one(c.step(OpKind::Div, &[], &[x, size])?)
-}
-
-pub(super) fn hard_sigmoid(c: &mut Call<'_>, x: Ref, alpha: f64, beta: f64) -> Result<Ref> {
-    let y = c.scalar_step(OpKind::MulScalar, x, float(alpha))?;
-    let y = c.scalar_step(OpKind::AddScalar, y, float(beta))?;
-    let dtype = c.dtype(x);
-    c.clamp(y, Some(Scalar::Int(0)), Some(Scalar::Int(1)), dtype)
-}
-
-fn mish(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
-    let x = inputs.at(c, 0)?;
-    let y = softplus(c, x)?;
-    let y = c.map(OpKind::Tanh, y)?;
-    one(c.step(OpKind::Mul, &[], &[x, y])?)
-}
-
-/// `x sigmoid(alpha x)`
-fn swished(c: &mut Call<'_>, x: Ref, alpha: f64) -> Result<Ref> {
-    if alpha == 1.0 {
-        return c.map(OpKind::Silu, x);
-    }
-    let y = c.scalar_step(OpKind::MulScalar, x, float(alpha))?;
-    let y = c.map(OpKind::Sigmoid, y)?;
-    c.step(OpKind::Mul, &[], &[x, y])
-}
-
-fn swish(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
-    let alpha = c.float_or("alpha", 1.0)?;
-    let x = inputs.at(c, 0)?;
-    one(swished(c, x, alpha)?)
+    one(c.exponential_unit(x, factors)?)
 }
 
 /// The swish of the gate, times the value.
 fn swiglu(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let alpha = c.float_or("alpha", 1.0)?;
     let (gate, value) = (inputs.at(c, 0)?, inputs.at(c, 1)?);
-    let gate = swished(c, gate, alpha)?;
+    let gate = c.swish(gate, alpha)?;
     one(c.step(OpKind::Mul, &[], &[gate, value])?)
-}
-
-fn shrink(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
-    let (bias, lambda) = (c.float_or("bias", 0.0)?, c.float_or("lambd", 0.5)?);
-    let x = inputs.at(c, 0)?;
-    let above = c.scalar_step(OpKind::GtScalar, x, float(lambda))?;
-    let below = c.scalar_step(OpKind::LtScalar, x, float(-lambda))?;
-    let less = c.scalar_step(OpKind::AddScalar, x, float(-bias))?;
-    let more = c.scalar_step(OpKind::AddScalar, x, float(bias))?;
-    let less = c.masked(above, less)?;
-    one(c.step(OpKind::Where, &[], &[below, more, less])?)
-}
-
-// --- hyperbolic and trigonometric functions ---
-
-/// `(exp(x) op exp(-x)) / 2`
-fn hyperbolic(c: &mut Call<'_>, inputs: &Inputs<'_>, op: OpKind) -> Result<Results> {
-    let x = inputs.at(c, 0)?;
-    let up = c.map(OpKind::Exp, x)?;
-    let down = c.map(OpKind::Neg, x)?;
-    let down = c.map(OpKind::Exp, down)?;
-    let y = c.step(op, &[], &[up, down])?;
-    one(c.scalar_step(OpKind::MulScalar, y, float(0.5))?)
-}
-
-fn tan(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
-    let x = inputs.at(c, 0)?;
-    let (sin, cos) = (c.map(OpKind::Sin, x)?, c.map(OpKind::Cos, x)?);
-    one(c.step(OpKind::Div, &[], &[sin, cos])?)
-}
-
-/// `sign(x) log(|x| + sqrt(x^2 + 1))`
-fn asinh(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
-    let x = inputs.at(c, 0)?;
-    let size = c.map(OpKind::Abs, x)?;
-    let y = c.step(OpKind::Mul, &[], &[x, x])?;
-    let y = c.scalar_step(OpKind::AddScalar, y, Scalar::Int(1))?;
-    let y = c.map(OpKind::Sqrt, y)?;
-    let y = c.step(OpKind::Add, &[], &[size, y])?;
-    let y = c.map(OpKind::Log, y)?;
-    let sign = c.map(OpKind::Sign, x)?;
-    one(c.step(OpKind::Mul, &[], &[sign, y])?)
-}
-
-/// `log(x + sqrt(x^2 - 1))`
-fn acosh(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
-    let x = inputs.at(c, 0)?;
-    let y = c.step(OpKind::Mul, &[], &[x, x])?;
-    let y = c.scalar_step(OpKind::AddScalar, y, Scalar::Int(-1))?;
-    let y = c.map(OpKind::Sqrt, y)?;
-    let y = c.step(OpKind::Add, &[], &[x, y])?;
-    one(c.map(OpKind::Log, y)?)
-}
-
-/// `log((1 + x) / (1 - x)) / 2`
-fn atanh(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
-    let x = inputs.at(c, 0)?;
-    let up = c.scalar_step(OpKind::AddScalar, x, Scalar::Int(1))?;
-    let down = c.scalar_step(OpKind::RsubScalar, x, Scalar::Int(1))?;
-    let y = c.step(OpKind::Div, &[], &[up, down])?;
-    let y = c.map(OpKind::Log, y)?;
-    one(c.scalar_step(OpKind::MulScalar, y, float(0.5))?)
 }

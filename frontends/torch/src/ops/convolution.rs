@@ -1,24 +1,35 @@
 //! Convolutions and pooling.
 
 use super::Family;
-use ir::Attr;
 use ir::op::OpKind;
+use ir::{Attr, DType};
 use lower::{Call, Ref, Result, Results, Scalar, all, attr_ints, ensure, one};
 
 pub(super) const OPS: Family = &[
     ("convolution", convolution),
     ("conv1d", convolution),
+    ("conv1d.padding", padded_convolution),
     ("conv2d", convolution),
+    ("conv2d.padding", padded_convolution),
+    ("conv_transpose1d", |c| transposed_convolution(c, 1)),
+    ("conv_transpose2d", |c| transposed_convolution(c, 2)),
     ("convolution_backward", convolution_backward),
+    ("max_pool1d", |c| maxima_of_windows(c, 1)),
     ("max_pool2d", |c| {
         Ok(max_pool(c)?.into_iter().take(1).collect())
     }),
+    ("max_pool3d", |c| maxima_of_windows(c, 3)),
     ("max_pool2d_with_indices", max_pool),
     ("max_pool2d_with_indices_backward", max_pool_backward),
-    ("avg_pool2d", average_pool),
+    ("avg_pool1d", |c| average_pool(c, 1)),
+    ("avg_pool2d", |c| average_pool(c, 2)),
+    ("avg_pool3d", |c| average_pool(c, 3)),
     ("avg_pool2d_backward", average_pool_backward),
+    ("adaptive_avg_pool1d", adaptive_average_pool),
     ("_adaptive_avg_pool2d", adaptive_average_pool),
     ("adaptive_avg_pool2d", adaptive_average_pool),
+    ("adaptive_max_pool1d", |c| adaptive_max_pool(c, 1)),
+    ("adaptive_max_pool2d", |c| adaptive_max_pool(c, 2)),
     (
         "_adaptive_avg_pool2d_backward",
         adaptive_average_pool_backward,
@@ -27,14 +38,25 @@ pub(super) const OPS: Family = &[
 
 type NamedAttrs = Vec<(&'static str, Attr)>;
 
+/// The number of dimensions of a convolution's images.
+fn n_spatial(c: &Call<'_>, w: Ref) -> Result<usize> {
+    let n = c.rank(w).checked_sub(2);
+    n.ok_or_else(|| "the weight has too few dimensions".into())
+}
+
 /// The attributes of a convolution with the weight `w`, and whether it is transposed.
 fn attrs(c: &mut Call<'_>, w: Ref) -> Result<(NamedAttrs, bool)> {
-    let n = c.rank(w).checked_sub(2);
-    let n = n.ok_or("the weight has too few dimensions")?;
+    let n = n_spatial(c, w)?;
     let is_transposed = c.bool_or("transposed", false)?;
+    let (attrs, is_padded) = window_attrs(c, n)?;
+    ensure(is_transposed || !is_padded, "pads the output")?;
+    Ok((attrs, is_transposed))
+}
+
+/// The attributes of windows over `n` dimensions, and whether the output is padded.
+fn window_attrs(c: &mut Call<'_>, n: usize) -> Result<(NamedAttrs, bool)> {
     let output_padding = c.ints_of("output_padding", n, &[])?;
     let is_padded = output_padding.iter().any(|&p| p != 0);
-    ensure(is_transposed || !is_padded, "pads the output")?;
     let (ones, zeros) = (vec![1; n], vec![0; n]);
     let attrs = vec![
         ("dilation", Attr::Ints(c.ints_of("dilation", n, &ones)?)),
@@ -42,19 +64,78 @@ fn attrs(c: &mut Call<'_>, w: Ref) -> Result<(NamedAttrs, bool)> {
         ("padding", Attr::Ints(c.ints_of("padding", n, &zeros)?)),
         ("stride", Attr::Ints(c.ints_of("stride", n, &ones)?)),
     ];
-    Ok((attrs, is_transposed))
+    Ok((attrs, is_padded))
+}
+
+/// A batch for `n` dimensions of images: images without one become a batch of one.
+fn batch(c: &mut Call<'_>, x: Ref, n: usize) -> Result<Ref> {
+    let shape = c.shape_of(x);
+    if shape.len() == n + 1 {
+        c.reshape(x, &[&[1], &shape[..]].concat())
+    } else {
+        Ok(x)
+    }
+}
+
+/// The operands of a convolution, with a batch.
+fn operands(c: &mut Call<'_>) -> Result<([Ref; 2], Option<Ref>)> {
+    let (x, w) = (c.tensor("input")?, c.tensor("weight")?);
+    let n = n_spatial(c, w)?;
+    Ok(([batch(c, x, n)?, w], c.opt_tensor("bias")?))
+}
+
+/// A result without a batch that was added.
+fn as_declared(c: &mut Call<'_>, y: Ref) -> Result<Results> {
+    let shape = c.result()?.shape();
+    one(c.reshape(y, shape)?)
 }
 
 fn convolution(c: &mut Call<'_>) -> Result<Results> {
-    let (x, w) = (c.tensor("input")?, c.tensor("weight")?);
-    let bias = c.opt_tensor("bias")?;
+    let ([x, w], bias) = operands(c)?;
     let (attrs, is_transposed) = attrs(c, w)?;
     if is_transposed {
         let shape = c.result()?.shape().to_vec();
         return one(c.transposed_convolution(&attrs, [x, w], bias, &shape)?);
     }
     let operands: Vec<Ref> = [x, w].into_iter().chain(bias).collect();
-    one(c.step(OpKind::Convolution, &attrs, &operands)?)
+    let y = c.step(OpKind::Convolution, &attrs, &operands)?;
+    as_declared(c, y)
+}
+
+/// A convolution whose padding is a word.
+fn padded_convolution(c: &mut Call<'_>) -> Result<Results> {
+    let ([x, w], bias) = operands(c)?;
+    let n = n_spatial(c, w)?;
+    let stride = c.ints_of("stride", n, &vec![1; n])?;
+    let dilation = c.ints_of("dilation", n, &vec![1; n])?;
+    let groups = c.int_or("groups", 1)?;
+    let kernel = lower::spatial(&c.shape_of(w))?;
+    let pads = vec![(0, 0); n];
+    let mut windows = lower::Windows::new(kernel, stride, dilation, pads)?;
+    match c.string_or("padding", "valid")?.as_str() {
+        "valid" => (),
+        // The longer part comes after the images.
+        "same" => {
+            let total = |i: usize| windows.reach(i) - 1;
+            windows.pads = (0..n)
+                .map(|i| (total(i) / 2, total(i) - total(i) / 2))
+                .collect();
+        }
+        other => return Err(format!("no padding {other}").into()),
+    }
+    let y = c.convolution([x, w], bias, &windows, groups)?;
+    as_declared(c, y)
+}
+
+fn transposed_convolution(c: &mut Call<'_>, n: usize) -> Result<Results> {
+    let ([x, w], bias) = operands(c)?;
+    let (attrs, _) = window_attrs(c, n)?;
+    let mut shape = c.result()?.shape().to_vec();
+    if shape.len() == n + 1 {
+        shape.insert(0, 1);
+    }
+    let y = c.transposed_convolution(&attrs, [x, w], bias, &shape)?;
+    as_declared(c, y)
 }
 
 fn convolution_backward(c: &mut Call<'_>) -> Result<Results> {
@@ -142,34 +223,65 @@ struct Windows {
     padding: [u64; 2],
 }
 
-impl Windows {
-    /// Those of `avg_pool2d`.
-    fn read(c: &mut Call<'_>) -> Result<Windows> {
-        let kernel = c.ints_of("kernel_size", 2, &[])?;
-        let stride = c.ints_of("stride", 2, &kernel)?;
-        let padding = c.ints_of("padding", 2, &[0, 0])?;
-        ensure(!c.bool_or("ceil_mode", false)?, EQUAL_WINDOWS)?;
-        let counts = c.bool_or("count_include_pad", true)?;
-        ensure(counts || padding == [0, 0], EQUAL_WINDOWS)?;
+/// The arguments of an average over windows.
+struct Averages {
+    windows: lower::Windows,
+    rounds_up: bool,
+    counts_padding: bool,
+}
+
+/// Kernel, stride, padding and dilation of pooling over `n` dimensions.
+fn windows(c: &mut Call<'_>, n: usize) -> Result<lower::Windows> {
+    let kernel = c.ints_of("kernel_size", n, &[])?;
+    let stride = c.ints_of("stride", n, &kernel)?;
+    let padding = c.ints_of("padding", n, &vec![0; n])?;
+    let dilation = c.ints_of("dilation", n, &vec![1; n])?;
+    let pads = padding.into_iter().map(|p| (p, p)).collect();
+    lower::Windows::new(kernel, stride, dilation, pads)
+}
+
+impl Averages {
+    fn read(c: &mut Call<'_>, n: usize) -> Result<Averages> {
         let divisor = c.opt_int("divisor_override")?;
         ensure(
             divisor.is_none(),
             "divides by another number than the window's size",
         )?;
+        Ok(Averages {
+            windows: windows(c, n)?,
+            rounds_up: c.bool_or("ceil_mode", false)?,
+            counts_padding: c.bool_or("count_include_pad", true)?,
+        })
+    }
+
+    /// The windows over rows and columns, if all have the same number of elements.
+    fn equal(&self) -> Result<Windows> {
+        ensure(!self.rounds_up, EQUAL_WINDOWS)?;
+        let lower::Windows {
+            kernel,
+            stride,
+            pads,
+            ..
+        } = &self.windows;
+        let padding: Vec<i64> = pads.iter().map(|&(before, _)| before).collect();
+        ensure(
+            self.counts_padding || padding.iter().all(|&p| p == 0),
+            EQUAL_WINDOWS,
+        )?;
+        ensure(kernel.len() == 2, EQUAL_WINDOWS)?;
         let sizes = |list: &[i64]| -> Result<[u64; 2]> {
             let size = |i: usize| u64::try_from(list[i]).map_err(|_| "a negative size");
             Ok([size(0)?, size(1)?])
         };
-        let windows = Windows {
-            kernel: sizes(&kernel)?,
-            stride: sizes(&stride)?,
+        Ok(Windows {
+            kernel: sizes(kernel)?,
+            stride: sizes(stride)?,
             padding: sizes(&padding)?,
-        };
-        let positive = windows.kernel.iter().chain(&windows.stride).all(|&n| n > 0);
-        ensure(positive, "a window without elements")?;
-        Ok(windows)
+        })
     }
+}
 
+impl Windows {
     /// Those of an adaptive average from images of one size to images of another, if they are
     /// equal.
     fn adaptive(images: &[u64], size: &[u64]) -> Result<Windows> {
@@ -264,29 +376,102 @@ impl Windows {
     }
 }
 
-fn average_pool(c: &mut Call<'_>) -> Result<Results> {
+fn average_pool(c: &mut Call<'_>, n: usize) -> Result<Results> {
     let x = c.tensor("self")?;
-    let windows = Windows::read(c)?;
-    one(windows.average(c, x)?)
+    let averages = Averages::read(c, n)?;
+    if let Ok(windows) = averages.equal() {
+        return one(windows.average(c, x)?);
+    }
+    let x = batch(c, x, n)?;
+    let sizes = lower::spatial(&c.shape_of(x))?;
+    let mut windows = averages.windows;
+    if averages.rounds_up {
+        windows = windows.rounded_up(&sizes);
+    }
+    let y = c.average_pool(x, &windows, averages.counts_padding)?;
+    as_declared(c, y)
 }
 
 fn average_pool_backward(c: &mut Call<'_>) -> Result<Results> {
     let (dy, x) = (c.tensor("grad_output")?, c.tensor("self")?);
-    let windows = Windows::read(c)?;
+    let windows = Averages::read(c, 2)?.equal()?;
     one(windows.gradient(c, dy, x)?)
+}
+
+/// Maxima without their places.
+fn maxima_of_windows(c: &mut Call<'_>, n: usize) -> Result<Results> {
+    let x = c.tensor("self")?;
+    let x = batch(c, x, n)?;
+    let mut windows = windows(c, n)?;
+    if c.bool_or("ceil_mode", false)? {
+        let sizes = lower::spatial(&c.shape_of(x))?;
+        windows = windows.rounded_up(&sizes);
+    }
+    let y = c.max_pool(x, &windows)?;
+    as_declared(c, y)
+}
+
+/// For each place of the result, the elements from `start` to `end` of each dimension: equal
+/// windows if the sizes are multiples.
+fn adaptive_max_pool(c: &mut Call<'_>, n: usize) -> Result<Results> {
+    let x = c.tensor("self")?;
+    let x = batch(c, x, n)?;
+    let wanted = c.ints_of("output_size", n, &[])?;
+    let sizes = lower::spatial(&c.shape_of(x))?;
+    ensure(sizes.len() == n && wanted.len() == n, "has another rank")?;
+    let fits = |(&size, &wanted): (&i64, &i64)| wanted > 0 && size % wanted == 0;
+    ensure(
+        sizes.iter().zip(&wanted).all(fits),
+        "maxima of windows of different sizes are not known",
+    )?;
+    let kernel: Vec<i64> = sizes.iter().zip(&wanted).map(|(n, m)| n / m).collect();
+    let windows = lower::Windows::new(kernel.clone(), kernel, vec![1; n], vec![(0, 0); n])?;
+    let (y, places) = c.maxima(x, &windows)?;
+    let shape = c.result()?.shape();
+    all(vec![c.reshape(y, shape)?, c.reshape(places, shape)?])
 }
 
 fn adaptive_average_pool(c: &mut Call<'_>) -> Result<Results> {
     let (x, size) = (c.tensor("self")?, c.ints("output_size")?);
     let size: Vec<u64> = size.iter().map(|&n| n.max(0) as u64).collect();
     let images = c.shape_of(x);
-    if let ([.., rows, columns], [1, 1]) = (&images[..], &size[..])
-        && rows * columns > 0
-    {
-        let rank = images.len();
-        return one(c.reduce(OpKind::Mean, x, &[rank - 2, rank - 1], true)?);
+    let n = size.len();
+    ensure(images.len() >= n, "has too few dimensions")?;
+    let first = images.len() - n;
+    let inner = &images[first..];
+    if size.iter().all(|&n| n == 1) && inner.iter().all(|&n| n > 0) {
+        let dims: Vec<usize> = (first..images.len()).collect();
+        return one(c.reduce(OpKind::Mean, x, &dims, true)?);
     }
-    one(Windows::adaptive(&images, &size)?.average(c, x)?)
+    if let (2, Ok(windows)) = (n, Windows::adaptive(&images, &size)) {
+        return one(windows.average(c, x)?);
+    }
+    let mut y = x;
+    for (i, (&old, &new)) in inner.iter().zip(&size).enumerate() {
+        y = averaged(c, y, first + i, old, new)?;
+    }
+    one(y)
+}
+
+/// Means of neighbours along a dimension, from `floor(i old / new)` up to `ceil((i + 1) old /
+/// new)`, as a product with the matrix of their weights.
+fn averaged(c: &mut Call<'_>, x: Ref, dim: usize, old: u64, new: u64) -> Result<Ref> {
+    ensure(old > 0 && new > 0, "a window without elements")?;
+    ensure(old < 1 << 20 && new < 1 << 20, "too large")?;
+    let dtype = c.dtype(x);
+    // Element j counts for result i if (j + 1) new > i old and j new < (i + 1) old.
+    let element = c.arange(DType::I64, old, Scalar::Int(0), Scalar::Int(new as i64))?;
+    let element = c.reshape(element, &[old, 1])?;
+    let place = c.arange(DType::I64, new, Scalar::Int(0), Scalar::Int(old as i64))?;
+    let next = c.scalar_step(OpKind::AddScalar, element, Scalar::Int(new as i64))?;
+    let end = c.scalar_step(OpKind::AddScalar, place, Scalar::Int(old as i64))?;
+    let starts = c.step(OpKind::Gt, &[], &[next, place])?;
+    let ends = c.step(OpKind::Lt, &[], &[element, end])?;
+    let counts = c.step(OpKind::LogicalAnd, &[], &[starts, ends])?;
+    let counts = c.cast(counts, dtype)?;
+    let n = c.reduce(OpKind::Sum, counts, &[0], true)?;
+    let weights = c.step(OpKind::Div, &[], &[counts, n])?;
+    c.along(x, dim, weights)
 }
 
 fn adaptive_average_pool_backward(c: &mut Call<'_>) -> Result<Results> {

@@ -8,6 +8,11 @@ use lower::{Call, Indexed, Operand, Result, Results, Scalar, ensure, one};
 pub(super) const OPS: Family = &[
     ("embedding", embedding),
     ("embedding_dense_backward", embedding_backward),
+    ("embedding_bag", embedding_bag),
+    ("one_hot", one_hot),
+    ("index_fill.int_Scalar", index_fill),
+    ("index_fill.int_Tensor", index_fill),
+    ("index_copy", index_copy),
     ("gather", |c| gather(c, "index")),
     ("take_along_dim", |c| gather(c, "indices")),
     ("scatter", |c| scatter(c, Scatter::Replace)),
@@ -50,6 +55,57 @@ fn embedding_backward(c: &mut Call<'_>) -> Result<Results> {
         ("rows", Attr::Int(rows)),
     ];
     one(c.step(OpKind::EmbeddingBwd, &attrs, &[dy, index])?)
+}
+
+/// Sums or means of rows of a table. The bags are equally long: torch's module makes the offsets of
+/// a matrix of indices from its shape. The other results are for torch's own derivative.
+fn embedding_bag(c: &mut Call<'_>) -> Result<Results> {
+    let (w, index) = (c.tensor("weight")?, c.tensor("indices")?);
+    let offsets = c.tensor("offsets")?;
+    c.ignore(&["scale_grad_by_freq", "sparse"]);
+    ensure(
+        !c.bool_or("include_last_offset", false)?,
+        "bags of different lengths",
+    )?;
+    let padding = c.opt_int("padding_idx")?.unwrap_or(-1);
+    ensure(padding < 0, "bags with a padding index")?;
+    ensure(
+        c.opt_tensor("per_sample_weights")?.is_none(),
+        "bags with weights of their own",
+    )?;
+    let (n, bags) = (c.ty(index).numel(), c.ty(offsets).numel());
+    ensure(
+        bags > 0 && n.is_multiple_of(bags) && c.counts_by(offsets, (n / bags) as i64),
+        "bags of different lengths",
+    )?;
+    let index = c.reshape(index, &[bags, n / bags])?;
+    let rows = c.step(
+        OpKind::Embedding,
+        &[("padding", Attr::Int(-1))],
+        &[w, index],
+    )?;
+    let op = match c.int_or("mode", 0)? {
+        0 => OpKind::Sum,
+        1 => OpKind::Mean,
+        _ => OpKind::Amax,
+    };
+    let mut results = vec![Some(c.reduce(op, rows, &[1], false)?)];
+    for i in 1..c.n_results() {
+        results.push(c.placeholder(i)?);
+    }
+    Ok(results)
+}
+
+fn one_hot(c: &mut Call<'_>) -> Result<Results> {
+    let x = c.tensor("self")?;
+    c.ignore(&["num_classes"]);
+    let (rank, shape) = (c.rank(x), c.result()?.shape().to_vec());
+    let classes = *shape.last().ok_or("there are no classes")?;
+    let beside = [&c.shape_of(x)[..], &[1]].concat();
+    let x = c.cast(x, DType::I64)?;
+    let x = c.reshape(x, &beside)?;
+    let is_class = c.is_class(x, rank, classes)?;
+    one(c.cast(is_class, DType::I64)?)
 }
 
 // --- along a dimension ---
@@ -132,6 +188,19 @@ fn index_select(c: &mut Call<'_>) -> Result<Results> {
     let (x, index) = (c.tensor("self")?, c.tensor("index")?);
     let dim = c.dim("dim", None, c.rank(x))?;
     one(Indexed::along(c, x, dim, index)?.get(c)?)
+}
+
+fn index_fill(c: &mut Call<'_>) -> Result<Results> {
+    let (x, index, value) = (c.tensor("self")?, c.tensor("index")?, c.operand("value")?);
+    let dim = c.dim("dim", None, c.rank(x))?;
+    let value = c.whole(value, c.dtype(x))?;
+    one(Indexed::along(c, x, dim, index)?.put(c, value, false)?)
+}
+
+fn index_copy(c: &mut Call<'_>) -> Result<Results> {
+    let (x, index, source) = (c.tensor("self")?, c.tensor("index")?, c.tensor("source")?);
+    let dim = c.dim("dim", None, c.rank(x))?;
+    one(Indexed::along(c, x, dim, index)?.put(c, source, false)?)
 }
 
 fn index_add(c: &mut Call<'_>) -> Result<Results> {

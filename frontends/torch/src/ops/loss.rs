@@ -14,7 +14,17 @@ pub(super) const OPS: Family = &[
     ("nll_loss2d_forward", nll_loss),
     ("nll_loss_backward", nll_loss_backward),
     ("nll_loss2d_backward", nll_loss_backward),
+    ("binary_cross_entropy", binary_cross_entropy),
+    (
+        "binary_cross_entropy_with_logits",
+        binary_cross_entropy_with_logits,
+    ),
+    ("huber_loss", |c| huber(c, false)),
+    ("kl_div", divergence),
+    ("l1_loss", l1_loss),
     ("mse_loss", mse_loss),
+    ("smooth_l1_loss", |c| huber(c, true)),
+    ("soft_margin_loss", soft_margin_loss),
     ("mse_loss_backward", mse_loss_backward),
 ];
 
@@ -34,10 +44,44 @@ fn cross_entropy(c: &mut Call<'_>) -> Result<Results> {
     let (x, target) = (c.tensor("self")?, c.tensor("target")?);
     ensure(!c.dtype(target).is_float(), "the targets are probabilities")?;
     let smoothing = c.float_or("label_smoothing", 0.0)?;
-    ensure(smoothing == 0.0, "smooths the labels")?;
     let x = c.class_rows(x)?;
     let x = c.step(OpKind::LogSoftmax, &[("dim", Attr::Int(1))], &[x])?;
-    Ok(losses(c, x)?.into_iter().take(1).collect())
+    let loss = losses(c, x)?[0].ok_or("has no result")?;
+    if smoothing == 0.0 {
+        return one(loss);
+    }
+    let even = even_loss(c, x, target)?;
+    let even = c.scalar_step(OpKind::MulScalar, even, Scalar::Float(smoothing))?;
+    let loss = c.scalar_step(OpKind::MulScalar, loss, Scalar::Float(1.0 - smoothing))?;
+    one(c.step(OpKind::Add, &[], &[loss, even])?)
+}
+
+/// The mean over all classes of the loss that each would have as the target, reduced over the rows
+/// `x[n, classes]` that count.
+fn even_loss(c: &mut Call<'_>, x: Ref, target: Ref) -> Result<Ref> {
+    ensure(
+        c.opt_tensor("weight")?.is_none(),
+        "smooths labels that have weights",
+    )?;
+    let reduction = c.int_or("reduction", MEAN)?;
+    let ignore = c.int_or("ignore_index", IGNORED)?;
+    let shape = c.shape_of(target);
+    let rows = c.reduce(OpKind::Mean, x, &[1], false)?;
+    let rows = c.map(OpKind::Neg, rows)?;
+    let rows = c.reshape(rows, &shape)?;
+    let counts = c.scalar_step(OpKind::NeScalar, target, Scalar::Int(ignore))?;
+    let rows = c.masked(counts, rows)?;
+    let dims: Vec<usize> = (0..shape.len()).collect();
+    match reduction {
+        NO_REDUCTION => Ok(rows),
+        MEAN => {
+            let sum = c.reduce(OpKind::Sum, rows, &dims, false)?;
+            let counts = c.cast(counts, c.dtype(sum))?;
+            let n = c.reduce(OpKind::Sum, counts, &dims, false)?;
+            c.step(OpKind::Div, &[], &[sum, n])
+        }
+        _ => c.reduce(OpKind::Sum, rows, &dims, false),
+    }
 }
 
 /// The loss of log-probabilities, and the number of targets that count, or the sum of their
@@ -127,6 +171,125 @@ fn nll_loss_backward(c: &mut Call<'_>) -> Result<Results> {
     let dx = c.reshape(dx, &last)?;
     let dims: Vec<usize> = [0, rank - 1].into_iter().chain(1..rank - 1).collect();
     one(c.permute(dx, &dims)?)
+}
+
+// --- losses of each element ---
+
+/// The mean or the sum of losses, or all of them.
+pub(super) fn reduced(c: &mut Call<'_>, x: Ref) -> Result<Results> {
+    let dims: Vec<usize> = (0..c.rank(x)).collect();
+    one(match c.int_or("reduction", MEAN)? {
+        NO_REDUCTION => x,
+        MEAN => c.reduce(OpKind::Mean, x, &dims, false)?,
+        _ => c.reduce(OpKind::Sum, x, &dims, false)?,
+    })
+}
+
+/// The operand and the target in the type of the result.
+fn pair(c: &mut Call<'_>) -> Result<[Ref; 2]> {
+    let dtype = c.result()?.dtype();
+    let (x, target) = (c.tensor("self")?, c.tensor("target")?);
+    Ok([c.cast(x, dtype)?, c.cast(target, dtype)?])
+}
+
+fn distance(c: &mut Call<'_>) -> Result<Ref> {
+    let [x, target] = pair(c)?;
+    let d = c.step(OpKind::Sub, &[], &[x, target])?;
+    c.map(OpKind::Abs, d)
+}
+
+fn l1_loss(c: &mut Call<'_>) -> Result<Results> {
+    let d = distance(c)?;
+    reduced(c, d)
+}
+
+/// With d = |x - t|: `d^2 / 2` below `delta` and `delta (d - delta / 2)` above; a smooth loss has
+/// both divided by it.
+fn huber(c: &mut Call<'_>, is_smooth: bool) -> Result<Results> {
+    let delta = c.float_or(if is_smooth { "beta" } else { "delta" }, 1.0)?;
+    let d = distance(c)?;
+    if is_smooth && delta == 0.0 {
+        return reduced(c, d);
+    }
+    let scale = if is_smooth { delta } else { 1.0 };
+    let near = c.step(OpKind::Mul, &[], &[d, d])?;
+    let near = c.scalar_step(OpKind::MulScalar, near, Scalar::Float(0.5 / scale))?;
+    let far = c.scalar_step(OpKind::AddScalar, d, Scalar::Float(-0.5 * delta))?;
+    let far = c.scalar_step(OpKind::MulScalar, far, Scalar::Float(delta / scale))?;
+    let is_near = c.scalar_step(OpKind::LtScalar, d, Scalar::Float(delta))?;
+    let loss = c.step(OpKind::Where, &[], &[is_near, near, far])?;
+    reduced(c, loss)
+}
+
+/// The losses with a weight for each, which broadcasts.
+fn weighed(c: &mut Call<'_>, loss: Ref) -> Result<Results> {
+    let loss = match c.opt_tensor("weight")? {
+        Some(weight) => c.step(OpKind::Mul, &[], &[loss, weight])?,
+        None => loss,
+    };
+    reduced(c, loss)
+}
+
+/// `-t log x - (1 - t) log(1 - x)`, where logarithms are at least -100 as in torch.
+fn binary_cross_entropy(c: &mut Call<'_>) -> Result<Results> {
+    let [x, t] = pair(c)?;
+    let dtype = c.dtype(x);
+    let rest = c.scalar_step(OpKind::RsubScalar, x, Scalar::Float(1.0))?;
+    let mut terms = vec![];
+    for part in [x, rest] {
+        let log = c.map(OpKind::Log, part)?;
+        terms.push(c.clamp(log, Some(Scalar::Float(-100.0)), None, dtype)?);
+    }
+    let other = c.scalar_step(OpKind::AddScalar, t, Scalar::Float(-1.0))?;
+    let first = c.step(OpKind::Mul, &[], &[other, terms[1]])?;
+    let second = c.step(OpKind::Mul, &[], &[t, terms[0]])?;
+    let loss = c.step(OpKind::Sub, &[], &[first, second])?;
+    weighed(c, loss)
+}
+
+/// `(1 - t) x + w log(1 + exp(-x))`, with `w = 1 + (p - 1) t` for a weight `p` of positive targets.
+fn binary_cross_entropy_with_logits(c: &mut Call<'_>) -> Result<Results> {
+    let [x, t] = pair(c)?;
+    let rest = c.scalar_step(OpKind::RsubScalar, t, Scalar::Float(1.0))?;
+    let linear = c.step(OpKind::Mul, &[], &[rest, x])?;
+    let negative = c.map(OpKind::Neg, x)?;
+    let mut bend = c.softplus(negative)?;
+    if let Some(positive) = c.opt_tensor("pos_weight")? {
+        let more = c.scalar_step(OpKind::AddScalar, positive, Scalar::Float(-1.0))?;
+        let weight = c.step(OpKind::Mul, &[], &[more, t])?;
+        let weight = c.scalar_step(OpKind::AddScalar, weight, Scalar::Float(1.0))?;
+        bend = c.step(OpKind::Mul, &[], &[weight, bend])?;
+    }
+    let loss = c.step(OpKind::Add, &[], &[linear, bend])?;
+    weighed(c, loss)
+}
+
+/// `t (log t - x)` for log-probabilities x, which is 0 where t is; with logarithms of targets
+/// `exp(t) (t - x)`.
+fn divergence(c: &mut Call<'_>) -> Result<Results> {
+    let [x, t] = pair(c)?;
+    let loss = if c.bool_or("log_target", false)? {
+        let chance = c.map(OpKind::Exp, t)?;
+        let d = c.step(OpKind::Sub, &[], &[t, x])?;
+        c.step(OpKind::Mul, &[], &[chance, d])?
+    } else {
+        let is_zero = c.scalar_step(OpKind::EqScalar, t, Scalar::Float(0.0))?;
+        let unit = c.full(Scalar::Float(1.0), c.dtype(t), &[])?;
+        let safe = c.step(OpKind::Where, &[], &[is_zero, unit, t])?;
+        let log = c.map(OpKind::Log, safe)?;
+        let d = c.step(OpKind::Sub, &[], &[log, x])?;
+        c.step(OpKind::Mul, &[], &[t, d])?
+    };
+    reduced(c, loss)
+}
+
+/// `log(1 + exp(-t x))`
+fn soft_margin_loss(c: &mut Call<'_>) -> Result<Results> {
+    let [x, t] = pair(c)?;
+    let product = c.step(OpKind::Mul, &[], &[x, t])?;
+    let negative = c.map(OpKind::Neg, product)?;
+    let loss = c.softplus(negative)?;
+    reduced(c, loss)
 }
 
 fn mse_loss(c: &mut Call<'_>) -> Result<Results> {

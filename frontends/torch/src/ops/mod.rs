@@ -5,6 +5,7 @@
 //! A call may become no node (another name of its operand), one, or several. A call that the op
 //! table cannot express gives an error with the reason; the importer makes an `extern` node of it.
 
+mod activation;
 mod attention;
 mod binary;
 mod convolution;
@@ -14,13 +15,19 @@ mod loss;
 mod norm;
 mod product;
 mod random;
+mod recurrent;
 mod reduce;
+mod resize;
 mod shape;
 mod softmax;
 mod source;
 mod unary;
+mod view;
 
 use lower::{Call, Error, Plan, Result, Results};
+
+pub(crate) use view::{Copies, copies_if, is_invertible, is_view, put_back};
+
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
@@ -31,7 +38,8 @@ type Lowering = fn(&mut Call<'_>) -> Result<Results>;
 /// (`max.dim`) if overloads differ, without it (`neg`) if one lowering is for all overloads.
 type Family = &'static [(&'static str, Lowering)];
 
-const FAMILIES: [Family; 14] = [
+const FAMILIES: [Family; 17] = [
+    activation::OPS,
     attention::OPS,
     binary::OPS,
     convolution::OPS,
@@ -41,7 +49,9 @@ const FAMILIES: [Family; 14] = [
     norm::OPS,
     product::OPS,
     random::OPS,
+    recurrent::OPS,
     reduce::OPS,
+    resize::OPS,
     shape::OPS,
     softmax::OPS,
     source::OPS,
@@ -81,33 +91,6 @@ fn out_of_place(target: &str) -> Option<String> {
     let (name, overload) = bare(target).split_once('.')?;
     let name = name.strip_suffix('_').filter(|name| !name.ends_with('_'))?;
     Some(format!("{name}.{overload}"))
-}
-
-/// True if the result may share the operand's memory.
-pub(crate) fn is_view(target: &str) -> bool {
-    let name = bare(target).split('.').next().unwrap_or("");
-    is_shape(target) && !matches!(name, "sum" | "clone" | "_to_copy")
-        || matches!(
-            name,
-            "contiguous"
-                | "to"
-                | "type_as"
-                | "view_as"
-                | "expand"
-                | "expand_as"
-                | "flatten"
-                | "unflatten"
-                | "slice"
-                | "select"
-                | "narrow"
-                | "split"
-                | "split_with_sizes"
-                | "chunk"
-                | "unbind"
-                | "mT"
-                | "numpy_T"
-                | "_reshape_alias"
-        )
 }
 
 /// True if autograd passes no gradient through the operator, which changes no element.

@@ -1,12 +1,19 @@
 //! Normalisations and their derivatives.
 
 use super::Family;
+use ir::DType;
+use ir::op::OpKind;
 use lower::{Call, Error, Ref, Result, Results, Saved, Weights};
 
 pub(super) const OPS: Family = &[
     ("layer_norm", layer_norm),
     ("rms_norm", rms_norm),
     ("group_norm", group_norm),
+    ("instance_norm", instance_norm),
+    ("_weight_norm", |c| {
+        Ok(weight_norm(c)?.into_iter().take(1).collect())
+    }),
+    ("_weight_norm_interface", weight_norm),
     ("batch_norm", batch_norm_module),
     ("native_layer_norm", layer_norm),
     ("native_layer_norm_backward", layer_norm_backward),
@@ -62,8 +69,11 @@ fn layer_norm_backward(c: &mut Call<'_>) -> Result<Results> {
 fn rms_norm(c: &mut Call<'_>) -> Result<Results> {
     let (x, n_dims) = (c.tensor("input")?, c.shape("normalized_shape")?.len());
     let weight = c.opt_tensor("weight")?;
-    let by_type = |_| Error::from("eps is left to the element type");
-    let eps = c.float("eps").map_err(by_type)?;
+    let eps = match (c.opt_scalar("eps")?, lower::statistics(c.dtype(x))) {
+        (Some(eps), _) => eps.float(),
+        (None, DType::F64) => f64::EPSILON,
+        (None, _) => f32::EPSILON.into(),
+    };
     c.rms_norm(x, n_dims, weight, eps)
 }
 
@@ -91,6 +101,40 @@ fn group_norm(c: &mut Call<'_>) -> Result<Results> {
     let (weights, eps) = (weights(c)?, c.float_or("eps", EPS)?);
     let groups = groups(c)?;
     c.group_norm(x, groups, weights, eps)
+}
+
+/// Normalises each channel of each example.
+fn instance_norm(c: &mut Call<'_>) -> Result<Results> {
+    let x = c.tensor("input")?;
+    let (weights, eps) = (weights(c)?, c.float_or("eps", EPS)?);
+    c.ignore(&["momentum", "cudnn_enabled"]);
+    let mean = c.opt_tensor("running_mean")?;
+    let var = c.opt_tensor("running_var")?;
+    let results = match (c.bool_or("use_input_stats", true)?, mean, var) {
+        (false, Some(mean), Some(spread)) => {
+            c.batch_norm_eval(x, weights, Saved { mean, spread }, eps)?
+        }
+        (true, None, None) => {
+            let channels = *c.ty(x).shape().get(1).ok_or("there are no channels")?;
+            c.group_norm(x, channels, weights, eps)?
+        }
+        _ => return Err("updates running statistics of single examples".into()),
+    };
+    Ok(results.into_iter().take(1).collect())
+}
+
+/// `g v / |v|`, and the norms, over all dimensions but one.
+fn weight_norm(c: &mut Call<'_>) -> Result<Results> {
+    let (v, g) = (c.tensor("v")?, c.tensor("g")?);
+    let rank = c.rank(v);
+    let kept = match c.int_or("dim", 0)? {
+        -1 => None,
+        dim => Some(lower::wrap(dim, rank)?),
+    };
+    let dims: Vec<usize> = (0..rank).filter(|&d| Some(d) != kept).collect();
+    let norm = c.norm(v, 2.0, &dims, true)?;
+    let scale = c.step(OpKind::Div, &[], &[g, norm])?;
+    lower::all(vec![c.step(OpKind::Mul, &[], &[v, scale])?, norm])
 }
 
 fn group_norm_backward(c: &mut Call<'_>) -> Result<Results> {

@@ -25,7 +25,15 @@ pub(super) const OPS: Family = &[
         bernoulli(c, Some(p))
     }),
     ("native_dropout", native_dropout),
-    ("dropout", dropout),
+    ("dropout", |c| dropout(c, "input")),
+    // The operator that writes has another name for its operand.
+    ("dropout_", |c| {
+        let y = dropout(c, "self")?;
+        if let Some(y) = y[0] {
+            c.write("self", y)?;
+        }
+        Ok(y)
+    }),
     ("native_dropout_backward", dropout_backward),
 ];
 
@@ -100,8 +108,8 @@ fn native_dropout(c: &mut Call<'_>) -> Result<Results> {
     all(vec![x, mask])
 }
 
-fn dropout(c: &mut Call<'_>) -> Result<Results> {
-    let (x, p) = (c.tensor("input")?, c.float("p")?);
+fn dropout(c: &mut Call<'_>, operand: &str) -> Result<Results> {
+    let (x, p) = (c.tensor(operand)?, c.float("p")?);
     if c.bool_or("train", true)? {
         one(dropout_steps(c, x, p)?[0])
     } else {

@@ -1,7 +1,11 @@
 //! Views, parts, and tensors put together.
 
 use super::Family;
-use lower::{Call, Range, Ref, Result, Results, Scalar, all, ensure, one, wrap};
+use ir::DType;
+use ir::op::OpKind;
+use lower::{
+    Border, Call, Indexed, Range, Ref, Result, Results, Scalar, all, count, ensure, one, wrap,
+};
 
 pub(super) const OPS: Family = &[
     ("view", view),
@@ -30,6 +34,12 @@ pub(super) const OPS: Family = &[
     ("expand_copy", expand),
     ("expand_as", expand_as),
     ("repeat", repeat),
+    ("repeat_interleave.self_int", repeat_interleave),
+    ("broadcast_tensors", broadcast_tensors),
+    ("movedim", movedim),
+    ("swapaxes", transpose_axes),
+    ("swapdims", transpose_axes),
+    ("unfold", unfold),
     ("flip", flip),
     ("slice", slice),
     ("slice_copy", slice),
@@ -52,6 +62,12 @@ pub(super) const OPS: Family = &[
     ("concatenate", cat),
     ("stack", stack),
     ("roll", roll),
+    ("pixel_shuffle", |c| {
+        blocks(c, "upscale_factor", Call::depth_to_space)
+    }),
+    ("pixel_unshuffle", |c| {
+        blocks(c, "downscale_factor", Call::space_to_depth)
+    }),
     ("constant_pad_nd", pad),
     ("pad", pad),
     ("tril", |c| triangle(c, true)),
@@ -145,6 +161,100 @@ fn expand_as(c: &mut Call<'_>) -> Result<Results> {
 fn repeat(c: &mut Call<'_>) -> Result<Results> {
     let (x, repeats) = (c.tensor("self")?, c.shape("repeats")?);
     one(c.tile(x, &repeats)?)
+}
+
+/// Each element of a dimension several times; without a dimension, of all elements in a row.
+fn repeat_interleave(c: &mut Call<'_>) -> Result<Results> {
+    let mut x = c.tensor("self")?;
+    let repeats = u64::try_from(c.int("repeats")?).map_err(|_| "a negative size")?;
+    c.ignore(&["output_size"]);
+    let dim = match c.opt_int("dim")? {
+        Some(dim) => wrap(dim, c.rank(x))?,
+        None => {
+            let n = c.ty(x).numel();
+            x = c.reshape(x, &[n])?;
+            0
+        }
+    };
+    let mut shape = c.shape_of(x);
+    let whole = shape[dim].checked_mul(repeats).ok_or("too large")?;
+    shape.insert(dim + 1, 1);
+    let x = c.reshape(x, &shape)?;
+    shape[dim + 1] = repeats;
+    let x = c.expand(x, &shape)?;
+    shape.remove(dim + 1);
+    shape[dim] = whole;
+    one(c.reshape(x, &shape)?)
+}
+
+fn broadcast_tensors(c: &mut Call<'_>) -> Result<Results> {
+    let mut shape = vec![];
+    let list = c.tensors("tensors")?;
+    for &x in &list {
+        shape = ir::op::broadcast_shapes(&shape, c.ty(x).shape())?;
+    }
+    let wide: Result<Vec<Ref>> = list.into_iter().map(|x| c.expand(x, &shape)).collect();
+    all(wide?)
+}
+
+fn movedim(c: &mut Call<'_>) -> Result<Results> {
+    let x = c.tensor("self")?;
+    let (from, to) = (c.ints("source")?, c.ints("destination")?);
+    let rank = c.rank(x);
+    ensure(from.len() == to.len(), "moves other dimensions")?;
+    let mut order: Vec<Option<usize>> = vec![None; rank];
+    for (from, to) in from.into_iter().zip(to) {
+        order[wrap(to, rank)?] = Some(wrap(from, rank)?);
+    }
+    let moved: Vec<usize> = order.iter().flatten().copied().collect();
+    let mut rest = (0..rank).filter(|d| !moved.contains(d));
+    let order: Option<Vec<usize>> = order
+        .into_iter()
+        .map(|d| d.or_else(|| rest.next()))
+        .collect();
+    one(c.permute(x, &order.ok_or("moves other dimensions")?)?)
+}
+
+fn transpose_axes(c: &mut Call<'_>) -> Result<Results> {
+    let x = c.tensor("self")?;
+    let rank = c.rank(x);
+    let mut dims: Vec<usize> = (0..rank).collect();
+    let by_name = |c: &mut Call<'_>, axis: &str, dim: &str| match c.opt_int(axis)? {
+        Some(i) => wrap(i, rank),
+        None => c.dim(dim, None, rank),
+    };
+    let (a, b) = (by_name(c, "axis0", "dim0")?, by_name(c, "axis1", "dim1")?);
+    dims.swap(a, b);
+    one(c.permute(x, &dims)?)
+}
+
+/// Overlapping parts of a dimension; the elements of a part are a new last dimension.
+fn unfold(c: &mut Call<'_>) -> Result<Results> {
+    let x = c.tensor("self")?;
+    let dim = c.dim("dimension", None, c.rank(x))?;
+    let (size, step) = (c.int("size")?, c.int("step")?);
+    let whole = c.shape_of(x)[dim] as i64;
+    ensure(
+        size > 0 && step > 0 && size <= whole,
+        "the parts do not fit",
+    )?;
+    let n = (whole - size) / step + 1;
+    ensure(n <= 1 << 16 && size <= 1 << 16, "too large")?;
+    let start = c.arange(DType::I64, n as u64, Scalar::Int(0), Scalar::Int(step))?;
+    let start = c.reshape(start, &[n as u64, 1])?;
+    let within = c.arange(DType::I64, size as u64, Scalar::Int(0), Scalar::Int(1))?;
+    let at = c.step(OpKind::Add, &[], &[start, within])?;
+    let y = Indexed::along(c, x, dim, at)?.get(c)?;
+    // [.., n size, ..] -> [.., n, .., size]
+    let mut shape = c.shape_of(x);
+    shape[dim] = n as u64;
+    shape.insert(dim + 1, size as u64);
+    let y = c.reshape(y, &shape)?;
+    let order: Vec<usize> = (0..shape.len())
+        .filter(|&d| d != dim + 1)
+        .chain([dim + 1])
+        .collect();
+    one(c.permute(y, &order)?)
 }
 
 fn flip(c: &mut Call<'_>) -> Result<Results> {
@@ -288,13 +398,47 @@ fn roll(c: &mut Call<'_>) -> Result<Results> {
 }
 
 fn pad(c: &mut Call<'_>) -> Result<Results> {
-    let (x, pad) = (c.tensor("self")?, c.ints("pad")?);
+    let (mut x, pad) = (c.tensor("self")?, c.ints("pad")?);
+    let border = match c.string_or("mode", "constant")?.as_str() {
+        "constant" => {
+            let value = c.scalar_or("value", Scalar::Int(0))?;
+            return one(c.pad(x, &pad, value)?);
+        }
+        "reflect" => Border::Reflect,
+        "replicate" => Border::Edge,
+        "circular" => Border::Wrap,
+        other => return Err(format!("no padding {other}").into()),
+    };
+    c.ignore(&["value"]);
+    let rank = c.rank(x);
     ensure(
-        c.string_or("mode", "constant")? == "constant",
-        "pads with something that is not constant",
+        pad.len().is_multiple_of(2) && pad.len() <= 2 * rank,
+        "another number of paddings",
     )?;
-    let value = c.scalar_or("value", Scalar::Int(0))?;
-    one(c.pad(x, &pad, value)?)
+    for (i, pair) in pad.chunks(2).enumerate() {
+        x = c.pad_with_itself(x, rank - 1 - i, (pair[0], pair[1]), border)?;
+    }
+    one(x)
+}
+
+/// Images whose channels are blocks of rows and columns, or the reverse. Any number of dimensions
+/// may come before the channels.
+fn blocks<'a>(
+    c: &mut Call<'a>,
+    factor: &str,
+    moved: fn(&mut Call<'a>, Ref, u64, bool) -> Result<Ref>,
+) -> Result<Results> {
+    let x = c.tensor("self")?;
+    let block = u64::try_from(c.int(factor)?).map_err(|_| "a negative size")?;
+    let shape = c.shape_of(x);
+    let [lead @ .., channels, rows, columns] = &shape[..] else {
+        return Err("has too few dimensions".into());
+    };
+    let images = [count(lead)?, *channels, *rows, *columns];
+    let x = c.reshape(x, &images)?;
+    let y = moved(c, x, block, false)?;
+    let shape = c.result()?.shape();
+    one(c.reshape(y, shape)?)
 }
 
 fn triangle(c: &mut Call<'_>, lower: bool) -> Result<Results> {

@@ -3,15 +3,19 @@
 use super::Family;
 use ir::op::OpKind;
 use ir::{Attr, DType};
-use lower::{Call, Operand, Result, Results, Rounding, Scalar, ensure, one};
+use lower::{Call, Operand, Ref, Result, Results, Rounding, Scalar, ensure, one};
 use std::f64::consts::{LN_2, LN_10};
 
 pub(super) const OPS: Family = &[
     ("abs", |c| function(c, OpKind::Abs)),
-    ("acos", acos),
-    ("asin", asin),
+    ("acos", |c| composed(c, Call::acos)),
+    ("acosh", |c| composed(c, Call::acosh)),
+    ("asin", |c| composed(c, Call::asin)),
+    ("asinh", |c| composed(c, Call::asinh)),
     ("atan", |c| function(c, OpKind::Atan)),
+    ("atanh", |c| composed(c, Call::atanh)),
     ("cos", |c| function(c, OpKind::Cos)),
+    ("cosh", |c| composed(c, Call::cosh)),
     ("erf", |c| function(c, OpKind::Erf)),
     ("exp", |c| function(c, OpKind::Exp)),
     ("log", |c| function(c, OpKind::Log)),
@@ -24,13 +28,15 @@ pub(super) const OPS: Family = &[
     ("sign", |c| function(c, OpKind::Sign)),
     ("silu", |c| function(c, OpKind::Silu)),
     ("sin", |c| function(c, OpKind::Sin)),
+    ("sinh", |c| composed(c, Call::sinh)),
     ("sqrt", |c| function(c, OpKind::Sqrt)),
+    ("tan", |c| composed(c, Call::tan)),
     ("tanh", |c| function(c, OpKind::Tanh)),
     ("gelu", gelu),
     ("square", square),
-    ("exp2", exp2),
-    ("log1p", log1p),
-    ("expm1", expm1),
+    ("exp2", |c| composed(c, Call::exp2)),
+    ("log1p", |c| composed(c, Call::log1p)),
+    ("expm1", |c| composed(c, Call::expm1)),
     ("log2", |c| log_to(c, LN_2)),
     ("log10", |c| log_to(c, LN_10)),
     ("bitwise_not", bitwise_not),
@@ -41,15 +47,13 @@ pub(super) const OPS: Family = &[
     ("floor", |c| rounded(c, Rounding::Floor)),
     ("ceil", |c| rounded(c, Rounding::Ceil)),
     ("trunc", |c| rounded(c, Rounding::Trunc)),
-    ("leaky_relu", leaky_relu),
+    ("round", rounded_to_even),
     ("clamp", clamp),
     ("clamp_min", clamp),
     ("clamp_max", clamp),
     ("clamp.Tensor", |c| clamp_by_tensors(c, true, true)),
     ("clamp_min.Tensor", |c| clamp_by_tensors(c, true, false)),
     ("clamp_max.Tensor", |c| clamp_by_tensors(c, false, true)),
-    ("hardtanh", hardtanh),
-    ("relu6", relu6),
     // Derivatives.
     ("tanh_backward", |c| by_result(c, OpKind::TanhBwd)),
     ("sigmoid_backward", |c| by_result(c, OpKind::SigmoidBwd)),
@@ -67,28 +71,14 @@ fn function(c: &mut Call<'_>, op: OpKind) -> Result<Results> {
     one(c.map(op, x)?)
 }
 
-fn log1p(c: &mut Call<'_>) -> Result<Results> {
+/// A function that is a composition of ops.
+pub(super) fn composed<'a>(
+    c: &mut Call<'a>,
+    function: fn(&mut Call<'a>, Ref) -> Result<Ref>,
+) -> Result<Results> {
     let x = c.tensor("self")?;
     let x = c.cast(x, c.result()?.dtype())?;
-    one(c.log1p(x)?)
-}
-
-fn asin(c: &mut Call<'_>) -> Result<Results> {
-    let x = c.tensor("self")?;
-    let x = c.cast(x, c.result()?.dtype())?;
-    one(c.asin(x)?)
-}
-
-fn acos(c: &mut Call<'_>) -> Result<Results> {
-    let x = c.tensor("self")?;
-    let x = c.cast(x, c.result()?.dtype())?;
-    one(c.acos(x)?)
-}
-
-fn expm1(c: &mut Call<'_>) -> Result<Results> {
-    let x = c.tensor("self")?;
-    let x = c.cast(x, c.result()?.dtype())?;
-    one(c.expm1(x)?)
+    one(function(c, x)?)
 }
 
 /// The attribute of gelu.
@@ -108,12 +98,6 @@ fn gelu(c: &mut Call<'_>) -> Result<Results> {
 fn square(c: &mut Call<'_>) -> Result<Results> {
     let x = c.tensor("self")?;
     one(c.step(OpKind::Mul, &[], &[x, x])?)
-}
-
-fn exp2(c: &mut Call<'_>) -> Result<Results> {
-    let x = c.tensor("self")?;
-    let x = c.cast(x, c.result()?.dtype())?;
-    one(c.exp2(x)?)
 }
 
 fn log_to(c: &mut Call<'_>, ln_base: f64) -> Result<Results> {
@@ -139,7 +123,7 @@ fn logical_not(c: &mut Call<'_>) -> Result<Results> {
 }
 
 /// The operand as floats, which may be infinite or NaN.
-fn float_operand(c: &mut Call<'_>) -> Result<lower::Ref> {
+fn float_operand(c: &mut Call<'_>) -> Result<Ref> {
     let x = c.tensor("self")?;
     if c.dtype(x).is_float() {
         Ok(x)
@@ -163,10 +147,11 @@ fn rounded(c: &mut Call<'_>, how: Rounding) -> Result<Results> {
     one(c.rounded(x, how)?)
 }
 
-fn leaky_relu(c: &mut Call<'_>) -> Result<Results> {
+fn rounded_to_even(c: &mut Call<'_>) -> Result<Results> {
     let x = c.tensor("self")?;
-    let slope = c.scalar_or("negative_slope", Scalar::Float(0.01))?;
-    one(c.leaky(x, x, slope)?)
+    let decimals = c.int_or("decimals", 0)?;
+    ensure(decimals == 0, "rounds to decimals")?;
+    one(c.rounded_to_even(x)?)
 }
 
 // --- bounds ---
@@ -180,16 +165,6 @@ fn between(c: &mut Call<'_>, min: Option<Scalar>, max: Option<Scalar>) -> Result
 fn clamp(c: &mut Call<'_>) -> Result<Results> {
     let (min, max) = (c.opt_scalar("min")?, c.opt_scalar("max")?);
     between(c, min, max)
-}
-
-fn hardtanh(c: &mut Call<'_>) -> Result<Results> {
-    let min = c.scalar_or("min_val", Scalar::Float(-1.0))?;
-    let max = c.scalar_or("max_val", Scalar::Float(1.0))?;
-    between(c, Some(min), Some(max))
-}
-
-fn relu6(c: &mut Call<'_>) -> Result<Results> {
-    between(c, Some(Scalar::Int(0)), Some(Scalar::Int(6)))
 }
 
 /// Each bound of an overload is a tensor. Only the overload with both may lack one.

@@ -85,7 +85,10 @@ pub fn run(graph: &mut Graph, simplified: bool) -> Result<(), AutodiffError> {
     loss_of(graph)?;
     canonical::run_before_autodiff(graph);
     if simplified {
-        simplify::run(graph);
+        // A formula may be the derivative of another function, which has none of its own here.
+        simplify::run_with(graph, |op| {
+            !matches!(derivative(op), Derivative::Refused(_))
+        });
     }
     differentiate(graph)?;
     drop_detached(graph);

@@ -10,6 +10,7 @@
 //!
 //! Of terms with equal costs the traced one is chosen.
 
+use super::Allowed;
 use super::term::{Head, Term, Terms, single};
 use egg::{Id, Language};
 use ir::TensorType;
@@ -78,9 +79,15 @@ struct Problem {
     choices: Vec<Vec<Choice>>,
 }
 
-/// The term of each class that `roots` need, by class. `traced` are the graph's own terms.
-pub(super) fn extract(terms: &Terms, roots: &[Id], traced: &BTreeSet<Term>) -> BTreeMap<Id, Term> {
-    let (mut problem, roots) = problem(terms, roots, traced);
+/// The term of each class that `roots` need, by class. `traced` are the graph's own terms; others
+/// are chosen only if their op is `allowed`.
+pub(super) fn extract(
+    terms: &Terms,
+    roots: &[Id],
+    traced: &BTreeSet<Term>,
+    allowed: Allowed,
+) -> BTreeMap<Id, Term> {
+    let (mut problem, roots) = problem(terms, roots, traced, allowed);
     let mut needed = vec![false; problem.ids.len()];
     roots.iter().for_each(|&c| needed[c] = true);
     // A constant is computed once for the whole graph. It costs nothing here, because otherwise it
@@ -134,7 +141,12 @@ pub(super) fn extract(terms: &Terms, roots: &[Id], traced: &BTreeSet<Term>) -> B
     chosen
 }
 
-fn problem(terms: &Terms, roots: &[Id], traced: &BTreeSet<Term>) -> (Problem, Vec<usize>) {
+fn problem(
+    terms: &Terms,
+    roots: &[Id],
+    traced: &BTreeSet<Term>,
+    allowed: Allowed,
+) -> (Problem, Vec<usize>) {
     let mut number: BTreeMap<Id, usize> = BTreeMap::new();
     let mut ids: Vec<Id> = vec![];
     let mut of = |id: Id, ids: &mut Vec<Id>| {
@@ -154,7 +166,12 @@ fn problem(terms: &Terms, roots: &[Id], traced: &BTreeSet<Term>) -> (Problem, Ve
             let Some(cost) = cost(terms, &term, &class.data.types) else {
                 continue;
             };
-            let cost = cost + u64::from(!traced.contains(&term));
+            let is_traced = traced.contains(&term);
+            let op = term.op(terms).map(|op| op.kind());
+            if !is_traced && op.is_some_and(|op| !allowed(op)) {
+                continue;
+            }
+            let cost = cost + u64::from(!is_traced);
             let children = term
                 .children
                 .iter()

@@ -21,6 +21,7 @@ pub use rule::{Close, Rule};
 
 use egg::{Id, Language, Rewrite};
 use ir::graph::{NodeData, Phase};
+use ir::op::OpKind;
 use ir::{Graph, Node, Table, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
@@ -38,15 +39,23 @@ static FORMS: LazyLock<Vec<Rewrite<Term, Facts>>> =
 static ALL: LazyLock<Vec<Rewrite<Term, Facts>>> =
     LazyLock::new(|| rules::all().map(rule::rewrite).collect());
 
+/// Which ops a rewritten graph may have that the traced one has not.
+pub(super) type Allowed = fn(OpKind) -> bool;
+
 /// Rewrites the graph. A graph with groups does not change: it was simplified before.
 pub fn run(graph: &mut Graph) {
+    run_with(graph, |_| true);
+}
+
+/// The same; new ops are `allowed` ones.
+pub(super) fn run_with(graph: &mut Graph, allowed: Allowed) {
     if graph.nodes.values().any(|data| data.op.body().is_some()) {
         return;
     }
     let mut import = Import::new(graph);
     saturate(&mut import.terms, &FORMS);
     saturate(&mut import.terms, &ALL);
-    let chosen = import.extract();
+    let chosen = import.extract(allowed);
     *graph = Rebuild::new(&import, &chosen).run();
 }
 
@@ -173,11 +182,11 @@ impl<'a> Import<'a> {
             .find(self.class[value].expect("every value of the order should have a class"))
     }
 
-    fn extract(&self) -> BTreeMap<Id, Term> {
+    fn extract(&self, allowed: Allowed) -> BTreeMap<Id, Term> {
         let roots: Vec<Id> = self.roots().into_iter().map(|v| self.class(v)).collect();
         let find = |term: &Term| term.clone().map_children(|id| self.terms.find(id));
         let traced: BTreeSet<Term> = self.traced.iter().map(find).collect();
-        extract::extract(&self.terms, &roots, &traced)
+        extract::extract(&self.terms, &roots, &traced, allowed)
     }
 }
 

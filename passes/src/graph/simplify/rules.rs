@@ -1005,7 +1005,8 @@ pub static PATTERNS: &[Rule] = &[
         SUMS,
         "q=f32[2,3,4,5] k=f32[2,3,6,5] c=0.3 m=f32[4,6] t=f32 s=[]",
     ),
-    // As exporters to ONNX write it.
+    // As exporters to ONNX write it. They mean rows in which no key is seen. A row that is NaN
+    // because an operand is stays NaN, as in the attention that was exported.
     rule(
         "probs-without-nan",
         &[(

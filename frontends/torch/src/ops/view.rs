@@ -1,0 +1,127 @@
+//! Operators whose results share their operand's memory, and what a write into such a view makes of
+//! the operand.
+
+use super::{bare, is_shape};
+use lower::{Call, Plan, Range, Ref, Result, wrap};
+
+/// The name without namespace and overload.
+fn name(target: &str) -> &str {
+    bare(target).split('.').next().unwrap_or("")
+}
+
+/// True if a result may share the operand's memory.
+pub(crate) fn is_view(target: &str) -> bool {
+    let name = name(target);
+    is_shape(target) && !matches!(name, "sum" | "clone" | "_to_copy")
+        || matches!(
+            name,
+            "contiguous"
+                | "to"
+                | "type_as"
+                | "view_as"
+                | "expand"
+                | "expand_as"
+                | "flatten"
+                | "unflatten"
+                | "slice"
+                | "select"
+                | "narrow"
+                | "split"
+                | "split_with_sizes"
+                | "chunk"
+                | "unbind"
+                | "mT"
+                | "numpy_T"
+                | "detach_"
+                | "_reshape_alias"
+        )
+}
+
+/// When an operator for views makes a copy instead.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Copies {
+    Never,
+    /// If the result has another element type.
+    OtherType,
+    /// If the operand does not lie in memory in the order of its elements.
+    Scattered,
+    /// Perhaps then: it depends on the shapes.
+    PerhapsScattered,
+}
+
+/// When an operator for views makes a copy instead.
+pub(crate) fn copies_if(target: &str) -> Copies {
+    match name(target) {
+        "to" | "type_as" => Copies::OtherType,
+        "contiguous" => Copies::Scattered,
+        "reshape" | "flatten" => Copies::PerhapsScattered,
+        _ => Copies::Never,
+    }
+}
+
+/// True if [`put_back`] knows the operator.
+pub(crate) fn is_invertible(target: &str) -> bool {
+    inverse(name(target)).is_some()
+}
+
+/// Plans the operand `x` of a view whose elements are now those of the second tensor.
+type Inverse = fn(&mut Call<'_>, Ref, Ref) -> Result<Ref>;
+
+fn inverse(name: &str) -> Option<Inverse> {
+    Some(match name {
+        "alias" | "contiguous" | "to" | "type_as" => |c, _, part| {
+            c.ignore(&["dtype", "other"]);
+            Ok(part)
+        },
+        "view" | "_unsafe_view" | "_reshape_alias" | "reshape" | "flatten" | "unflatten"
+        | "squeeze" | "unsqueeze" | "view_as" => |c, x, part| {
+            c.ignore(&["size", "shape", "stride", "start_dim", "end_dim"]);
+            c.ignore(&["dim", "sizes", "other"]);
+            let shape = c.shape_of(x);
+            c.reshape(part, &shape)
+        },
+        "permute" => |c, x, part| {
+            let rank = c.rank(x);
+            let dims = c.ints("dims")?;
+            let mut back = vec![0; rank];
+            for (i, dim) in dims.into_iter().enumerate() {
+                back[wrap(dim, rank)?] = i;
+            }
+            c.permute(part, &back)
+        },
+        "transpose" => |c, x, part| {
+            let rank = c.rank(x);
+            let mut dims: Vec<usize> = (0..rank).collect();
+            let (a, b) = (c.dim("dim0", None, rank)?, c.dim("dim1", None, rank)?);
+            dims.swap(a, b);
+            c.permute(part, &dims)
+        },
+        "t" | "numpy_T" => |c, x, part| {
+            let dims: Vec<usize> = (0..c.rank(x)).rev().collect();
+            c.permute(part, &dims)
+        },
+        "select" => |c, x, part| {
+            let dim = c.dim("dim", None, c.rank(x))?;
+            let at = c.int("index")?;
+            c.select_scatter(x, part, dim, at)
+        },
+        "slice" => |c, x, part| {
+            let dim = c.dim("dim", Some(0), c.rank(x))?;
+            let range = Range {
+                start: c.opt_int("start")?,
+                end: c.opt_int("end")?,
+                step: c.int_or("step", 1)?,
+            };
+            c.slice_scatter(x, part, dim, range)
+        },
+        _ => return None,
+    })
+}
+
+/// The nodes for the operand of a view after a write into the view, whose elements `part` are.
+pub(crate) fn put_back(target: &str, mut call: Call<'_>, part: Ref) -> Result<Plan> {
+    let put = inverse(name(target)).ok_or(lower::Error::NoOp)?;
+    let x = call.tensor("self")?;
+    let y = put(&mut call, x, part)?;
+    call.finish(vec![Some(y)])
+}
