@@ -186,7 +186,7 @@ fn draft_ahead(
     if enough(&draft) {
         return;
     }
-    let room = Room::new(problem.graph, schedule, problem.cost);
+    let room = Room::new(problem, &draft.decisions, schedule);
     let mut last = None;
     for share in &AHEAD[1..] {
         let ahead = (live as f64 * share) as u64;
