@@ -1,6 +1,7 @@
 //! Gives every buffer of a schedule its place: lifetimes to a [`Plan`]. The buffers of a pool are a
 //! [`Trace`], which [`placement`] plans like the trace of any other program.
 
+use crate::plan::machine::{COMPUTE, H2D};
 use ir::graph::Def;
 use ir::schedule::{ALIGN, Buffer, InstrKind, Pool, Schedule};
 use ir::{Graph, Id, Plan, Table};
@@ -168,6 +169,9 @@ pub fn allocate_at(schedule: &Schedule, lives: &Table<Buffer, Lifetime>, unit: u
             offset[buffer] = at;
         }
     }
+    for copy in first_copies(schedule) {
+        offset[copy] = free_earliest(schedule, lives, unit, &offset, copy);
+    }
     Plan::new(schedule, offset)
 }
 
@@ -214,4 +218,65 @@ fn allocate_in(
     let placed =
         place(&trace, &options, &mut |_, _| ()).expect("a schedule's buffers should be right");
     buffers.into_iter().zip(placed.offsets).collect()
+}
+
+/// The buffers of copies to the device before the first kernel.
+fn first_copies(schedule: &Schedule) -> Vec<Buffer> {
+    let before = schedule
+        .instrs
+        .values()
+        .take_while(|data| data.stream != COMPUTE);
+    before
+        .filter(|data| data.stream == H2D)
+        .filter_map(|data| match data.kind {
+            InstrKind::Copy { dst, .. } => Some(dst.buffer),
+            InstrKind::Run { .. } => None,
+        })
+        .collect()
+}
+
+/// The lowest place for a buffer whose bytes have their last use earliest in the step, below the
+/// peak and beside all buffers that live at the same time. So the buffer's first line can start
+/// while the step before still runs.
+fn free_earliest(
+    schedule: &Schedule,
+    lives: &Table<Buffer, Lifetime>,
+    unit: u64,
+    offset: &Table<Buffer, u64>,
+    buffer: Buffer,
+) -> u64 {
+    let Lifetime { start, end } = lives[buffer];
+    let size = |buffer: Buffer| schedule.buffers[buffer].bytes.next_multiple_of(unit);
+    let pool = schedule.buffers[buffer].pool;
+    // From, to, and until which line the bytes are in use by another buffer.
+    let mut blocks: Vec<(u64, u64, u32)> = schedule
+        .buffers
+        .iter()
+        .filter(|&(other, data)| data.pool == pool && other != buffer)
+        .map(|(other, _)| {
+            let life = lives[other];
+            let beside = life.start < end && start < life.end;
+            let until = if beside { u32::MAX } else { life.end };
+            (offset[other], offset[other] + size(other), until)
+        })
+        .collect();
+    blocks.sort_unstable();
+    let own = offset[buffer] + size(buffer);
+    let top = blocks.iter().map(|block| block.1).fold(own, u64::max);
+    let fit = |until: u32| {
+        let mut free = 0;
+        for &(from, to, _) in blocks.iter().filter(|block| until < block.2) {
+            if free + size(buffer) <= from {
+                return Some(free);
+            }
+            free = free.max(to);
+        }
+        (free + size(buffer) <= top).then_some(free)
+    };
+    let mut untils: Vec<u32> = blocks.iter().map(|block| block.2).collect();
+    untils.push(0);
+    untils.sort_unstable();
+    let first = untils.partition_point(|&until| fit(until).is_none());
+    let place = untils.get(first).and_then(|&until| fit(until));
+    place.unwrap_or(offset[buffer])
 }

@@ -254,8 +254,7 @@ pub static LINES: [SchedulePass; 4] = [
     SchedulePass {
         name: "prefetch",
         run: |s, c| {
-            let ahead = c.decisions.ahead;
-            prefetch::run(c.problem.graph, &mut s.schedule, c.problem.cost, ahead);
+            prefetch::run(c.problem, c.decisions, &mut s.schedule);
             Ok(())
         },
     },

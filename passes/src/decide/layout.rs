@@ -249,7 +249,8 @@ pub fn parts(problem: &Problem<'_>) -> Vec<Draft> {
                         *activation = Activation::Swap;
                     }
                 }
-                let decisions = plan(problem, &problem.blocks, &packing, &layout, true);
+                let mut decisions = plan(problem, &problem.blocks, &packing, &layout, true);
+                problem.feed_again(&mut decisions);
                 propose(problem, &decisions, &mut drafts);
             }
         }

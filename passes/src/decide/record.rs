@@ -193,7 +193,7 @@ fn draft_ahead(
         decisions.expect("a draft's decisions should be legal")
     });
     let schedule = between_two.as_ref().unwrap_or(schedule);
-    let room = Room::new(problem.graph, schedule, problem.cost);
+    let room = Room::new(problem, &draft.decisions, schedule);
     let mut last = None;
     for share in &AHEAD[1..] {
         let ahead = (live as f64 * share) as u64;

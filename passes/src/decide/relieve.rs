@@ -115,12 +115,14 @@ impl<'a> TakenBack<'a> {
         candidates.extend(bench.gaps());
         candidates.retain(|candidate| 0.0 < candidate.saves);
         candidates.sort_by(|a, b| b.rate().total_cmp(&a.rate()));
+        let mut decisions = Decisions {
+            layout: None,
+            ..bench.decisions.clone()
+        };
+        bench.problem.feed_again(&mut decisions);
         TakenBack {
             problem: bench.problem,
-            decisions: Decisions {
-                layout: None,
-                ..bench.decisions.clone()
-            },
+            decisions,
             candidates,
             tree: MaxTree::new(&bench.live),
             at_home: BTreeSet::new(),

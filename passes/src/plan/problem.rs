@@ -420,9 +420,39 @@ impl<'a> Problem<'a> {
                     .insert(Gap { value, gap }, (Means::Swap, reason));
             }
         }
+        self.feed_again(decisions);
     }
 
-    /// The gap of a state between its last use in the forward and its next use, if both exist.
+    /// Lets inputs of a few bytes come once more for the backward, if states live on the host.
+    /// Otherwise the first copy in of each step writes where the backward of the step before still
+    /// reads, and the copies of states queue behind it.
+    pub fn feed_again(&self, decisions: &mut Decisions) {
+        if decisions.hosted.is_empty() || self.parts.is_some() {
+            return;
+        }
+        let mostly_latency = 2.0 * self.cost.link(0);
+        for &value in &self.graph.inputs {
+            let bytes = self.graph.values[value].ty.bytes();
+            let micros = self.cost.link(bytes);
+            let Some(gap) = self.between_phases(value) else {
+                continue;
+            };
+            if micros <= mostly_latency {
+                let reason = Reason {
+                    bytes,
+                    swap: Some(micros),
+                    recompute: None,
+                    line: self.uses[value][gap as usize + 1],
+                };
+                decisions
+                    .cuts
+                    .insert(Gap { value, gap }, (Means::Swap, reason));
+            }
+        }
+    }
+
+    /// The gap of a state or an input between its last use in the forward and its next use, if both
+    /// exist.
     pub fn between_phases(&self, before: Value) -> Option<u32> {
         let forward =
             |&at: &u32| self.graph.nodes[self.lines[at as usize]].phase == ir::Phase::Forward;

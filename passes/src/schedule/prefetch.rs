@@ -6,16 +6,17 @@
 //! peak rises by at most the bytes that the decisions reserve for this.
 
 use crate::alloc::{lifetimes, live_bytes};
-use crate::cost::Cost;
-use crate::plan::machine::{BACKWARD, COMPUTE, DEVICE, FORWARD, H2D};
+use crate::cost::{Cost, Lane};
+use crate::plan::machine::{BACKWARD, COMPUTE, D2H, DEVICE, FORWARD, H2D};
+use crate::plan::{Decisions, Problem};
 use ir::schedule::{InstrData, InstrKind, Schedule, Why};
-use ir::{Buffer, Graph, Id, Instr, Table};
+use ir::{Buffer, Id, Instr, Table};
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Reorders the lines; copies may take `ahead` bytes above the peak.
-pub fn run(graph: &Graph, schedule: &mut Schedule, cost: &dyn Cost, ahead: u64) {
-    let order = Room::new(graph, schedule, cost).order(ahead);
+/// Reorders the lines of decisions.
+pub fn run(problem: &Problem<'_>, decisions: &Decisions, schedule: &mut Schedule) {
+    let order = Room::new(problem, decisions, schedule).order(decisions.ahead);
     if let Some(order) = order {
         reorder(schedule, &order);
     }
@@ -65,11 +66,17 @@ pub struct Room<'a> {
     /// For each copy in, one past the line that last wrote its source. The copy must stay after
     /// this line.
     lowest: Vec<usize>,
+    /// When copies out run, by the same clock: from, to. Copies in are slower then.
+    out: Vec<(f64, f64)>,
+    /// When the last line would end.
+    end: f64,
 }
 
 impl<'a> Room<'a> {
-    /// The room of a schedule's copies.
-    pub fn new(graph: &Graph, schedule: &'a Schedule, cost: &'a dyn Cost) -> Room<'a> {
+    /// The room of the copies of decisions. A layout of ProTrain takes them to be alone on the
+    /// link, as the paper's formulas do.
+    pub fn new(problem: &Problem<'a>, decisions: &Decisions, schedule: &'a Schedule) -> Room<'a> {
+        let (graph, cost) = (problem.graph, problem.cost);
         let n = schedule.instrs.len();
         let live = live_bytes(schedule, &lifetimes(schedule), DEVICE);
         let mut clock = 0.0;
@@ -79,10 +86,18 @@ impl<'a> Room<'a> {
         let mut lowest = vec![0; n];
         // In a step with a pause, where that is.
         let mut pause = 0;
+        let mut out: Vec<(f64, f64)> = vec![];
         for (instr, data) in schedule.instrs.iter() {
             starts.push(clock);
             if data.stream == COMPUTE {
                 clock += cost.line(graph, schedule, instr);
+            }
+            if data.stream == D2H && decisions.layout.is_none() {
+                let micros = cost.line(graph, schedule, instr);
+                match out.last_mut() {
+                    Some(last) if clock <= last.1 => last.1 += micros,
+                    _ => out.push((clock, clock + micros)),
+                }
             }
             if let InstrKind::Copy { src, bytes, .. } = data.kind {
                 lowest[instr.index()] = filled[src.buffer].last(src.offset..src.offset + bytes);
@@ -106,46 +121,45 @@ impl<'a> Room<'a> {
             live,
             starts,
             lowest,
+            out,
+            end: clock,
         }
+    }
+
+    /// When a copy in of `bytes` bytes must start to end at a time.
+    fn start(&self, bytes: u64, end: f64) -> f64 {
+        let keeps = self.cost.shares().keeps[Lane::In as usize][Lane::Out as usize];
+        let (mut left, mut at) = (self.cost.link(bytes), end);
+        let before = self.out.partition_point(|&(from, _)| from < end);
+        for &(from, to) in self.out[..before].iter().rev() {
+            let alone = at - to.min(at);
+            if left <= alone {
+                break;
+            }
+            (left, at) = (left - alone, to.min(at));
+            let beside = (at - from) * keeps;
+            if left <= beside {
+                return at - left / keeps;
+            }
+            (left, at) = (left - beside, from);
+        }
+        at - left
     }
 
     /// The order of the lines if copies may take `ahead` bytes above the peak; `None` if no copy
     /// moves.
     pub fn order(&self, ahead: u64) -> Option<Vec<u32>> {
-        let Room {
-            schedule, starts, ..
-        } = self;
-        let is_copy_in = |line: usize| schedule.instrs[Instr::new(line)].stream == H2D;
-        let copies_in: Vec<usize> = (0..schedule.instrs.len())
+        let is_copy_in = |line: usize| self.schedule.instrs[Instr::new(line)].stream == H2D;
+        let copies_in: Vec<usize> = (0..self.schedule.instrs.len())
             .filter(|&line| is_copy_in(line))
             .collect();
         if copies_in.is_empty() {
             return None;
         }
-        let mut live = self.live.clone();
-        let peak = live.iter().copied().max().unwrap_or(0) + ahead;
-        // Each line's slot: lines keep their own, copies in move to lower ones.
-        let mut slots: Vec<usize> = (0..schedule.instrs.len()).collect();
-        let mut link_free = f64::INFINITY;
-        for &line in copies_in.iter().rev() {
-            let data = &schedule.instrs[Instr::new(line)];
-            let InstrKind::Copy { dst, bytes, .. } = data.kind else {
-                continue;
-            };
-            // This copy overwrites a state's old value, which lines before it may read.
-            if data.why == Why::Update {
-                continue;
-            }
-            let wanted = starts[line].min(link_free) - self.cost.link(bytes);
-            let size = schedule.buffers[dst.buffer].bytes;
-            let mut slot = line;
-            while self.lowest[line] < slot && wanted < starts[slot] && live[slot - 1] + size <= peak
-            {
-                slot -= 1;
-                live[slot] += size;
-            }
-            slots[line] = slot;
-            link_free = wanted.max(starts[slot]);
+        let (mut slots, early) = self.slots(&copies_in, ahead, f64::INFINITY);
+        // The first copies should start before the step does, so the last ones must end sooner.
+        if early < 0.0 {
+            slots = self.slots(&copies_in, ahead, self.end + early).0;
         }
         // The link is a queue: a copy that is needed later must not come before one that is needed
         // sooner.
@@ -170,5 +184,42 @@ impl<'a> Room<'a> {
             }
         }
         Some(order)
+    }
+
+    /// Each line's slot: lines keep their own, copies in move to lower ones. Also the time at which
+    /// the first copy should start. The link is free for these copies until `link_free`.
+    fn slots(&self, copies_in: &[usize], ahead: u64, mut link_free: f64) -> (Vec<usize>, f64) {
+        let Room {
+            schedule, starts, ..
+        } = self;
+        let mut live = self.live.clone();
+        let peak = live.iter().copied().max().unwrap_or(0) + ahead;
+        let mut slots: Vec<usize> = (0..schedule.instrs.len()).collect();
+        let mut early = 0.0;
+        for &line in copies_in.iter().rev() {
+            let data = &schedule.instrs[Instr::new(line)];
+            let InstrKind::Copy { dst, bytes, .. } = data.kind else {
+                continue;
+            };
+            // This copy overwrites a state's old value, which lines before it may read.
+            if data.why == Why::Update {
+                continue;
+            }
+            let wanted = self.start(bytes, starts[line].min(link_free));
+            let size = schedule.buffers[dst.buffer].bytes;
+            let mut slot = line;
+            while self.lowest[line] < slot && wanted < starts[slot] && live[slot - 1] + size <= peak
+            {
+                slot -= 1;
+                live[slot] += size;
+            }
+            slots[line] = slot;
+            link_free = match slot {
+                0 => wanted,
+                _ => wanted.max(starts[slot]),
+            };
+            early = wanted;
+        }
+        (slots, early)
     }
 }
