@@ -2407,7 +2407,7 @@ fn a_node_may_run_in_parts() {
 
 /// A parameter that comes from the disk by a buffer of the host.
 const STAGED: &str = r#"graph g {
-  state  param %w -> %w : f32[16] "w"
+  state  param  %w : f32[16] "w"
   fwd -          %y = relu %w : f32[16]
   output y = %y
 }
