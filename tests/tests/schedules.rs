@@ -19,8 +19,11 @@ proptest! {
         recipe in generate::recipes(40),
         choices in generate::choices(),
         seed: u64,
+        // The share of what leaves the device that the host holds, if there is a disk.
+        share in proptest::option::of(0.0..1.0),
     ) {
-        let device = devices::named("test").unwrap();
+        let mut device = devices::named("test").unwrap();
+        device.disk = share.map(|_: f64| forced::disk());
         let cost = Roofline::new(&device);
         let traced = generate::graph(&recipe);
         prop_assert_eq!(ir::verify::graph(&traced), vec![]);
@@ -38,6 +41,10 @@ proptest! {
         let still = run::plain(&traced, &start, &vec![feeds[0].clone(); 3]);
         let problem = Problem::new(&graph, &device, &cost);
         let decisions = generate::decisions(&problem, &choices);
+        let problem = match share {
+            Some(share) => forced::with_little_host(problem, &decisions, share),
+            None => problem,
+        };
         // An empty tensor has a place, which nothing touches.
         let exact = graph.values.values().all(|data| 0 < data.ty.bytes());
         for variant in Variant::ALL {

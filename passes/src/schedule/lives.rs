@@ -71,12 +71,9 @@ fn stretched(
         .collect();
     let n = schedule.instrs.len() as u32;
     let mut lives = lives.clone();
-    // With a disk behind it, the host's pool has a limit, and `spill` says how long buffers of both
-    // hold their bytes.
-    let spills = schedule.buffers.iter().any(|(_, data)| {
-        let has_both = schedule.pool_in(MemorySpace::Host).is_some();
-        has_both && schedule.pools[data.pool].space == MemorySpace::Disk
-    });
+    // With a disk behind the host, `spill` keeps the host's limit by the positions of lines.
+    let has = |space| schedule.pool_in(space).is_some();
+    let spills = has(MemorySpace::Host) && has(MemorySpace::Disk);
     for (instr, data) in schedule
         .instrs
         .iter()
