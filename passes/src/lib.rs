@@ -6,6 +6,7 @@ pub mod decide;
 pub mod devices;
 pub mod explain;
 pub mod graph;
+mod lines;
 pub mod list;
 mod loss_variants;
 mod manager;

@@ -233,7 +233,7 @@ pub static PER_VARIANT: [GraphPass; 8] = [
 
 /// Schedule passes up to the point where places are needed.
 pub static LINES: [SchedulePass; 4] = [
-    // The only place that inserts copies and reruns.
+    // The only place that inserts reruns, and copies from and to the device.
     SchedulePass {
         name: "apply",
         run: |s, c| {
@@ -264,11 +264,6 @@ pub static LINES: [SchedulePass; 4] = [
         run: |s, c| spill::run(c.problem, &mut s.schedule),
     },
 ];
-
-/// How many of [`LINES`] are before `prefetch`, and how many are between device and host alone.
-pub const UNMOVED: usize = 2;
-/// See [`UNMOVED`].
-pub const BETWEEN_TWO: usize = 3;
 
 /// Schedule passes that assign places. They never fail.
 pub static PLACES: [SchedulePass; 2] = [

@@ -5,7 +5,7 @@
 //! runs the same passes on the chosen plan.
 
 use crate::alloc::Lifetime;
-use crate::list::{BETWEEN_TWO, LINES, PLACES, ScheduleContext, SchedulePass, Scheduled, UNMOVED};
+use crate::list::{LINES, PLACES, ScheduleContext, Scheduled};
 use crate::plan::machine::{DEVICE, HOST};
 use crate::plan::{Decisions, Illegal, Problem};
 use crate::schedule::sync;
@@ -26,29 +26,30 @@ pub struct Finished {
 
 /// The schedule of decisions, up to the point where places are needed.
 pub fn lines(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, Illegal> {
-    run(problem, decisions, &LINES, true)
+    run(problem, decisions, None, true)
 }
 
 /// The same without names of buffers, in half the time. Planners build thousands of schedules that
 /// are never printed.
 pub fn unnamed(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, Illegal> {
-    run(problem, decisions, &LINES, false)
+    run(problem, decisions, None, false)
 }
 
 /// The same up to the pass that moves copies up.
 pub fn unmoved(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, Illegal> {
-    run(problem, decisions, &LINES[..UNMOVED], false)
+    run(problem, decisions, Some("prefetch"), false)
 }
 
 /// The same up to the pass that lets buffers of the host wait on a disk.
 pub fn between_two(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, Illegal> {
-    run(problem, decisions, &LINES[..BETWEEN_TWO], false)
+    run(problem, decisions, Some("spill"), false)
 }
 
+/// Runs [`LINES`], or those before the pass with a name.
 fn run(
     problem: &Problem<'_>,
     decisions: &Decisions,
-    passes: &[SchedulePass],
+    before: Option<&str>,
     named: bool,
 ) -> Result<Schedule, Illegal> {
     problem.cancel.look();
@@ -57,7 +58,7 @@ fn run(
         ..ScheduleContext::new(problem, decisions)
     };
     let mut scheduled = Scheduled::default();
-    for pass in passes {
+    for pass in LINES.iter().take_while(|pass| Some(pass.name) != before) {
         (pass.run)(&mut scheduled, &context)?;
     }
     Ok(scheduled.schedule)

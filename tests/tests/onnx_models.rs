@@ -244,13 +244,14 @@ fn curve(graph: &Graph) -> (u64, Vec<(u64, f64)>) {
 #[test]
 fn plans_are_as_good_as_those_of_the_same_model_by_torch_export() {
     for (name, files) in TWICE {
+        // The fastest step of the mixture takes 0.04 % more time in ONNX.
+        let slack = if name == "moe" { 1.001 } else { 1.0 };
         let (their_keep, theirs) = curve(&exported(name).graph);
         for model_name in files {
             let (keep, ours) = curve(&read(model_name, &options_of(name)).graph);
             assert!(keep as f64 <= 1.01 * their_keep as f64, "{model_name}");
             for &(bytes, micros) in theirs.iter().filter(|plan| 3 * plan.0 >= their_keep) {
-                // The same work in other nodes differs by less than a thousandth.
-                let mut near = ours.iter().filter(|plan| plan.1 <= 1.001 * micros);
+                let mut near = ours.iter().filter(|plan| plan.1 <= slack * micros);
                 assert!(
                     near.any(|plan| plan.0 as f64 <= 1.05 * bytes as f64),
                     "{model_name}: no plan for {bytes} bytes takes {micros} us: {ours:?}"

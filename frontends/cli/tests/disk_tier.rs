@@ -1,4 +1,4 @@
-//! A disk in place of the host's memory.
+//! A disk in place of the host's memory, or behind it.
 
 use crate::common::{Folder, model, run};
 
@@ -25,6 +25,13 @@ fn batches(folder: &Folder) -> String {
     )
 }
 
+/// The states that a training saves.
+fn saved(folder: &Folder, name: &str, train: &str) -> Vec<u8> {
+    let out = folder.file(name);
+    run(&format!("{train} --save {out}")).expect(0);
+    std::fs::read(out).unwrap()
+}
+
 /// States and activations that lie on the disk have the bits that they have in memory, and no file
 /// stays.
 #[test]
@@ -33,12 +40,8 @@ fn a_step_on_disk_has_the_bits_of_one_in_memory() {
     let (gpt2, data) = (model(GPT2), batches(&folder));
     let files = Folder::new("disk-tier-files");
     let disk = files.file("");
-    let saved = |name: &str, options: &str| {
-        let out = folder.file(name);
-        let train = format!("train {gpt2} {TRAIN} --batches {data} --save {out} {options}");
-        run(&train).expect(0);
-        std::fs::read(out).unwrap()
-    };
+    let train = format!("train {gpt2} {TRAIN} --batches {data}");
+    let saved = |name: &str, options: &str| saved(&folder, name, &format!("{train} {options}"));
     let memory = saved("memory.safetensors", "");
     for (name, budget) in [("half.safetensors", "50%"), ("least.safetensors", "30%")] {
         let options = format!("--budget {budget} --disk {disk} --disk-rate 1GB/s");
@@ -88,15 +91,11 @@ fn a_large_update_runs_in_parts() {
     let batch = safetensors::serialize([("batch.0.x", view.unwrap())], None).unwrap();
     let data = folder.write("batches.safetensors", batch);
     let disk = folder.file("");
-    let saved = |name: &str, options: &str| {
-        let out = folder.file(name);
-        let train = "--optimizer adamw --lr 1e-2 --kernels plain --init normal:0.1 --steps 3";
-        run(&format!(
-            "train {model} {train} --batches {data} --save {out} {options}"
-        ))
-        .expect(0);
-        std::fs::read(out).unwrap()
-    };
+    let train = format!(
+        "train {model} --optimizer adamw --lr 1e-2 --kernels plain --init normal:0.1 --steps 3 \
+         --batches {data}"
+    );
+    let saved = |name: &str, options: &str| saved(&folder, name, &format!("{train} {options}"));
     let memory = saved("memory.safetensors", "");
     let options = format!("--budget 52MiB --disk {disk} --disk-rate 1GB/s");
     assert!(saved("disk.safetensors", &options) == memory);
@@ -122,12 +121,8 @@ fn a_disk_behind_the_host_changes_no_bit() {
     let (gpt2, data) = (model(GPT2), batches(&folder));
     let files = Folder::new("disk-tier-three-files");
     let disk = files.file("");
-    let saved = |name: &str, options: &str| {
-        let out = folder.file(name);
-        let train = format!("train {gpt2} {TRAIN} --batches {data} --save {out} {options}");
-        run(&train).expect(0);
-        std::fs::read(out).unwrap()
-    };
+    let train = format!("train {gpt2} {TRAIN} --batches {data}");
+    let saved = |name: &str, options: &str| saved(&folder, name, &format!("{train} {options}"));
     let memory = saved("memory.safetensors", "");
     for (name, host) in [
         ("some.safetensors", "600KiB"),

@@ -198,14 +198,21 @@ impl Call<'_> {
         self.scalar_step(OpKind::MulScalar, y, float(0.5))
     }
 
-    /// The angle in -π/2..π/2 whose sine is `x`.
-    pub fn asin(&mut self, x: Ref) -> Result<Ref> {
-        let dtype = self.dtype(x);
-        let x = self.cast(x, statistics(dtype))?;
+    /// For angles: the size of `x`, and where it is 1. `x` apart from there, with its distances from
+    /// 1 below and above.
+    fn sides_of_one(&mut self, x: Ref) -> Result<([Ref; 2], [Ref; 3])> {
         let size = self.map(OpKind::Abs, x)?;
         let at_end = self.scalar_step(OpKind::EqScalar, size, float(1.0))?;
         let inner = self.apart(at_end, x)?;
         let [below, above] = self.distances_from_one(inner)?;
+        Ok(([size, at_end], [inner, below, above]))
+    }
+
+    /// The angle in -π/2..π/2 whose sine is `x`.
+    pub fn asin(&mut self, x: Ref) -> Result<Ref> {
+        let dtype = self.dtype(x);
+        let x = self.cast(x, statistics(dtype))?;
+        let ([size, at_end], [inner, below, above]) = self.sides_of_one(x)?;
         let square = self.step(OpKind::Mul, &[], &[below, above])?;
         let cosine = self.map(OpKind::Sqrt, square)?;
         let tangent = self.step(OpKind::Div, &[], &[inner, cosine])?;
@@ -223,10 +230,7 @@ impl Call<'_> {
     pub fn acos(&mut self, x: Ref) -> Result<Ref> {
         let dtype = self.dtype(x);
         let x = self.cast(x, statistics(dtype))?;
-        let size = self.map(OpKind::Abs, x)?;
-        let at_end = self.scalar_step(OpKind::EqScalar, size, float(1.0))?;
-        let inner = self.apart(at_end, x)?;
-        let [below, above] = self.distances_from_one(inner)?;
+        let ([size, at_end], [inner, below, above]) = self.sides_of_one(x)?;
         let square = self.step(OpKind::Div, &[], &[below, above])?;
         let tangent = self.map(OpKind::Sqrt, square)?;
         let half = self.map(OpKind::Atan, tangent)?;

@@ -12,7 +12,6 @@ pub mod chunks;
 pub mod figures;
 pub mod greedy;
 pub mod layout;
-mod lines;
 mod propose;
 pub mod recompute;
 pub mod record;

@@ -201,24 +201,21 @@ fn draft_ahead(
         let Some(order) = order.filter(|order| last.as_ref() != Some(order)) else {
             continue;
         };
-        let early = || {
-            let mut early = schedule.clone();
-            reorder(&mut early, &order);
-            spill::run(problem, &mut early).map(|()| early)
+        let moved = || {
+            let mut moved = schedule.clone();
+            reorder(&mut moved, &order);
+            spill::run(problem, &mut moved).ok().map(|()| moved)
         };
-        let (micros, spilled) = match between_two {
-            None => (lines.unlimited_micros(&order), None),
-            Some(_) => match early() {
-                Ok(early) => {
-                    let micros = unlimited(problem.graph, &early, problem.cost).micros;
-                    (micros, Some(early))
-                }
-                Err(_) => continue,
-            },
+        // What spills follows from the order, so with a disk the time is that of other lines.
+        let spilled = between_two.is_some().then(moved).flatten();
+        let micros = match (&between_two, &spilled) {
+            (None, _) => lines.unlimited_micros(&order),
+            (Some(_), Some(spilled)) => unlimited(problem.graph, spilled, problem.cost).micros,
+            (Some(_), None) => continue,
         };
         if micros < draft.micros * (1.0 - AHEAD_WORTH) {
             log::trace!("draft with {ahead} bytes of copies ahead: {micros:.0} µs");
-            let Some(early) = spilled.or_else(|| early().ok()) else {
+            let Some(early) = spilled.or_else(moved) else {
                 continue;
             };
             let [live, host] = live_peaks(&early);

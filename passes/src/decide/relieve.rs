@@ -8,9 +8,9 @@
 //! their own. They are left out unless they are as low as the draft before, and faster. The same
 //! with a larger target than the peak fills memory that a draft leaves free.
 
-use super::lines::{MaxTree, Stretch};
 use super::record::{self, Draft};
 use crate::alloc::{lifetimes, live_bytes};
+use crate::lines::{MaxTree, Stretch};
 use crate::plan::machine::{D2H, DEVICE, H2D};
 use crate::plan::tuning::AHEAD_WORTH;
 use crate::plan::{Decisions, Gap, Means, Problem};

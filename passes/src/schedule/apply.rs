@@ -1,4 +1,4 @@
-//! Turns decisions into lines. Only this pass inserts copies and reruns.
+//! Turns decisions into lines. Only this pass inserts reruns, and copies from and to the device.
 //!
 //! Before: an ordered graph and decisions. After: a schedule that computes the same as the graph,
 //! run from top to bottom. Each value has its own buffer from its first access to its last.

@@ -1,6 +1,6 @@
 //! The candidates of a round: [`Cut`], and the taste that chooses its means.
 
-use crate::decide::lines::Stretch;
+use crate::lines::Stretch;
 use crate::plan::{Decisions, Gap, Group, Means, Problem, Reason};
 use ir::Value;
 use ir::graph::Def;

@@ -4,7 +4,7 @@ use super::cascade::Cascade;
 use super::cut::{Cut, Frees, Gaps, Score, Taste};
 use super::occupancy::{Idle, Occupancy};
 use super::prices::{Load, Prices};
-use crate::decide::lines::{Above, MaxTree};
+use crate::lines::{Above, MaxTree};
 use crate::plan::{Decisions, Gap, Group, Means, Problem};
 use crate::sim::Timeline;
 use ir::schedule::{Buffer, InstrKind, Schedule};

@@ -8,10 +8,10 @@ use super::held::Held;
 use super::tier::Clock;
 use crate::alloc::{lifetimes, live_bytes};
 use crate::cost::Cost;
+use crate::lines::{MaxTree, Stretch};
 use crate::plan::Problem;
 use crate::plan::machine::HOST;
 use ir::Schedule;
-use std::ops::Range;
 
 /// A way to free bytes of the host.
 struct Candidate {
@@ -34,12 +34,16 @@ pub(super) fn choose(
 ) -> Vec<Held> {
     let live = live_bytes(schedule, &lifetimes(schedule), HOST);
     let n = live.len();
-    let mut live = Live::new(&live);
+    let mut tree = MaxTree::new(&live);
+    let replace = |tree: &mut MaxTree, one: &mut Held, by: Held| {
+        tree.free(&one.footprint(n));
+        tree.restore(&by.footprint(n));
+        *one = by;
+    };
     if problem.on_disk.is_some() {
         for one in held.iter_mut().filter(|one| one.is_home) {
             let spilled = one.spilled();
-            live.replace(&one.footprint(n), &spilled.footprint(n));
-            *one = spilled;
+            replace(&mut tree, one, spilled);
         }
     }
     let mut candidates: Vec<Candidate> = vec![];
@@ -48,17 +52,12 @@ pub(super) fn choose(
     }
     candidates.sort_by(|a, b| b.worth.total_cmp(&a.worth).then(a.held.cmp(&b.held)));
     for Candidate { held: k, gap, .. } in candidates {
-        if live.most(0..n) <= most {
+        if tree.most() <= most {
             break;
         }
-        let (before, after) = (held[k].footprint(n), with(&held[k], gap));
-        let frees = after.footprint(n);
-        let is_full = freed(&before, &frees, n)
-            .iter()
-            .any(|lines| live.most(lines.clone()) > most);
-        if is_full {
-            live.replace(&before, &frees);
-            held[k] = after;
+        let after = with(&held[k], gap);
+        if !tree.is_within(&freed(&held[k], &after, n), most) {
+            replace(&mut tree, &mut held[k], after);
         }
     }
     held.retain(|one| one.spills);
@@ -89,7 +88,7 @@ fn candidates(
     let area = |one: &Held| -> f64 {
         let footprint = one.footprint(n).into_iter();
         footprint
-            .map(|(lines, bytes)| bytes as f64 * clock.micros(lines))
+            .map(|(from, to, bytes)| bytes as f64 * clock.micros(from..to))
             .sum()
     };
     let candidate = |before: (f64, f64), after: &Held, gap| {
@@ -113,98 +112,19 @@ fn candidates(
     candidates
 }
 
-/// The lines at which bytes are freed: those of the first footprint outside the second.
-fn freed(
-    before: &[(Range<usize>, u64)],
-    after: &[(Range<usize>, u64)],
-    n: usize,
-) -> Vec<Range<usize>> {
-    let mut free = vec![];
-    let mut from = before
-        .iter()
-        .map(|(lines, _)| lines.start)
-        .min()
-        .unwrap_or(0);
-    let end = before.iter().map(|(lines, _)| lines.end).max().unwrap_or(n);
-    for (lines, _) in after {
-        if from < lines.start {
-            free.push(from..lines.start);
+/// The lines at which a buffer frees bytes of the host if it becomes another: those at which only
+/// the first takes some. The numbers of bytes are 0.
+fn freed(before: &Held, after: &Held, n: usize) -> Vec<Stretch> {
+    let (before, after) = (before.footprint(n), after.footprint(n));
+    let starts = before.iter().map(|&(from, ..)| from);
+    let ends = before.iter().map(|&(_, to, _)| to);
+    let (mut from, end) = (starts.min().unwrap_or(0), ends.max().unwrap_or(n));
+    let mut freed = vec![];
+    for (start, to, _) in after.into_iter().chain([(end, end, 0)]) {
+        if from < start {
+            freed.push((from, start, 0));
         }
-        from = from.max(lines.end);
+        from = from.max(to);
     }
-    if from < end {
-        free.push(from..end);
-    }
-    free
-}
-
-/// Bytes alive at each line, with the most in any range: a tree of sums and maxima.
-struct Live {
-    leaves: usize,
-    /// What each node adds to all lines below it, and the most below it, itself included.
-    adds: Vec<i64>,
-    most: Vec<i64>,
-}
-
-impl Live {
-    fn new(live: &[u64]) -> Live {
-        let leaves = live.len().next_power_of_two();
-        let mut most = vec![0; 2 * leaves];
-        for (line, &bytes) in live.iter().enumerate() {
-            most[leaves + line] = bytes as i64;
-        }
-        for node in (1..leaves).rev() {
-            most[node] = most[2 * node].max(most[2 * node + 1]);
-        }
-        Live {
-            leaves,
-            adds: vec![0; 2 * leaves],
-            most,
-        }
-    }
-
-    fn replace(&mut self, before: &[(Range<usize>, u64)], after: &[(Range<usize>, u64)]) {
-        for (lines, bytes) in before {
-            self.add(lines, -(*bytes as i64), 1, 0..self.leaves);
-        }
-        for (lines, bytes) in after {
-            self.add(lines, *bytes as i64, 1, 0..self.leaves);
-        }
-    }
-
-    fn add(&mut self, lines: &Range<usize>, bytes: i64, node: usize, of: Range<usize>) {
-        if lines.end <= of.start || of.end <= lines.start {
-            return;
-        }
-        if lines.start <= of.start && of.end <= lines.end {
-            self.adds[node] += bytes;
-            self.most[node] += bytes;
-            return;
-        }
-        let middle = of.start.midpoint(of.end);
-        self.add(lines, bytes, 2 * node, of.start..middle);
-        self.add(lines, bytes, 2 * node + 1, middle..of.end);
-        self.most[node] = self.adds[node] + self.most[2 * node].max(self.most[2 * node + 1]);
-    }
-
-    /// The most bytes alive at one of some lines.
-    fn most(&self, lines: Range<usize>) -> u64 {
-        self.find(&lines, 1, 0..self.leaves).max(0) as u64
-    }
-
-    fn find(&self, lines: &Range<usize>, node: usize, of: Range<usize>) -> i64 {
-        if lines.end <= of.start || of.end <= lines.start {
-            return i64::MIN / 2;
-        }
-        if lines.start <= of.start && of.end <= lines.end {
-            return self.most[node];
-        }
-        let middle = of.start.midpoint(of.end);
-        let below = self.find(lines, 2 * node, of.start..middle).max(self.find(
-            lines,
-            2 * node + 1,
-            middle..of.end,
-        ));
-        self.adds[node] + below
-    }
+    freed
 }

@@ -1,6 +1,7 @@
 //! Buffers of the host that may wait on the disk, and their visits to the host.
 
 use crate::cost::Cost;
+use crate::lines::Stretch;
 use crate::plan::Problem;
 use crate::plan::machine::HOST;
 use ir::graph::Def;
@@ -116,16 +117,16 @@ impl Held {
     }
 
     /// The lines at which it takes bytes of the host, and how many. `n` is the number of lines.
-    pub(super) fn footprint(&self, n: usize) -> Vec<(Range<usize>, u64)> {
+    pub(super) fn footprint(&self, n: usize) -> Vec<Stretch> {
         if self.spills {
             let visits = self.visits().into_iter();
-            return visits.map(|v| (v.first..v.last + 1, v.size())).collect();
+            return visits.map(|v| (v.first, v.last + 1, v.size())).collect();
         }
-        let lines = match (self.touches.first(), self.touches.last()) {
-            (Some(first), Some(last)) if !self.is_home => first.line..last.line + 1,
-            _ => 0..n,
+        let (from, to) = match (self.touches.first(), self.touches.last()) {
+            (Some(first), Some(last)) if !self.is_home => (first.line, last.line + 1),
+            _ => (0, n),
         };
-        vec![(lines, self.bytes)]
+        vec![(from, to, self.bytes)]
     }
 
     /// The time of all its copies, µs.

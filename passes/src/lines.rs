@@ -2,17 +2,17 @@
 //! alive.
 
 /// Lines `from..to` and a number of bytes.
-pub(super) type Stretch = (usize, usize, u64);
+pub(crate) type Stretch = (usize, usize, u64);
 
 /// Which lines have more bytes alive than the target.
-pub(super) struct Above {
+pub(crate) struct Above {
     /// How many lines before each line are above the target.
     before: Vec<u32>,
 }
 
 impl Above {
     /// `live` has the bytes alive at each line.
-    pub(super) fn new(live: &[u64], target: u64) -> Above {
+    pub(crate) fn new(live: &[u64], target: u64) -> Above {
         let mut count = 0;
         let mut before = vec![0];
         before.extend(live.iter().map(|&bytes| {
@@ -23,14 +23,14 @@ impl Above {
     }
 
     /// True if one of lines `from..to` is above the target.
-    pub(super) fn any(&self, from: usize, to: usize) -> bool {
+    pub(crate) fn any(&self, from: usize, to: usize) -> bool {
         let last = self.before.len() - 1;
         from < to && self.before[from.min(last)] < self.before[to.min(last)]
     }
 }
 
 /// Bytes alive at each line: a segment tree with range add and range maximum.
-pub(super) struct MaxTree {
+pub(crate) struct MaxTree {
     leaves: usize,
     max: Vec<i64>,
     add: Vec<i64>,
@@ -63,7 +63,7 @@ impl Subtree {
 }
 
 impl MaxTree {
-    pub(super) fn new(values: &[u64]) -> MaxTree {
+    pub(crate) fn new(values: &[u64]) -> MaxTree {
         let leaves = values.len().next_power_of_two().max(1);
         let mut max = vec![0; 2 * leaves];
         for (i, &value) in values.iter().enumerate() {
@@ -80,28 +80,28 @@ impl MaxTree {
     }
 
     /// Subtracts the bytes of the stretches.
-    pub(super) fn free(&mut self, stretches: &[Stretch]) {
+    pub(crate) fn free(&mut self, stretches: &[Stretch]) {
         for &(from, to, bytes) in stretches {
             self.add_below(self.root(), from, to, -(bytes as i64));
         }
     }
 
     /// Adds the bytes of the stretches again.
-    pub(super) fn restore(&mut self, stretches: &[Stretch]) {
+    pub(crate) fn restore(&mut self, stretches: &[Stretch]) {
         for &(from, to, bytes) in stretches {
             self.add_below(self.root(), from, to, bytes as i64);
         }
     }
 
     /// True if no line of the stretches is above the target.
-    pub(super) fn is_within(&self, stretches: &[Stretch], target: u64) -> bool {
+    pub(crate) fn is_within(&self, stretches: &[Stretch], target: u64) -> bool {
         stretches
             .iter()
             .all(|&(from, to, _)| self.max(from, to) <= target)
     }
 
     /// The maximum over all lines. Those beyond the last are 0.
-    pub(super) fn most(&self) -> u64 {
+    pub(crate) fn most(&self) -> u64 {
         self.max[1].max(0) as u64
     }
 
