@@ -198,8 +198,8 @@ impl Call<'_> {
         self.scalar_step(OpKind::MulScalar, y, float(0.5))
     }
 
-    /// For angles: the size of `x`, and where it is 1. `x` apart from there, with its distances from
-    /// 1 below and above.
+    /// For angles: the size of `x`, and where it is 1. `x` apart from there, with its distances
+    /// from 1 below and above.
     fn sides_of_one(&mut self, x: Ref) -> Result<([Ref; 2], [Ref; 3])> {
         let size = self.map(OpKind::Abs, x)?;
         let at_end = self.scalar_step(OpKind::EqScalar, size, float(1.0))?;
