@@ -230,7 +230,7 @@ impl Call<'_> {
     pub fn acos(&mut self, x: Ref) -> Result<Ref> {
         let dtype = self.dtype(x);
         let x = self.cast(x, statistics(dtype))?;
-        let ([size, at_end], [inner, below, above]) = self.sides_of_one(x)?;
+        let ([size, at_end], [_, below, above]) = self.sides_of_one(x)?;
         let square = self.step(OpKind::Div, &[], &[below, above])?;
         let tangent = self.map(OpKind::Sqrt, square)?;
         let half = self.map(OpKind::Atan, tangent)?;

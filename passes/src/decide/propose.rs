@@ -35,6 +35,7 @@ fn parts<'a>(problem: &'a Problem<'_>, planner: Planner) -> Vec<Part<'a>> {
         };
         match own {
             Planner::Auto => {
+                add(Origin::Keep, false, vec![boxed(|_| fed_twice(problem))]);
                 add(Origin::Remat, false, remat_parts(problem));
                 add(
                     Origin::Blocks,
@@ -71,6 +72,18 @@ fn parts<'a>(problem: &'a Problem<'_>, planner: Planner) -> Vec<Part<'a>> {
 
 fn boxed<'a>(drafts: impl Fn(&Wanted) -> Vec<Draft> + Sync + 'a) -> Drafts<'a> {
     Box::new(drafts)
+}
+
+/// Keeps everything but the inputs, which come once more for the backward. So those of the next
+/// step come while the backward runs.
+fn fed_twice(problem: &Problem<'_>) -> Vec<Draft> {
+    let mut decisions = problem.start();
+    problem.feed_twice(&mut decisions, f64::INFINITY);
+    let mut drafts = vec![];
+    if !decisions.cuts.is_empty() {
+        record::propose(problem, &decisions, &mut drafts);
+    }
+    drafts
 }
 
 /// False for a share that gives no group, and for a share below 1 that gives all groups.

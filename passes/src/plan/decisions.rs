@@ -97,6 +97,36 @@ impl Decisions {
         self.chunks.retain(|chunk| !chunk.is_empty());
     }
 
+    /// Cuts the chunk that begins with a state into two of about the same size. Each comes later and
+    /// leaves earlier than the whole, with one more copy.
+    pub fn halve(&mut self, graph: &Graph, first: State) {
+        let Some(at) = self
+            .chunks
+            .iter()
+            .position(|chunk| chunk.first() == Some(&first))
+        else {
+            return;
+        };
+        let (front, back) = Decisions::halves(graph, &self.chunks[at]);
+        let halves = [front.to_vec(), back.to_vec()];
+        self.chunks.splice(at..=at, halves);
+        self.chunks.retain(|chunk| 1 < chunk.len());
+        self.layout = None;
+    }
+
+    /// The states at the start of a chunk that have about half of its bytes, and the others.
+    pub(crate) fn halves<'a>(graph: &Graph, chunk: &'a [State]) -> (&'a [State], &'a [State]) {
+        let bytes = |state: &State| graph.values[graph.states[*state].before].ty.bytes();
+        let all: u64 = chunk.iter().map(bytes).sum();
+        let mut sum = 0;
+        let front = chunk.iter().take_while(|state| {
+            sum += bytes(state);
+            2 * sum <= all
+        });
+        let n_front = front.count().clamp(1, chunk.len() - 1);
+        chunk.split_at(n_front)
+    }
+
     /// True if the host computes a state's new value.
     pub fn is_updated_on_host(&self, graph: &Graph, state: State) -> bool {
         let maker = graph.def_node(graph.root(graph.states[state].after));

@@ -87,11 +87,13 @@ pub struct GroupData {
 }
 
 impl GroupData {
-    /// Lets the host update the states, which live on the host, and lets them come in chunks.
+    /// Lets the host update the states, which will live on the host, and lets those come in chunks
+    /// that do not live there yet.
     pub(crate) fn add_to(&self, decisions: &mut Decisions) {
-        decisions
-            .chunks
-            .extend(self.chunks.iter().filter(|chunk| 1 < chunk.len()).cloned());
+        let moves = |state: &State| !decisions.hosted.contains_key(state);
+        let chunks = self.chunks.iter();
+        let chunks = chunks.filter(|chunk| 1 < chunk.len() && chunk.iter().all(moves));
+        decisions.chunks.extend(chunks.cloned());
         decisions.on_host.extend(&self.updates);
     }
 }
@@ -389,10 +391,10 @@ impl<'a> Problem<'a> {
     pub fn hosted(&self, share: f64) -> Decisions {
         let mut decisions = self.start();
         for group in self.groups.values().rev().take(self.n_hosted(share)) {
+            group.add_to(&mut decisions);
             for &state in group.params.iter().chain(&group.moments) {
                 decisions.hosted.insert(state, self.hosted_reason(state));
             }
-            group.add_to(&mut decisions);
         }
         decisions
     }
@@ -427,17 +429,23 @@ impl<'a> Problem<'a> {
     /// Otherwise the first copy in of each step writes where the backward of the step before still
     /// reads, and the copies of states queue behind it.
     pub fn feed_again(&self, decisions: &mut Decisions) {
-        if decisions.hosted.is_empty() || self.parts.is_some() {
+        if !decisions.hosted.is_empty() {
+            self.feed_twice(decisions, 2.0 * self.cost.link(0));
+        }
+    }
+
+    /// Lets inputs come once more for the backward, if a copy takes at most `most` µs.
+    pub fn feed_twice(&self, decisions: &mut Decisions, most: f64) {
+        if self.parts.is_some() {
             return;
         }
-        let mostly_latency = 2.0 * self.cost.link(0);
         for &value in &self.graph.inputs {
             let bytes = self.graph.values[value].ty.bytes();
             let micros = self.cost.link(bytes);
             let Some(gap) = self.between_phases(value) else {
                 continue;
             };
-            if micros <= mostly_latency {
+            if micros <= most {
                 let reason = Reason {
                     bytes,
                     swap: Some(micros),

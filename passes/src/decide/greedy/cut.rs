@@ -2,8 +2,8 @@
 
 use crate::lines::Stretch;
 use crate::plan::{Decisions, Gap, Group, Means, Problem, Reason};
-use ir::Value;
 use ir::graph::Def;
+use ir::{State, Value};
 use smallvec::SmallVec;
 use std::cmp::Ordering;
 
@@ -75,6 +75,8 @@ pub(super) struct Cut {
     pub(super) group: Option<Group>,
     /// Time that the host's updates take, µs.
     pub(super) host: f64,
+    /// The first state of a chunk that is halved; nothing else is cut then.
+    pub(super) halved: Option<State>,
 }
 
 impl Cut {
@@ -93,6 +95,7 @@ impl Cut {
             line: 0,
             group: None,
             host: 0.0,
+            halved: None,
         }
     }
 
@@ -120,12 +123,18 @@ impl Cut {
     }
 
     pub(super) fn add_to(&self, decisions: &mut Decisions, problem: &Problem<'_>) {
+        if let Some(first) = self.halved {
+            return decisions.halve(problem.graph, first);
+        }
         let reason = Reason {
             bytes: self.bytes,
             swap: Some(self.swap),
             recompute: self.recompute,
             line: self.line,
         };
+        if let Some(group) = self.group {
+            problem.groups[group].add_to(decisions);
+        }
         for &(value, gap) in &self.gaps {
             match (gap, problem.graph.values[value].def) {
                 (Some(gap), _) => {
@@ -133,13 +142,10 @@ impl Cut {
                     decisions.cuts.insert(gap, (self.means, reason));
                 }
                 (None, Def::State(state)) => {
-                    decisions.hosted.insert(state, reason);
+                    decisions.hosted.entry(state).or_insert(reason);
                 }
                 (None, _) => {}
             }
-        }
-        if let Some(group) = self.group {
-            problem.groups[group].add_to(decisions);
         }
     }
 }

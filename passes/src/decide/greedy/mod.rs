@@ -15,6 +15,7 @@
 
 mod cascade;
 mod cut;
+mod last_resort;
 mod occupancy;
 mod prices;
 mod round;

@@ -29,6 +29,8 @@ pub(super) struct Occupancy {
     pub(super) home: Table<Buffer, bool>,
     /// The number of lines of the model before each line.
     pub(super) position: Vec<u32>,
+    /// The line that runs each position of the model.
+    line: Vec<u32>,
     /// When each value is on the device: lines `from..=to`, ascending.
     resident: Table<Value, SmallVec<[(u32, u32); 2]>>,
 }
@@ -45,6 +47,21 @@ impl Occupancy {
             }
         }
         scan.finish()
+    }
+
+    /// When the value is on the device: lines `from..=to`, ascending.
+    pub(super) fn resident(&self, value: Value) -> &[(u32, u32)] {
+        &self.resident[value]
+    }
+
+    /// The lines of the model that access the value.
+    pub(super) fn lines_of(
+        &self,
+        problem: &Problem<'_>,
+        value: Value,
+    ) -> impl Iterator<Item = usize> {
+        let accesses = problem.accesses[value].iter();
+        accesses.filter_map(|&at| self.line.get(at as usize).map(|&line| line as usize))
     }
 
     /// True if the value lies on the device at `line`.
@@ -80,6 +97,9 @@ impl<'a> Scan<'a> {
             n_model += u32::from(data.why == Why::Model);
             before
         });
+        let lines = schedule.instrs.iter();
+        let of_model = lines.filter(|(_, data)| data.why == Why::Model);
+        let line = of_model.map(|(instr, _)| instr.index() as u32).collect();
         let mut scan = Scan {
             problem,
             schedule,
@@ -90,6 +110,7 @@ impl<'a> Scan<'a> {
                 shared: Table::filled(n_buffers, false),
                 home: Table::filled(n_buffers, false),
                 position: position.collect(),
+                line,
                 resident: Table::filled(problem.graph.values.len(), SmallVec::new()),
             },
         };

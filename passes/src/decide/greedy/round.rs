@@ -15,20 +15,20 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 /// The data of a round.
 pub(super) struct Round<'a> {
-    problem: &'a Problem<'a>,
-    decisions: &'a Decisions,
+    pub(super) problem: &'a Problem<'a>,
+    pub(super) decisions: &'a Decisions,
     schedule: &'a Schedule,
     /// Recomputes that are not tried again.
     banned: &'a BTreeSet<(Value, u32)>,
     taste: Taste,
     pub(super) occupancy: Occupancy,
-    prices: Prices<'a>,
+    pub(super) prices: Prices<'a>,
 }
 
 /// A state that is on the device at entry: its buffer, and when it is idle there.
-struct Home {
-    buffer: Buffer,
-    frees: Frees,
+pub(super) struct Home {
+    pub(super) buffer: Buffer,
+    pub(super) frees: Frees,
 }
 
 impl<'a> Round<'a> {
@@ -55,9 +55,14 @@ impl<'a> Round<'a> {
     /// Cuts that lower every line of `live` to `target`, or as near to it as possible. Both are in
     /// bytes.
     pub(super) fn choose(&self, live: &[u64], target: u64) -> Vec<Cut> {
-        let candidates = self.candidates(&Above::new(live, target));
+        let above = Above::new(live, target);
+        let homes = self.homes();
         let mut tree = MaxTree::new(live);
-        let mut chosen = self.cheapest(candidates, &mut tree, target);
+        let mut chosen = self.cheapest(self.candidates(&homes, &above), &mut tree, target);
+        if target < tree.most() {
+            let last = self.last_resorts(&homes, &above);
+            chosen.extend(self.cheapest(last, &mut tree, target));
+        }
         drop_needless(&mut chosen, &mut tree, target);
         chosen
     }
@@ -99,7 +104,7 @@ impl<'a> Round<'a> {
     }
 
     /// Everything that frees a line above the target.
-    fn candidates(&self, above: &Above) -> Vec<Cut> {
+    fn candidates(&self, homes: &Table<State, Option<Home>>, above: &Above) -> Vec<Cut> {
         let mut cascade = Cascade::new(self.problem);
         let blocks = if self.taste == Taste::Block {
             self.blocks(above, &mut cascade)
@@ -118,9 +123,8 @@ impl<'a> Round<'a> {
             .collect();
         candidates.extend(blocks);
         candidates.extend(self.chunks(above, &mut cascade));
-        let homes = self.homes();
-        candidates.extend(self.states(&homes, above));
-        candidates.extend(self.groups(&homes, above));
+        candidates.extend(self.states(homes, above));
+        candidates.extend(self.groups(homes, above));
         candidates
     }
 
@@ -333,17 +337,24 @@ impl<'a> Round<'a> {
         cuts
     }
 
-    /// Groups of states that might live on the host and be updated there.
+    /// Groups of states that might live on the host and be updated there, if all are at home.
     fn groups(&self, homes: &Table<State, Option<Home>>, above: &Above) -> Vec<Cut> {
-        let groups = self.problem.groups.ids();
+        let groups = self.problem.groups.iter();
+        let is_home = |&state: &State| homes[state].is_some();
         groups
-            .filter_map(|group| self.group(group, homes, above))
+            .filter(|(_, group)| group.params.iter().chain(&group.moments).all(is_home))
+            .filter_map(|(id, _)| self.group(id, homes, above))
             .collect()
     }
 
-    /// The candidate of a group, if all its states are at home. Its parameters are copied in for
-    /// their uses; its moments never are.
-    fn group(&self, id: Group, homes: &Table<State, Option<Home>>, above: &Above) -> Option<Cut> {
+    /// The candidate of a group. Its parameters are copied in for their uses; its moments never
+    /// are.
+    pub(super) fn group(
+        &self,
+        id: Group,
+        homes: &Table<State, Option<Home>>,
+        above: &Above,
+    ) -> Option<Cut> {
         let group = &self.problem.groups[id];
         let n = self.schedule.instrs.len();
         let (mut gaps, mut frees) = (Gaps::new(), Frees::new());
@@ -351,7 +362,7 @@ impl<'a> Round<'a> {
         let (mut first, mut last) = (n, 0);
         let gap = |state: State| (self.problem.graph.states[state].before, None);
         for &state in &group.params {
-            let home = homes[state].as_ref()?;
+            let Some(home) = &homes[state] else { continue };
             gaps.push(gap(state));
             bytes += self.bytes(home.buffer);
             sent += self.bytes(home.buffer);
@@ -361,7 +372,18 @@ impl<'a> Round<'a> {
             last = last.max(touched.last().map_or(0, |&line| line as usize));
         }
         for &state in &group.moments {
-            let home = homes[state].as_ref()?;
+            let Some(home) = &homes[state] else {
+                // It comes for the update.
+                let value = self.problem.graph.states[state].before;
+                let place = self
+                    .problem
+                    .place_bytes(self.problem.graph.values[value].ty.bytes());
+                let resident = self.occupancy.resident(value).iter();
+                frees.extend(resident.map(|&(from, to)| (from as usize, to as usize + 1, place)));
+                gaps.push(gap(state));
+                bytes += place;
+                continue;
+            };
             gaps.push(gap(state));
             bytes += self.bytes(home.buffer);
             frees.push((0, n, self.bytes(home.buffer)));
@@ -381,13 +403,13 @@ impl<'a> Round<'a> {
         Some(cut)
     }
 
-    fn bytes(&self, buffer: Buffer) -> u64 {
+    pub(super) fn bytes(&self, buffer: Buffer) -> u64 {
         self.schedule.buffers[buffer].bytes
     }
 }
 
 /// True if one of the stretches has a line above the target.
-fn frees_above(frees: &Frees, above: &Above) -> bool {
+pub(super) fn frees_above(frees: &Frees, above: &Above) -> bool {
     frees.iter().any(|&(from, to, _)| above.any(from, to))
 }
 
