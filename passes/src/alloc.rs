@@ -3,7 +3,7 @@
 
 use crate::plan::machine::{COMPUTE, H2D};
 use ir::graph::Def;
-use ir::schedule::{ALIGN, Buffer, InstrKind, Pool, Schedule};
+use ir::schedule::{ALIGN, Buffer, InstrKind, Pool, Schedule, Why};
 use ir::{Graph, Id, Plan, Table};
 use placement::trace::{Block, Trace};
 use placement::{Effort, Options, place};
@@ -156,6 +156,14 @@ pub fn states_first(graph: &Graph, schedule: &Schedule, plan: &Plan, unit: u64) 
 /// A plan is good enough if its peak exceeds the lower bound by at most one part in this number.
 const NEAR: u64 = 200;
 
+/// The most bytes in excess of the lower bound with which a plan is good enough. There is one plan
+/// that keeps everything, and shares of the memory refer to it, so it is as small as possible.
+fn good_enough(schedule: &Schedule, bound: u64) -> u64 {
+    let moves = |why| matches!(why, Why::Recompute | Why::SwapOut | Why::Gather);
+    let keeps_all = !schedule.instrs.values().any(|data| moves(data.why));
+    if keeps_all { 0 } else { bound / NEAR }
+}
+
 /// A plan in which buffers that live at the same time do not overlap.
 pub fn allocate(schedule: &Schedule, lives: &Table<Buffer, Lifetime>) -> Plan {
     allocate_at(schedule, lives, ALIGN)
@@ -212,7 +220,7 @@ fn allocate_in(
     let bound = live_peak(schedule, lives, pool);
     let options = Options {
         effort: Effort::Brief,
-        capacity: Some(bound + bound / NEAR),
+        capacity: Some(bound + good_enough(schedule, bound)),
         ..Options::default()
     };
     let placed =

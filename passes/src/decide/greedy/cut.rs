@@ -142,7 +142,7 @@ impl Cut {
                     decisions.cuts.insert(gap, (self.means, reason));
                 }
                 (None, Def::State(state)) => {
-                    decisions.hosted.entry(state).or_insert(reason);
+                    decisions.hosted.insert(state, reason);
                 }
                 (None, _) => {}
             }
