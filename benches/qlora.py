@@ -88,7 +88,7 @@ def stored(file: Path) -> tuple[int, int]:
 def main() -> None:
     """Read the arguments, train, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    defaults = {"pretrain": 600, "steps": 300, "batch": 4, "sequence": 32, "layers": 9, "width": 512, "rank": 7}
+    defaults = {"pretrain": 600, "steps": 300, "batch": 4, "sequence": 32, "layers": 9, "width": 512, "rank": 6}
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()

@@ -173,7 +173,7 @@ def test_what_is_known_to_be_pure_runs_again() -> None:
 
     def chain(h: torch.Tensor) -> torch.Tensor:
         for _ in range(6):
-            h = torch.sinh(F.rrelu(h, training=True) * 0.3)
+            h = torch.lgamma(F.rrelu(h, training=True).abs() * 0.3 + 1)
         return h
 
     # Where nothing can be swapped, something must be computed again.
@@ -183,7 +183,7 @@ def test_what_is_known_to_be_pure_runs_again() -> None:
     for name, _, _, n, _ in least.plan.externs:
         runs[name] = max(n, runs.get(name, 0))
     assert least.plan.peak < step.plan.peak
-    assert runs["aten.sinh.default"] > 1
+    assert runs["aten.lgamma.default"] > 1
     assert runs["aten.rrelu_with_noise_functional.default"] == 1
     assert least.check is None, "PyTorch's generator goes on with each call"
     losses = []
