@@ -16,10 +16,11 @@ use passes::graph::optimizer::{HYPER, Optimizer};
 use passes::graph::{canonical, optimizer};
 use passes::pipeline::{self, Budget, Error, Options};
 use passes::plan::Limits;
+use passes::plan::machine::DEVICE;
 use passes::plan::tuning::RUNGS;
 use passes::schedule::lives::Variant;
 use passes::schedule::order::{self, Update};
-use passes::{devices, realise};
+use passes::{alloc, devices, realise};
 use runtime::{Machine, StateInit};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
@@ -98,6 +99,23 @@ fn auto_is_never_worse() {
 }
 
 /// For one budget, ladders of a large graph end early, with the same plan as the full ladders.
+/// No plan needs less than its neediest line. A trajectory gets near that, though states begin in
+/// chunks, at home, and with their updates on the device.
+#[test]
+fn the_smallest_plan_is_near_its_neediest_line() {
+    for name in ["gpt2-tiny", "llama-tiny", "bert-tiny"] {
+        let graph = prepared(read(&format!("{name}/joint_coarse.pt2")));
+        let (smallest, neediest) = with_problem(&graph, "cpu", |problem| {
+            let of = |budget| decide(problem, Planner::Auto, budget).unwrap();
+            let smallest = of(Budget::Share(1.0)).smallest.unwrap();
+            let decisions = of(Budget::Bytes(smallest)).decisions;
+            let schedule = realise::unnamed(problem, &decisions).unwrap();
+            (smallest, alloc::neediest(&schedule, DEVICE))
+        });
+        assert!(smallest as f64 <= 1.01 * neediest as f64, "{name}");
+    }
+}
+
 #[test]
 fn ladders_end_early() {
     let graph = prepared(chain::chain(140));
