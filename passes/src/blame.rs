@@ -85,12 +85,12 @@ fn enough(
 ) -> Option<u64> {
     let has_few_lines = problems.iter().all(|p| p.lines.len() <= FEW_LINES);
     let halvings = if has_few_lines { HALVINGS } else { 0 };
-    let given: Vec<_> = problems.iter().map(|p| p.host_limit).collect();
+    let hosts: Vec<_> = problems.iter().map(|p| p.host_limit).collect();
     let disks: Vec<_> = problems.iter().map(|p| p.disk_limit).collect();
     let is_behind_host = suspect.space == MemorySpace::Disk
         && problems.iter().all(|problem| !problem.device.host_is_disk);
     // The pool's peak of the fastest plan with a limit of the pool.
-    let mut peak = |limit: u64| {
+    let mut plan = |limit: u64| {
         for problem in &mut *problems {
             match is_behind_host {
                 true => problem.disk_limit = limit,
@@ -106,31 +106,47 @@ fn enough(
         let lines = realise::lines(&problems[chosen], &decided.decisions).ok()?;
         Some(spill::on_disk(&problems[chosen], &lines))
     };
-    let Suspect { limit, most, .. } = *suspect;
     // No plan needs less; often a plan with this pool fits the budget, too.
     let least = match infeasible.pool == suspect.space.name() {
         true => infeasible.smallest,
-        false => limit,
+        false => suspect.limit,
     };
-    let mut enough = None;
-    if limit < least {
-        enough = peak(least);
+    let enough = smallest(&mut plan, suspect, least, halvings);
+    // Another pool may be asked about next.
+    for ((problem, host), disk) in problems.iter_mut().zip(hosts).zip(disks) {
+        (problem.host_limit, problem.disk_limit) = (host, disk);
     }
-    if enough.is_none() && least < most {
-        enough = peak(most);
+    enough
+}
+
+/// A small limit of at least `least` bytes with which a plan fits. `plan` says what the plan with a
+/// limit takes.
+fn smallest(
+    plan: &mut dyn FnMut(u64) -> Option<u64>,
+    suspect: &Suspect,
+    least: u64,
+    halvings: usize,
+) -> Option<u64> {
+    let mut found = None;
+    if suspect.limit < least {
+        found = plan(least).map(|peak| (least, peak));
+    }
+    if found.is_none() && least < suspect.most {
+        found = plan(suspect.most).map(|peak| (suspect.most, peak));
         let mut too_small = least;
         for _ in 0..halvings {
-            let Some(most) = enough else { break };
-            let middle = too_small.midpoint(most);
-            match peak(middle) {
-                Some(peak) => enough = Some(peak),
+            let Some((_, peak)) = found else { break };
+            let middle = too_small.midpoint(peak);
+            match plan(middle) {
+                Some(peak) => found = Some((middle, peak)),
                 None => too_small = middle,
             }
         }
     }
-    // Another pool may be asked about next.
-    for ((problem, host), disk) in problems.iter_mut().zip(given).zip(disks) {
-        (problem.host_limit, problem.disk_limit) = (host, disk);
-    }
-    enough
+    let (limit, peak) = found?;
+    // Planners go by the limit, too: if it is what the plan takes, they may not find the plan.
+    Some(match peak < limit && plan(peak).is_some() {
+        true => peak,
+        false => limit,
+    })
 }
