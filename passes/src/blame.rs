@@ -1,5 +1,5 @@
-//! Which limit is to blame if no plan fits: that of the host's pool, or of the disk's. It plans again
-//! with larger ones, so the error says what is large enough.
+//! Which limit is to blame if no plan fits: that of the host's pool, or of the disk's. It plans
+//! again with larger ones, so the error says what is large enough.
 
 use crate::decide;
 use crate::plan::{Error, Extent, HostTooSmall, Infeasible, Options, Problem};
