@@ -144,8 +144,8 @@ impl Summary<'_> {
             )
         });
         format!(
-            "peak          {peak}\n{behind}keep          {}: the peak is {share:.1}% of it\nstep          \
-             {step}\nmoved         {moved}\n{padding}loss          \
+            "peak          {peak}\n{behind}keep          {}: the peak is {share:.1}% of it\n\
+             step          {step}\nmoved         {moved}\n{padding}loss          \
              {first} -> {} in {steps} steps on {} batches{skipped}\n",
             bytes(planned.keep_peak_bytes),
             self.run.last_loss(),
