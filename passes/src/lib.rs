@@ -1,6 +1,7 @@
 //! Graph to Schedule and Plan. [`pipeline`] is the list of passes; read it first.
 
 pub mod alloc;
+mod blame;
 pub mod cost;
 pub mod decide;
 pub mod devices;

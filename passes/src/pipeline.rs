@@ -6,6 +6,7 @@
 //! of the chosen plan.
 
 use crate::alloc;
+use crate::blame::blamed;
 use crate::cost::Cost;
 use crate::decide::bound::{self, Certificate};
 use crate::decide::{self, Decided, Outcome};
@@ -14,8 +15,8 @@ use crate::graph::reduction::Kind;
 use crate::list::{GraphContext, SHARED, ScheduleContext, failed, schedule_passes};
 use crate::loss_variants::{self, Problems, Slots, Stage};
 use crate::manager::{self, Manager};
-use crate::plan::machine::{self, DEVICE, HOST};
-use crate::plan::{Extent, HostTooSmall, Infeasible, Problem};
+use crate::plan::machine::{DEVICE, HOST};
+use crate::plan::{Extent, Problem};
 use crate::realise::Finished;
 use crate::schedule::lives::lives;
 use crate::sim::{self, Timeline, simulate};
@@ -214,72 +215,6 @@ pub fn compile(
         loss_variants,
         ..compiled
     })
-}
-
-/// For graphs with more lines, a plan takes seconds: no smaller pool of the host is searched.
-const FEW_LINES: usize = 2000;
-/// How often the range that has the smallest sufficient pool of the host is halved.
-const HALVINGS: usize = 4;
-
-/// The error of planning. If the pool behind the link is limited and a plan fits with a larger one,
-/// it says how large.
-fn blamed(error: Error, mut problems: Vec<Problem<'_>>, options: &Options) -> Error {
-    let first = problems
-        .first()
-        .map(|problem| (problem.device, problem.host_limit));
-    let (Error::Infeasible(infeasible), Some((device, Some(limit)))) = (&error, first) else {
-        return error;
-    };
-    let beyond = machine::beyond(device);
-    if options.host.is_none() && beyond == MemorySpace::Host {
-        return error;
-    }
-    let has_few_lines = problems.iter().all(|p| p.lines.len() <= FEW_LINES);
-    let halvings = if has_few_lines { HALVINGS } else { 0 };
-    let all = device.host_bytes;
-    // The host's peak of the fastest plan with a limit of the host's pool.
-    let mut host_peak = |limit: u64| {
-        for problem in &mut problems {
-            problem.host_limit = Some(limit);
-        }
-        let (planner, budget) = (options.planner, options.budget);
-        let planned = decide::decide_among(&problems, planner, budget, Extent::Plan);
-        planned.ok().map(|(_, decided, _)| decided.figures.host)
-    };
-    // No plan needs less; often a plan with this pool fits the budget, too.
-    let least = match infeasible.pool == beyond.name() {
-        true => infeasible.smallest,
-        false => limit,
-    };
-    let mut enough = None;
-    if limit < least {
-        enough = host_peak(least);
-    }
-    if enough.is_none() && least < all {
-        enough = host_peak(all);
-        let mut too_small = least;
-        for _ in 0..halvings {
-            let Some(most) = enough else { break };
-            let middle = too_small.midpoint(most);
-            match host_peak(middle) {
-                Some(peak) => enough = Some(peak),
-                None => too_small = middle,
-            }
-        }
-    }
-    match enough.filter(|&enough| limit < enough) {
-        Some(enough) => Error::HostTooSmall(Box::new(HostTooSmall {
-            infeasible: Infeasible::clone(infeasible),
-            pool: beyond.name(),
-            option: match beyond {
-                MemorySpace::Disk => "--disk DIR:",
-                MemorySpace::Host | MemorySpace::Device(_) => "--host ",
-            },
-            limit,
-            enough,
-        })),
-        None => error,
-    }
 }
 
 /// Runs the schedule passes on the chosen decisions, and proves the program.

@@ -16,6 +16,15 @@ pub(crate) struct Access {
     pub(crate) write: bool,
 }
 
+/// How far something reaches into a pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Reach {
+    /// An index into the artifact's pools.
+    pub(crate) pool: usize,
+    /// One past the last byte.
+    pub(crate) end: u64,
+}
+
 impl Access {
     /// An access of `bytes` bytes at a place; `None` if `bytes` is 0. The place is validated: its
     /// end does not overflow.
@@ -38,6 +47,14 @@ impl Access {
                 .expect("a validated tensor should have a size"),
             write,
         )
+    }
+
+    /// How far it reaches into its pool.
+    pub(crate) fn reach(&self) -> Reach {
+        Reach {
+            pool: self.pool,
+            end: self.end,
+        }
     }
 
     /// Whether both touch a byte.

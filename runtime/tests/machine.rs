@@ -184,12 +184,19 @@ fn the_measured_peak_is_what_was_touched() {
     exact.write_input("x", &floats(1.0)).unwrap();
     exact.step().unwrap();
     assert_eq!(exact.measured_peak_bytes(), 4 * 64);
+    let host = [
+        exact.measured_in(MemorySpace::Host),
+        exact.planned_in(MemorySpace::Host),
+    ];
+    assert_eq!(host, [3 * 64; 2]);
+    assert_eq!(exact.measured_in(MemorySpace::Disk), 0);
     assert_eq!(
         exact.device_pool_bytes(),
         exact.summary().planned_peak_bytes
     );
     // A pool that is larger than the plan needs is detected.
     artifact.pools[0].bytes += 64;
+    artifact.pools[1].bytes += 64;
     artifact.summary.planned_peak_bytes += 64;
     let mut loose = machine(artifact, Options::default());
     loose.write_input("x", &floats(1.0)).unwrap();
@@ -198,6 +205,8 @@ fn the_measured_peak_is_what_was_touched() {
         (loose.measured_peak_bytes(), loose.device_pool_bytes()),
         (4 * 64, 5 * 64)
     );
+    assert_eq!(loose.measured_in(MemorySpace::Host), 3 * 64);
+    assert_eq!(loose.planned_in(MemorySpace::Host), 4 * 64);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Runs a step, plain or compiled, to compare the results bit for bit.
 
 use crate::evaluate::{self, Tensors};
-use artifact::Artifact;
+use artifact::{Artifact, MemorySpace};
 use ir::Graph;
 use runtime::{Error, Files, Machine, Options};
 
@@ -36,13 +36,48 @@ fn machine(artifact: &Artifact, options: Options) -> Result<Machine, Error> {
     Machine::beside(artifact.clone(), options, files)
 }
 
-/// Runs an artifact on a machine, one step for each of `feeds`. Also returns the measured peak of
-/// the device's pool.
+/// Bytes of each pool that a run touched, or that a plan has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Peaks {
+    /// Of the device.
+    pub device: u64,
+    /// Of the host.
+    pub host: u64,
+    /// Of the disk.
+    pub disk: u64,
+}
+
+impl Peaks {
+    fn new(of: impl Fn(MemorySpace) -> u64) -> Peaks {
+        Peaks {
+            device: of(MemorySpace::Device(0)),
+            host: of(MemorySpace::Host),
+            disk: of(MemorySpace::Disk),
+        }
+    }
+
+    /// Those of an artifact's plan.
+    pub fn planned(artifact: &Artifact) -> Peaks {
+        Peaks::new(|space| artifact.pool_in(space).map_or(0, |pool| pool.bytes))
+    }
+
+    /// Those that a machine has measured.
+    pub fn measured(machine: &Machine) -> Peaks {
+        Peaks::new(|space| machine.measured_in(space))
+    }
+
+    /// True if no pool has more than in the other.
+    pub fn within(&self, other: &Peaks) -> bool {
+        self.device <= other.device && self.host <= other.host && self.disk <= other.disk
+    }
+}
+
+/// Runs an artifact on a machine, one step for each of `feeds`. Also returns the measured peaks.
 pub fn compiled(
     artifact: &Artifact,
     options: Options,
     feeds: &[Tensors],
-) -> Result<(Outcome, u64), Error> {
+) -> Result<(Outcome, Peaks), Error> {
     let mut machine = machine(artifact, options)?;
     let mut outputs = vec![];
     for feed in feeds {
@@ -55,7 +90,7 @@ pub fn compiled(
             outputs,
             states: states(&mut machine, artifact)?,
         },
-        machine.measured_peak_bytes(),
+        Peaks::measured(&machine),
     ))
 }
 

@@ -6,6 +6,7 @@
 use artifact::Artifact;
 use codegen::Data;
 use ir::Device;
+use lighterage_tests::run::Peaks;
 use passes::cost::Roofline;
 use passes::decide::Extent;
 use passes::graph::optimizer::{HYPER, Optimizer};
@@ -194,7 +195,7 @@ impl Fixture {
         Trained {
             losses,
             states,
-            measured_peak: machine.measured_peak_bytes(),
+            measured: Peaks::measured(&machine),
         }
     }
 }
@@ -202,7 +203,7 @@ impl Fixture {
 struct Trained {
     losses: Vec<Vec<u8>>,
     states: BTreeMap<String, Vec<u8>>,
-    measured_peak: u64,
+    measured: Peaks,
 }
 
 fn cpu() -> Device {
@@ -332,8 +333,10 @@ fn same_at_every_budget(name: &str, level: &str, kernels: Kernels) {
         }
         for shuffle in [None, Some(k)] {
             let trained = fixture.train(&artifact, STEPS, shuffle);
+            let planned = Peaks::planned(&artifact);
             assert_eq!(
-                trained.measured_peak, peak,
+                (planned.device, trained.measured),
+                (peak, planned),
                 "{name} {level}: measured at {budget}"
             );
             assert_eq!(
@@ -419,7 +422,9 @@ fn every_precision_has_the_same_bits_at_every_budget() {
                 let budget = Budget::Bytes(budget);
                 let (compiled, artifact) = fixture.compile(Optimizer::AdamW, budget).unwrap();
                 let trained = fixture.train(&artifact, STEPS, Some(3));
-                assert_eq!(trained.measured_peak, compiled.planned_peak, "{what}");
+                let planned = Peaks::planned(&artifact);
+                assert_eq!(planned.device, compiled.planned_peak, "{what}");
+                assert_eq!(trained.measured, planned, "{what}");
                 assert_eq!(trained.losses, expected.losses, "{what}");
                 assert_eq!(trained.states, expected.states, "{what}");
             }

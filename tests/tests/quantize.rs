@@ -6,7 +6,7 @@ use codegen::Data;
 use ir::op::OpKind;
 use ir::text::parse_graph;
 use ir::{Graph, StateKind};
-use lighterage_tests::run;
+use lighterage_tests::run::{self, Peaks};
 use passes::cost::Roofline;
 use passes::decide::Planner;
 use passes::devices;
@@ -277,8 +277,9 @@ fn a_step_on_nf4_is_the_step_on_its_numbers() {
         let train = |compiled: &Compiled, start: &Data| {
             let artifact = codegen::emit(compiled, start, codegen::Target::host()).unwrap();
             let options = runtime::Options::default();
-            let (outcome, peak) = run::compiled(&artifact, options, &feeds).unwrap();
-            assert_eq!(peak, compiled.planned_peak);
+            let (outcome, peaks) = run::compiled(&artifact, options, &feeds).unwrap();
+            assert_eq!(peaks.device, compiled.planned_peak);
+            assert_eq!(peaks, Peaks::planned(&artifact));
             outcome
         };
         let keep = Options {

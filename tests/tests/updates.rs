@@ -101,7 +101,8 @@ fn train(compiled: &Compiled, start: &Data, hyper: &[f64], steps: u64) -> run::O
         .collect();
     let (outcome, measured) =
         run::compiled(&artifact, runtime::Options::default(), &feeds).unwrap();
-    assert_eq!(measured, compiled.planned_peak);
+    assert_eq!(measured.device, compiled.planned_peak);
+    assert_eq!(measured, run::Peaks::planned(&artifact));
     let shuffled = run::compiled(&artifact, run::shuffled(steps), &feeds).unwrap();
     assert!(shuffled.0 == outcome, "shuffled");
     outcome

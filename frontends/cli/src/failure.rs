@@ -14,7 +14,7 @@ pub(crate) enum Failure {
     Input(String),
     /// No plan fits.
     NoFit(Box<Infeasible>),
-    /// No plan fits, because `--host` is too small.
+    /// No plan fits, because the host's pool or the disk's is too small.
     HostTooSmall(Box<HostTooSmall>),
     /// No schedule of an offloading problem, or no plan of addresses, fits: the reason.
     NoSchedule(String),

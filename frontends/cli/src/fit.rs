@@ -80,7 +80,7 @@ impl Row {
         let outcome = match model::compile(graph, &compiling, &machine, Dumps::Stderr) {
             Ok(compiled) => Outcome::Fits(Box::new(Fit::of(&compiled))),
             Err(Failure::NoFit(infeasible)) => Outcome::Needs(infeasible.smallest, infeasible.pool),
-            Err(Failure::HostTooSmall(small)) => Outcome::Needs(small.enough, "host".into()),
+            Err(Failure::HostTooSmall(small)) => Outcome::Needs(small.enough, small.pool),
             Err(other) => return Err(other),
         };
         Ok(Row {

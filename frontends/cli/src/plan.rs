@@ -50,8 +50,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             Failure::NoFit(infeasible) => shortage(infeasible),
             Failure::HostTooSmall(host) => {
                 let mut object = shortage(&host.infeasible);
-                object["host_limit_bytes"] = host.limit.into();
-                object["host_bytes_that_fit"] = host.enough.into();
+                // The pool is the host's or the disk's.
+                object[format!("{}_limit_bytes", host.pool)] = host.limit.into();
+                object[format!("{}_bytes_that_fit", host.pool)] = host.enough.into();
                 object
             }
             _ => return,

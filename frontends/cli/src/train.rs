@@ -272,7 +272,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     }
     let report = Summary {
         machine: &machines.machines()[0],
-        measured_peak_bytes: machines.measured_peak_bytes(),
+        peaks: summary::peaks(&machines),
         run: &run,
         word: items[0].word,
         batches,

@@ -25,10 +25,26 @@ fn batches(folder: &Folder) -> String {
     )
 }
 
-/// The states that a training saves.
+/// The states that a training saves. Each pool's measured peak is the planned one, to the byte.
 fn saved(folder: &Folder, name: &str, train: &str) -> Vec<u8> {
     let out = folder.file(name);
-    run(&format!("{train} --save {out}")).expect(0);
+    let lines = run(&format!("{train} --save {out} --json"))
+        .expect(0)
+        .json();
+    let summary = &lines.last().unwrap()["summary"];
+    for pool in ["peak", "host_peak", "disk_peak"] {
+        let [planned, measured] = ["planned", "measured"].map(|kind| {
+            let bytes = summary[format!("{kind}_{pool}_bytes")].as_u64();
+            bytes.unwrap_or_else(|| panic!("{kind} {pool} should be in {summary}"))
+        });
+        assert_eq!(measured, planned, "{pool}, {name}");
+        let has_pool = match pool {
+            "host_peak" => !train.contains("--disk ") || train.contains("--host "),
+            "disk_peak" => train.contains("--disk "),
+            _ => true,
+        };
+        assert_eq!(planned > 0, has_pool, "{pool}, {name}");
+    }
     std::fs::read(out).unwrap()
 }
 
@@ -160,8 +176,13 @@ fn a_disk_behind_the_host_changes_no_bit() {
     let train =
         format!("train {step} --lr 1e-2 --init normal:0.1 --steps 5 --batches {data} --save {out}");
     run(&train).expect(2).says(&["--disk DIR"]);
-    run(&format!("{train} --disk {disk}")).expect(0);
+    let trained = run(&format!("{train} --disk {disk}")).expect(0);
     assert!(std::fs::read(out).unwrap() == memory);
+    for pool in ["peak  ", "host peak  ", "disk peak  "] {
+        let mut lines = trained.out.lines();
+        let line = lines.find(|line| line.starts_with(pool)).unwrap();
+        assert!(line.ends_with(", planned = measured"), "{line}");
+    }
 }
 
 /// The report, `explain` and the dumps name all three levels.
@@ -226,4 +247,32 @@ fn what_a_disk_cannot_do_is_said() {
     run(&format!("{plan} --disk {disk}:1KiB --disk-rate 1GB/s"))
         .expect(3)
         .says(&["the disk's pool", "--disk DIR:"]);
+}
+
+/// A disk that is too small is named with what it would need, behind the host and in its place; and
+/// what the error names is enough.
+#[test]
+fn a_disk_that_is_too_small_is_blamed() {
+    let folder = Folder::new("disk-tier-small");
+    let disk = folder.file("");
+    let plan = format!(
+        "plan {} --optimizer adamw --kernels plain --budget 30% --disk-rate 1GB/s",
+        model(GPT2)
+    );
+    for (levels, small) in [("--host 300KiB", 500 << 10), ("", 300 << 10)] {
+        let on_disk = |bytes: u64| format!("{plan} {levels} --disk {disk}:{bytes}");
+        let refused = run(&format!("{} --json", on_disk(small))).expect(3);
+        let object = &refused.json()[0];
+        assert_eq!(object["disk_limit_bytes"], small, "{levels}");
+        let enough = object["disk_bytes_that_fit"].as_u64().unwrap();
+        refused.says_all(&[
+            "does not fit the device",
+            &format!("the limit of the disk's pool is a reason: --disk DIR:{small}"),
+            &format!("with this budget fits: --disk DIR:{enough}"),
+        ]);
+        run(&on_disk(enough)).expect(0);
+        // With the small disk, the larger budget that the error names is enough, too.
+        let smallest = object["smallest_feasible_bytes"].as_u64().unwrap();
+        run(&on_disk(small).replace("30%", &smallest.to_string())).expect(0);
+    }
 }

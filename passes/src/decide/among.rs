@@ -268,8 +268,8 @@ impl<'a, 'p> Search<'a, 'p> {
         let Some((problem, record)) = least else {
             return Error::Graph {
                 pass: "decide",
-                message: "protrain: the host's memory holds no plan with these numbers: a larger \
-                          n_persist or a smaller n_swap needs less of it"
+                message: "protrain: the host's memory, and a disk behind it, hold no plan with \
+                          these numbers: a larger n_persist or a smaller n_swap needs less of it"
                     .into(),
             };
         };

@@ -97,8 +97,8 @@ impl Decisions {
         self.chunks.retain(|chunk| !chunk.is_empty());
     }
 
-    /// Cuts the chunk that begins with a state into two of about the same size. Each comes later and
-    /// leaves earlier than the whole, with one more copy.
+    /// Cuts the chunk that begins with a state into two of about the same size. Each comes later
+    /// and leaves earlier than the whole, with one more copy.
     pub fn halve(&mut self, graph: &Graph, first: State) {
         let Some(at) = self
             .chunks

@@ -51,6 +51,8 @@ pub struct Problem<'a> {
     /// The limit of the host's pool, bytes; `None` if there is none. Planners and schedules read it
     /// only here.
     pub host_limit: Option<u64>,
+    /// The most bytes of the pool on the disk behind the host; 0 if there is no disk.
+    pub disk_limit: u64,
     /// The parts of a step that pauses: its states stay where the caller has them.
     pub parts: Option<Parts>,
     /// The states that live on the disk behind the host, if another step says where states live.
@@ -177,6 +179,7 @@ impl<'a> Problem<'a> {
             groups: Table::new(),
             scratch: scratch.collect(),
             host_limit: None,
+            disk_limit: device.disk.as_ref().map_or(0, |disk| disk.bytes),
             parts: None,
             on_disk: None,
             fixed_homes: None,
@@ -498,8 +501,7 @@ impl<'a> Problem<'a> {
     /// The bytes that the host and the disk behind it may hold.
     pub fn capacity_beyond(&self) -> u64 {
         let host = self.host_limit.unwrap_or(self.device.host_bytes);
-        let disk = self.device.disk.as_ref().map_or(0, |disk| disk.bytes);
-        host.saturating_add(disk)
+        host.saturating_add(self.disk_limit)
     }
 
     /// True if they may hold this number of bytes.

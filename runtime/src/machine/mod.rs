@@ -38,6 +38,7 @@ mod shuffle;
 mod steps;
 mod threads;
 
+use crate::access::Reach;
 use crate::foreign::Foreign;
 use crate::init::StateInit;
 use crate::memory::Borrowed;
@@ -92,8 +93,6 @@ pub struct Machine {
     streams: Vec<String>,
     summary: Summary,
     pools: Vec<Pool>,
-    /// Bytes of device 0's pool.
-    device_bytes: u64,
     inputs: Vec<Slot<Binding>>,
     outputs: Vec<Slot<Binding>>,
     states: Vec<Slot<State>>,
@@ -118,8 +117,8 @@ enum Memory<'a> {
 /// A tensor that the host reaches.
 struct Slot<T> {
     what: T,
-    /// One past the last byte of device 0's pool that it has.
-    device_end: u64,
+    /// How far it reaches into its pool; `None` if it has no bytes of the machine's.
+    reach: Option<Reach>,
     /// True if a step may find it.
     has_value: bool,
     /// False if a command overwrites it, so that it must be written before each step.
@@ -127,10 +126,10 @@ struct Slot<T> {
 }
 
 impl<T> Slot<T> {
-    fn new(what: T, device_end: u64) -> Slot<T> {
+    fn new(what: T, reach: Option<Reach>) -> Slot<T> {
         Slot {
             what,
-            device_end,
+            reach,
             has_value: false,
             survives: true,
         }
@@ -235,8 +234,8 @@ impl Machine {
             fill_all(&artifact, &*backend)?;
         }
 
-        let end = |operand: &Operand| program::device_end(&artifact.pools, operand);
-        let slot = |binding: &Binding| Slot::new(binding.clone(), end(&binding.operand));
+        let reach = |operand: &Operand| program::reach(&artifact.pools, operand);
+        let slot = |binding: &Binding| Slot::new(binding.clone(), reach(&binding.operand));
         let mut inputs: Vec<_> = artifact.inputs.iter().map(slot).collect();
         for (input, &survives) in inputs.iter_mut().zip(&survives) {
             input.survives = survives;
@@ -244,7 +243,7 @@ impl Machine {
         let outputs = artifact.outputs.iter().map(slot).collect();
         let mut states = Vec::new();
         for state in &artifact.states {
-            let mut slot = Slot::new(state.clone(), end(&state.operand));
+            let mut slot = Slot::new(state.clone(), reach(&state.operand));
             let is_lent = artifact.pools[state.operand.place.pool as usize].lent;
             slot.has_value = is_lent || start_state(state, &artifact.data, &*backend)?;
             states.push(slot);
@@ -257,17 +256,22 @@ impl Machine {
         let notes = backend.notes();
         let trace = options.trace.then(|| Trace::new(&programs));
         let cuts = program::cuts(&artifact, &programs);
-        let mut core = Core::new(backend, programs, last_io, artifact.lines, trace);
+        let mut core = Core::new(
+            backend,
+            programs,
+            last_io,
+            artifact.lines,
+            artifact.pools.len(),
+            trace,
+        );
         core.cuts = cuts;
         let core = Arc::new(core);
-        states.iter().for_each(|slot| core.touch(slot.device_end));
+        states.iter().for_each(|slot| core.touch(&slot.reach));
         let n_events = artifact.events as usize;
         let executor: Box<dyn Executor> = match dead {
             Some((seed, dead)) => Box::new(Shuffle::new(&core, seed, dead, n_events)),
             None => Box::new(Threads::new(&core, &artifact.streams, n_events)?),
         };
-        let mut pools = artifact.pools.iter();
-        let device = pools.find(|p| p.space == MemorySpace::Device(0));
         Ok(Machine {
             executor,
             core,
@@ -275,7 +279,6 @@ impl Machine {
             notes,
             streams: artifact.streams,
             summary: artifact.summary,
-            device_bytes: device.map_or(0, |pool| pool.bytes),
             pools: artifact.pools,
             inputs,
             outputs,
@@ -323,7 +326,7 @@ impl Machine {
         self.io_idle()?;
         let slot = self.inputs.iter_mut().find(|slot| slot.what.name == name);
         let slot = slot.ok_or_else(|| Error::Host(format!("no input {name}")))?;
-        write(&self.core, name, &slot.what.operand, bytes, slot.device_end)?;
+        write(&self.core, name, &slot.what.operand, bytes, slot.reach)?;
         slot.has_value = true;
         Ok(())
     }
@@ -353,7 +356,7 @@ impl Machine {
         self.idle()?;
         let slot = self.states.iter_mut().find(|slot| slot.what.path == path);
         let slot = slot.ok_or_else(|| Error::Host(format!("no state {path}")))?;
-        write(&self.core, path, &slot.what.operand, bytes, slot.device_end)?;
+        write(&self.core, path, &slot.what.operand, bytes, slot.reach)?;
         slot.has_value = true;
         Ok(())
     }
@@ -398,7 +401,7 @@ impl Machine {
         let place = part(path, operand, start, bytes.len())?;
         self.core.backend.write(place, bytes)?;
         slot.has_value |= start + bytes.len() as u64 == self::bytes(operand);
-        self.core.touch(slot.device_end);
+        self.core.touch(&slot.reach);
         Ok(())
     }
 
@@ -422,22 +425,22 @@ impl Machine {
 
     /// Says that the host wrote a lent input of the next step, or a lent state.
     pub fn written(&mut self, port: Port<'_>) -> Result<(), Error> {
-        let (device_end, has_value) = match port {
+        let (reach, has_value) = match port {
             Port::Input(name) => {
                 self.io_idle()?;
                 let slot = self.inputs.iter_mut().find(|slot| slot.what.name == name);
-                slot.map(|slot| (slot.device_end, &mut slot.has_value))
+                slot.map(|slot| (slot.reach, &mut slot.has_value))
             }
             Port::State(path) => {
                 self.idle()?;
                 let slot = self.states.iter_mut().find(|slot| slot.what.path == path);
-                slot.map(|slot| (slot.device_end, &mut slot.has_value))
+                slot.map(|slot| (slot.reach, &mut slot.has_value))
             }
             Port::Output(_) => None,
         }
         .ok_or_else(|| Error::Host(format!("nothing to write at {port:?}")))?;
         *has_value = true;
-        self.core.touch(device_end);
+        self.core.touch(&reach);
         Ok(())
     }
 
@@ -616,15 +619,31 @@ impl Machine {
     /// It is taken from what really happened, so it equals the planned peak only if the plan is
     /// exact.
     pub fn measured_peak_bytes(&self) -> u64 {
-        let touched = self.core.touched.load(Ordering::Relaxed);
-        touched
-            .next_multiple_of(validate::ALIGN)
-            .min(self.device_bytes)
+        self.measured_in(MemorySpace::Device(0))
+    }
+
+    /// The same of any pool: 0 if there is none in this memory.
+    pub fn measured_in(&self, space: MemorySpace) -> u64 {
+        self.pool_in(space).map_or(0, |(number, pool)| {
+            let touched = self.core.touched[number].load(Ordering::Relaxed);
+            touched.next_multiple_of(validate::ALIGN).min(pool.bytes)
+        })
+    }
+
+    /// The planned peak of the pool in a memory, which is what it has: 0 if there is none.
+    pub fn planned_in(&self, space: MemorySpace) -> u64 {
+        self.pool_in(space).map_or(0, |(_, pool)| pool.bytes)
+    }
+
+    /// The machine's own pool in a memory, and its number.
+    fn pool_in(&self, space: MemorySpace) -> Option<(usize, &Pool)> {
+        let mut pools = self.pools.iter().enumerate();
+        pools.find(|(_, pool)| pool.space == space && !pool.lent)
     }
 
     /// The size of the device pool's one allocation.
     pub fn device_pool_bytes(&self) -> u64 {
-        self.device_bytes
+        self.planned_in(MemorySpace::Device(0))
     }
 
     /// What ran when, stream by stream; empty without [`Options::trace`]. The last steps, if there
@@ -856,11 +875,11 @@ fn write(
     name: &str,
     operand: &Operand,
     bytes: &[u8],
-    device_end: u64,
+    reach: Option<Reach>,
 ) -> Result<(), Error> {
     size(name, operand, bytes.len())?;
     core.backend.write(operand.place, bytes)?;
-    core.touch(device_end);
+    core.touch(&reach);
     Ok(())
 }
 

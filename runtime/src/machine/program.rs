@@ -2,8 +2,8 @@
 //! know of each. Made once, when an artifact is loaded, so that a step allocates nothing.
 
 use super::backend::{CommandId, EventId, StreamId};
-use crate::access::{Access, accesses};
-use artifact::{Artifact, Binding, CommandKind, MemorySpace, Operand, Pool};
+use crate::access::{Access, Reach, accesses};
+use artifact::{Artifact, Binding, CommandKind, Operand, Pool};
 use std::collections::BTreeMap;
 
 /// One stream's instructions, in order.
@@ -15,8 +15,8 @@ pub(crate) struct Instruction {
     pub(crate) command: CommandId,
     /// Its line in the schedule.
     pub(crate) line: u32,
-    /// One past the last byte of device 0's pool that it touches.
-    pub(crate) device_end: u64,
+    /// How far it reaches into each pool that it touches.
+    pub(crate) reaches: Box<[Reach]>,
     /// Number of bytes that it reads and writes.
     pub(crate) bytes: u64,
     /// What it does.
@@ -71,9 +71,6 @@ pub(crate) fn programs(artifact: &Artifact) -> Vec<Program> {
             continue;
         }
         let touched = accesses(command);
-        let ends = touched
-            .iter()
-            .filter(|access| on_device(&artifact.pools, access));
         let action = match command.kind {
             CommandKind::Launch { .. } => Action::Launch,
             CommandKind::Copy { .. } => Action::Copy,
@@ -88,7 +85,7 @@ pub(crate) fn programs(artifact: &Artifact) -> Vec<Program> {
         programs[command.stream as usize].push(Instruction {
             command: CommandId(i),
             line: command.line,
-            device_end: ends.map(|access| access.end).max().unwrap_or(0),
+            reaches: reaches(&artifact.pools, &touched),
             bytes: touched.iter().map(|access| access.end - access.start).sum(),
             action,
         });
@@ -107,16 +104,22 @@ pub(crate) fn recorders(artifact: &Artifact) -> Vec<StreamId> {
     recorders
 }
 
-/// One past the last byte of device 0's pool that a tensor has.
-pub(crate) fn device_end(pools: &[Pool], operand: &Operand) -> u64 {
-    Access::of(operand, true)
-        .filter(|access| on_device(pools, access))
-        .map_or(0, |access| access.end)
+/// How far a tensor reaches into its pool; `None` if it has no bytes of the machine's.
+pub(crate) fn reach(pools: &[Pool], operand: &Operand) -> Option<Reach> {
+    let access = Access::of(operand, true)?;
+    (!pools[access.pool].lent).then(|| access.reach())
 }
 
-fn on_device(pools: &[Pool], access: &Access) -> bool {
-    let pool = &pools[access.pool];
-    pool.space == MemorySpace::Device(0) && !pool.lent
+/// How far accesses reach into each pool that is the machine's.
+fn reaches(pools: &[Pool], accesses: &[Access]) -> Box<[Reach]> {
+    let mut ends: BTreeMap<usize, u64> = BTreeMap::new();
+    for access in accesses.iter().filter(|access| !pools[access.pool].lent) {
+        let end = ends.entry(access.pool).or_default();
+        *end = access.end.max(*end);
+    }
+    ends.into_iter()
+        .map(|(pool, end)| Reach { pool, end })
+        .collect()
 }
 
 /// Which inputs no command overwrites.

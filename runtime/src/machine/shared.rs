@@ -4,6 +4,7 @@ use super::backend::{Backend, CommandError, CommandId, Ran, StreamId};
 use super::executor::Part;
 use super::program::{Action, Instruction, Program};
 use crate::Error;
+use crate::access::Reach;
 use crate::sync::unpoisoned;
 use crate::team::caught;
 use crate::trace::{Ring, Trace};
@@ -24,8 +25,8 @@ pub(crate) struct Core {
     pub(crate) last_io: Vec<Option<usize>>,
     pub(crate) lines: Vec<Line>,
     pub(crate) trace: Option<Trace>,
-    /// One past the last byte of device 0's pool that was touched.
-    pub(crate) touched: AtomicU64,
+    /// One past the last byte of each pool that was touched.
+    pub(crate) touched: Box<[AtomicU64]>,
     /// True once no command shall start: something failed, or the machine is dropped.
     halted: AtomicBool,
     /// True once the device is stuck: threads may never return from its driver.
@@ -47,6 +48,7 @@ impl Core {
         programs: Vec<Program>,
         last_io: Vec<Option<usize>>,
         lines: Vec<Line>,
+        n_pools: usize,
         trace: Option<Trace>,
     ) -> Core {
         Core {
@@ -56,7 +58,7 @@ impl Core {
             last_io,
             lines,
             trace,
-            touched: AtomicU64::new(0),
+            touched: (0..n_pools).map(|_| AtomicU64::new(0)).collect(),
             halted: AtomicBool::new(false),
             is_stuck: AtomicBool::new(false),
             failure: Mutex::new(None),
@@ -115,7 +117,7 @@ impl Core {
             Some(ring) => self.timed(stream, at, step, ring)?,
             None => self.told(instruction, || self.submit(stream, instruction, step))?,
         }
-        self.touch(instruction.device_end);
+        self.touch(&*instruction.reaches);
         if self.last_io[stream.0] == Some(at) {
             self.told(instruction, || self.backend.mark_io(stream, step))?;
         }
@@ -133,7 +135,7 @@ impl Core {
                 self.submit(stream, instruction, 0)?;
                 self.backend.synchronize(stream)
             })?;
-            self.touch(instruction.device_end);
+            self.touch(&*instruction.reaches);
         }
         Ok(())
     }
@@ -294,7 +296,10 @@ impl Core {
         Some(unpoisoned(&self.failure).clone().unwrap_or_else(ended))
     }
 
-    pub(crate) fn touch(&self, device_end: u64) {
-        self.touched.fetch_max(device_end, Ordering::Relaxed);
+    /// Notes how far something reached into pools.
+    pub(crate) fn touch<'a>(&self, reaches: impl IntoIterator<Item = &'a Reach>) {
+        for reach in reaches {
+            self.touched[reach.pool].fetch_max(reach.end, Ordering::Relaxed);
+        }
     }
 }

@@ -3,7 +3,7 @@
 use super::{Machine, Memory, Options, Slot};
 use crate::foreign::Foreign;
 use crate::{Error, validate};
-use artifact::{Artifact, Initial, State, StateKind, Unshared};
+use artifact::{Artifact, Initial, MemorySpace, State, StateKind, Unshared};
 use std::sync::Arc;
 
 /// A machine for each step of an artifact. One of them has its turn; the others are idle.
@@ -55,7 +55,12 @@ impl Steps {
 
     /// One past the last byte of the device's pool that any step touched.
     pub fn measured_peak_bytes(&self) -> u64 {
-        let peaks = self.machines.iter().map(Machine::measured_peak_bytes);
+        self.measured_in(MemorySpace::Device(0))
+    }
+
+    /// The same of any pool.
+    pub fn measured_in(&self, space: MemorySpace) -> u64 {
+        let peaks = self.machines.iter().map(|m| m.measured_in(space));
         peaks.max().unwrap_or(0)
     }
 }

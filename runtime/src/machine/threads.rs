@@ -294,7 +294,7 @@ mod tests {
         let instruction = |action| Instruction {
             command: CommandId(0),
             line: 0,
-            device_end: 0,
+            reaches: [].into(),
             bytes: 0,
             action,
         };
@@ -313,7 +313,7 @@ mod tests {
             why: "run".into(),
         }];
         let backend = Box::new(Misbehaving(run));
-        let core = Arc::new(Core::new(backend, programs, vec![None; 2], lines, None));
+        let core = Arc::new(Core::new(backend, programs, vec![None; 2], lines, 0, None));
         let mut threads =
             Threads::new(&core, &["a".into(), "b\0".into()], 1).expect("two threads should start");
         threads.launch(1);

@@ -5,7 +5,7 @@ use super::steps::{self, Step};
 use super::watched::{Watch, WatchedCuda};
 use artifact::{Artifact, CommandKind, MemorySpace, Object};
 use lighterage_tests::evaluate::Tensors;
-use lighterage_tests::run;
+use lighterage_tests::run::{self, Peaks};
 use runtime::{CudaOptions, Error, Machine, Options};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -218,6 +218,8 @@ fn a_disk_behind_the_host_changes_no_bit() {
                 "{case}"
             );
             assert_eq!(watch.standin.findings(), none(), "{case}");
+            let planned = Peaks::planned(&step.artifact);
+            assert_eq!(Peaks::measured(&watched.machine), planned, "{case}");
         }
     }
     assert!(copied > 100, "{copied} copies");

@@ -2,7 +2,8 @@
 
 use super::rates::Run;
 use crate::size::{bytes, micros, short};
-use runtime::Machine;
+use artifact::MemorySpace;
+use runtime::{Machine, Steps};
 use serde_json::json;
 
 /// The most memory that the process had, as the system counts it: with programs and libraries.
@@ -14,12 +15,40 @@ pub(super) fn most_resident() -> Option<u64> {
     Some(kib * 1024)
 }
 
+/// The bytes of a pool, planned and measured.
+pub(super) struct Peak {
+    planned: u64,
+    /// Of all steps.
+    measured: u64,
+}
+
+impl Peak {
+    fn text(&self) -> String {
+        let Peak { planned, measured } = *self;
+        match measured == planned {
+            true => format!("{}, planned = measured", bytes(measured)),
+            false => format!("planned {}, measured {}", bytes(planned), bytes(measured)),
+        }
+    }
+}
+
+/// The peaks of the device, the host and the disk.
+pub(super) fn peaks(machines: &Steps) -> [Peak; 3] {
+    [MemorySpace::Device(0), MemorySpace::Host, MemorySpace::Disk].map(|space| {
+        let planned = machines.machines().iter().map(|m| m.planned_in(space));
+        Peak {
+            planned: planned.max().unwrap_or(0),
+            measured: machines.measured_in(space),
+        }
+    })
+}
+
 /// The summary at the end.
 pub(super) struct Summary<'a> {
     /// The machine of the only step, or of the largest.
     pub(super) machine: &'a Machine,
-    /// Of all steps.
-    pub(super) measured_peak_bytes: u64,
+    /// Those of the device, the host and the disk.
+    pub(super) peaks: [Peak; 3],
     pub(super) run: &'a Run,
     pub(super) word: &'static str,
     pub(super) batches: u64,
@@ -37,10 +66,15 @@ impl Summary<'_> {
 
     pub(super) fn json(&self) -> serde_json::Value {
         let planned = self.machine.summary();
+        let [device, host, disk] = &self.peaks;
         let losses = &self.run.losses;
         json!({
-            "planned_peak_bytes": planned.planned_peak_bytes,
-            "measured_peak_bytes": self.measured_peak_bytes,
+            "planned_peak_bytes": device.planned,
+            "measured_peak_bytes": device.measured,
+            "planned_host_peak_bytes": host.planned,
+            "measured_host_peak_bytes": host.measured,
+            "planned_disk_peak_bytes": disk.planned,
+            "measured_disk_peak_bytes": disk.measured,
             "keep_peak_bytes": planned.keep_peak_bytes,
             "budget_bytes": planned.budget_bytes,
             "predicted_ms": planned.predicted_ms,
@@ -60,13 +94,16 @@ impl Summary<'_> {
 
     pub(super) fn text(&self) -> String {
         let planned = self.machine.summary();
-        let measured = self.measured_peak_bytes;
-        let peak = match measured == planned.planned_peak_bytes {
-            true => format!("{}, planned = measured", bytes(measured)),
-            false => format!(
-                "planned {}, measured {}",
-                bytes(planned.planned_peak_bytes),
-                bytes(measured)
+        let [device, host, disk] = &self.peaks;
+        let peak = device.text();
+        // Without a disk, what leaves the device is all that the host has.
+        let behind = match (host.planned, disk.planned) {
+            (_, 0) => String::new(),
+            (0, _) => format!("disk peak     {}\n", disk.text()),
+            (_, _) => format!(
+                "host peak     {}\ndisk peak     {}\n",
+                host.text(),
+                disk.text()
             ),
         };
         let share =
@@ -107,8 +144,8 @@ impl Summary<'_> {
             )
         });
         format!(
-            "peak          {peak}\nkeep          {}: the peak is {share:.1}% of it\nstep          \
-             {step}\nmoved         {moved}\n{padding}loss          \
+            "peak          {peak}\n{behind}keep          {}: the peak is {share:.1}% of it\n\
+             step          {step}\nmoved         {moved}\n{padding}loss          \
              {first} -> {} in {steps} steps on {} batches{skipped}\n",
             bytes(planned.keep_peak_bytes),
             self.run.last_loss(),

@@ -222,7 +222,7 @@
     }
     context.restore();
 
-    const level = (n, style, dash, text, align, below) => {
+    const level = (n, style, dash, text, align, beside) => {
       context.strokeStyle = style;
       context.fillStyle = style;
       context.setLineDash(dash);
@@ -233,11 +233,12 @@
       context.stroke();
       context.setLineDash([]);
       context.textAlign = align;
-      context.fillText(text, align === "left" ? GUTTER + 6 : width - RIGHT - 6, below ? y(n) + 14 : y(n) - 5);
+      context.fillText(text, align === "left" ? GUTTER + 6 : width - RIGHT - 6, y(beside) - 5);
     };
+    // Words over the bars could not be read, so those of the peak go above a limit that is close.
     const crowded = shown && Math.abs(y(limit) - y(peak)) < 18;
-    level(peak, palette.ink, [2, 3], "planned peak " + bytes(peak), "right", crowded);
-    if (shown) level(limit, palette.alarm, [6, 4], (pool === 0 ? "budget " : "limit ") + bytes(limit), "left", false);
+    level(peak, palette.ink, [2, 3], "planned peak " + bytes(peak), "right", crowded ? Math.max(limit, peak) : peak);
+    if (shown) level(limit, palette.alarm, [6, 4], (pool === 0 ? "budget " : "limit ") + bytes(limit), "left", limit);
     else if (limit !== null) {
       context.fillStyle = palette.alarm;
       context.textAlign = "left";

@@ -18,21 +18,17 @@ use crate::alloc::{lifetimes, live_peak, peak_in};
 use crate::plan::machine::HOST;
 use crate::plan::tuning::{SPILL_TRIES, STAGED};
 use crate::plan::{Illegal, Problem};
-use ir::schedule::Schedule;
+use ir::schedule::{MemorySpace, Schedule};
 use tier::{Clock, Tier};
 
 /// Adds the disk's pool, streams and lines; only the first two if the host holds everything. An
 /// error if the disk is too small.
 pub fn run(problem: &Problem<'_>, schedule: &mut Schedule) -> Result<(), Illegal> {
-    let Some(disk) = problem
-        .device
-        .disk
-        .as_ref()
-        .filter(|_| problem.parts.is_none())
-    else {
+    if problem.device.disk.is_none() || problem.parts.is_some() {
         return Ok(());
-    };
-    let tier = Tier::new(schedule, disk.bytes);
+    }
+    let most_on_disk = problem.disk_limit;
+    let tier = Tier::new(schedule, most_on_disk);
     let limit = problem.host_limit.unwrap_or(u64::MAX);
     let fits = |schedule: &Schedule| host_peak(problem, schedule).is_some_and(|peak| peak <= limit);
     if problem.on_disk.is_none() && fits(schedule) {
@@ -60,14 +56,22 @@ pub fn run(problem: &Problem<'_>, schedule: &mut Schedule) -> Result<(), Illegal
         most = most.saturating_sub((peak - limit).max(most / 32));
     }
     *schedule = spilled;
-    let needs = peak_in(schedule, &lifetimes(schedule), problem.unit, tier.pool);
-    match needs <= disk.bytes {
+    let needs = on_disk(problem, schedule);
+    match needs <= most_on_disk {
         true => Ok(()),
         false => Err(Illegal::DiskTooSmall {
             needs,
-            has: disk.bytes,
+            has: most_on_disk,
         }),
     }
+}
+
+/// What the pool on the disk takes when it is placed, bytes; 0 if there is none.
+pub fn on_disk(problem: &Problem<'_>, schedule: &Schedule) -> u64 {
+    let pool = schedule.pool_in(MemorySpace::Disk);
+    pool.map_or(0, |pool| {
+        peak_in(schedule, &lifetimes(schedule), problem.unit, pool)
+    })
 }
 
 /// What the host's pool takes when it is placed; `None` if more bytes are alive than it may have.
