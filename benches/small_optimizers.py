@@ -3,9 +3,9 @@
 usage: PYTHONPATH=frontends/python/python:examples/gpt2 small_optimizers.py [--steps 1000] [--batch 4] [--sequence 32]
 
 The rate falls to 0 as a cosine, after a warm-up of a twentieth of the steps: at a constant rate the seed moves the
-last losses by 4 %. Losses are means over the last tenth of the steps. Bytes are those of the moments alone, beside the formula 2 P + P / 32
-for parameters of 4096 elements and more, and 8 P for smaller ones. The third row has the moments of embeddings in f32,
-as the paper of 8-bit optimizers advises. Prints Markdown.
+last losses by 4 %. Losses are means over the last tenth of the steps. Bytes are those of the moments alone, beside the
+formula 2 P + P / 32 for parameters of 4096 elements and more, and 8 P for smaller ones. The third row has the moments
+of embeddings in f32, as the paper of 8-bit optimizers advises. Prints Markdown.
 """
 
 from __future__ import annotations

@@ -163,9 +163,10 @@ pub const SWAP_LATENCIES: f64 = 8.0;
 
 /// One part in this many of the host's pool is room for copies from the disk that come early and
 /// copies to it that leave late. Steps predicted with 4, 8, 16 and 32, on three levels: LLaMA 13B
-/// of docs/disk.md 56.3, 55.2, 54.3 and 54.2 s; `examples/gpt2` at 20 % with a host of 8 MiB 221,
-/// 222, 218 and 218 ms, at 30 % with 16 MiB 197, 196, 197 and 197 ms (a disk of 1 GB/s).
-pub const STAGED: u64 = 8;
+/// of docs/disk.md 56.3, 55.2, 54.3 and 54.2 s; `examples/gpt2` with a disk of 1 GB/s at 20 % and a
+/// host of 8 MiB 221, 222, 218 and 218 ms, at 30 % and 16 MiB 197, 196, 197 and 197 ms, at 50 % and
+/// 16 MiB 171, 171, 171 and 170 ms; gpt2-tiny at 30 % and 600 KiB 7.7, 7.0, 6.9 and 6.5 ms.
+pub const STAGED: u64 = 32;
 /// How often what waits on the disk is chosen, each time with fewer bytes on the host. The last
 /// time, everything that can wait there does.
 pub const SPILL_TRIES: usize = 6;
