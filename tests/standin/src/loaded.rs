@@ -9,41 +9,49 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// A loaded copy of the library. Each copy has its own device, so tests do not affect each other.
 #[derive(Debug)]
 pub struct Standin {
+    /// `None` once it is dropped.
+    copy: Option<Loaded>,
+}
+
+#[derive(Debug)]
+struct Loaded {
     /// Never unloaded: a thread that called it runs its code when the thread ends.
     library: ManuallyDrop<Library>,
     path: PathBuf,
 }
 
+/// Copies that nobody uses. A process has keys for the threads' data of at most 1,024 copies, and
+/// tests take more, so they are used again.
+static IDLE: Mutex<Vec<Loaded>> = Mutex::new(vec![]);
+
 impl Standin {
-    /// Copies the library, which cargo builds next to the test programs, and loads the copy.
+    /// A copy of the library that nobody uses, after a reset.
     ///
     /// # Errors
     /// The library cannot be found, copied or loaded.
     pub fn new(options: &Options) -> io::Result<Standin> {
-        static COPIES: AtomicU64 = AtomicU64::new(0);
-        let program = std::env::current_exe()?;
-        let folder = program.parent().unwrap_or(Path::new("."));
-        let built = folder.join("liblighterage_standin.so");
-        let number = COPIES.fetch_add(1, Ordering::Relaxed);
-        let name = format!("standin-{}-{number}.so", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        std::fs::copy(&built, &path)
-            .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", built.display())))?;
-        // SAFETY: the library is this crate, whose initialisation does nothing.
-        let library = unsafe { Library::new(&path) }.map_err(io::Error::other)?;
-        let library = ManuallyDrop::new(library);
-        let standin = Standin { library, path };
+        let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let copy = match idle {
+            Some(copy) => copy,
+            None => Loaded::new()?,
+        };
+        let standin = Standin { copy: Some(copy) };
         standin.reset(options);
         Ok(standin)
     }
 
+    fn copy(&self) -> &Loaded {
+        self.copy.as_ref().expect("it is not dropped")
+    }
+
     /// The path of the copy, by which a program loads its driver.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.copy().path
     }
 
     /// Resets everything: no memory, no streams, no findings, no calls.
@@ -125,14 +133,34 @@ impl Standin {
     /// `T` is the function's type.
     unsafe fn symbol<T: Copy>(&self, name: &str) -> T {
         // SAFETY: by this function's contract.
-        let symbol = unsafe { self.library.get::<T>(name.as_bytes()) };
+        let symbol = unsafe { self.copy().library.get::<T>(name.as_bytes()) };
         *symbol.expect("the library should have its own functions")
     }
 }
 
+impl Loaded {
+    /// Copies the library, which cargo builds next to the test programs, and loads the copy.
+    fn new() -> io::Result<Loaded> {
+        static COPIES: AtomicU64 = AtomicU64::new(0);
+        let program = std::env::current_exe()?;
+        let folder = program.parent().unwrap_or(Path::new("."));
+        let built = folder.join("liblighterage_standin.so");
+        let number = COPIES.fetch_add(1, Ordering::Relaxed);
+        let name = format!("standin-{}-{number}.so", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::copy(&built, &path)
+            .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", built.display())))?;
+        // SAFETY: the library is this crate, whose initialisation does nothing.
+        let library = unsafe { Library::new(&path) }.map_err(io::Error::other)?;
+        let library = ManuallyDrop::new(library);
+        Ok(Loaded { library, path })
+    }
+}
+
 impl Drop for Standin {
+    /// The copy's file stays: a few in the folder for temporary files do no harm.
     fn drop(&mut self) {
-        // A file that stays in the folder for temporary files does no harm.
-        let _ = std::fs::remove_file(&self.path);
+        let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.extend(self.copy.take());
     }
 }
