@@ -156,8 +156,9 @@ pub fn states_first(graph: &Graph, schedule: &Schedule, plan: &Plan, unit: u64) 
 /// A plan is good enough if its peak exceeds the lower bound by at most one part in this number.
 const NEAR: u64 = 200;
 
-/// The most bytes in excess of the lower bound with which a plan is good enough. There is one plan
-/// that keeps everything, and shares of the memory refer to it, so it is as small as possible.
+/// The most bytes in excess of the lower bound with which a plan is good enough. Shares of the
+/// memory refer to the plan that keeps everything, so its search goes on to the lower bound. Such
+/// plans are few, and planners place thousands of others.
 fn good_enough(schedule: &Schedule, bound: u64) -> u64 {
     let moves = |why| matches!(why, Why::Recompute | Why::SwapOut | Why::Gather);
     let keeps_all = !schedule.instrs.values().any(|data| moves(data.why));

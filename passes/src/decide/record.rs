@@ -22,7 +22,7 @@ ir::named! {
     /// The search that proposed a draft. `--planner auto` runs all of them.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub enum Origin {
-        /// Nothing leaves the device.
+        /// Nothing leaves the device. Inputs may come twice.
         #[default]
         Keep = "keep",
         /// The planner `greedy`.
