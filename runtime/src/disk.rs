@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 /// Bytes that are read or written at once.
-const PIECE: usize = 4 << 20;
+pub(crate) const PIECE: usize = 4 << 20;
 
 /// Those pools of a step that are on a disk.
 #[derive(Default)]
@@ -154,12 +154,12 @@ fn of_disk(e: Error) -> String {
     format!("the disk: {e}")
 }
 
-fn failed(e: Error) -> crate::Error {
+pub(crate) fn failed(e: Error) -> crate::Error {
     crate::Error::Resources(of_disk(e))
 }
 
 /// A pool on disk.
-struct Disk {
+pub(crate) struct Disk {
     file: File,
     /// The same file past the system's cache: bytes go between the disk and the pools without a
     /// copy, and take no memory. `None` if the file system has no such way.
@@ -172,7 +172,7 @@ struct Disk {
 
 impl Disk {
     /// A pool of zeros, in a folder.
-    fn new(folder: &Path, bytes: u64) -> Result<Disk, Error> {
+    pub(crate) fn new(folder: &Path, bytes: u64) -> Result<Disk, Error> {
         let file = nameless(folder)?;
         allocate(&file, bytes)?;
         let piece = || Mutex::new(vec![0; PIECE.min(bytes as usize)]);
@@ -210,7 +210,12 @@ impl Disk {
     }
 
     /// Copies bytes of the pool to a tensor in memory. Ends early when `stopped` is true.
-    fn load(&self, offset: u64, to: &Tensor, stopped: impl Fn() -> bool) -> Result<(), Error> {
+    pub(crate) fn load(
+        &self,
+        offset: u64,
+        to: &Tensor,
+        stopped: impl Fn() -> bool,
+    ) -> Result<(), Error> {
         self.check(offset, to.bytes);
         for (from, n, direct) in self.pieces(offset, to) {
             if stopped() {
@@ -234,7 +239,12 @@ impl Disk {
     }
 
     /// Copies a tensor in memory to the pool. Ends early when `stopped` is true.
-    fn store(&self, from: &Tensor, offset: u64, stopped: impl Fn() -> bool) -> Result<(), Error> {
+    pub(crate) fn store(
+        &self,
+        from: &Tensor,
+        offset: u64,
+        stopped: impl Fn() -> bool,
+    ) -> Result<(), Error> {
         self.check(offset, from.bytes);
         for (start, n, direct) in self.pieces(offset, from) {
             if stopped() {

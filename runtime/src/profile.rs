@@ -14,6 +14,7 @@
 //! Concurrent work is measured in pairs: both loop for a while, and the progress of each is
 //! compared with its progress alone.
 
+mod disk;
 #[cfg(feature = "cuda")]
 mod gpu;
 
@@ -29,6 +30,7 @@ use crate::team::{Team, caught};
 use crate::validate::{self, ALIGN};
 use crate::{Error, Options, kernel};
 use artifact::{Artifact, Attr, DType, Kernel, MemorySpace, Object, Operand, Place, Pool, Range};
+pub use disk::{DiskRates, disk};
 #[cfg(feature = "cuda")]
 pub use gpu::{drawn, gpu, index_bound, link};
 use ops::OpKind;
@@ -283,6 +285,27 @@ impl Replay {
 }
 
 impl Ready {
+    /// An op in a pool of its own.
+    fn new(op: &Op, pool: &Arena) -> Result<Ready, String> {
+        let pools = vec![Pool {
+            name: "op".into(),
+            space: MemorySpace::Device(0),
+            bytes: pool.bytes(),
+            lent: false,
+        }];
+        let artifact = Artifact {
+            pools,
+            ..Artifact::default()
+        };
+        let (launch, ins) = prepare(op, pool, &artifact, &[])?;
+        Ok(Ready {
+            launch,
+            ins,
+            missing: [vec![], vec![]],
+            fills: vec![],
+        })
+    }
+
     /// Runs it as a machine whose streams share one team. A bug in a kernel is an error of this op.
     fn run(&self, team: &Team) -> Result<(), KernelError> {
         caught(|| match &self.launch {
@@ -690,11 +713,6 @@ fn loads_alone_and_together(
     loads: [&Work<'_>; 4],
     seconds: f64,
 ) -> Result<([f64; 4], [[f64; 4]; 4]), Error> {
-    // A share above 1 is noise, and a share of 0 would stop a simulation.
-    let share = |rate: f64, alone: f64| match 0.0 < alone {
-        true => (rate / alone).clamp(0.01, 1.0),
-        false => 1.0,
-    };
     let mut rates = [0.0; 4];
     for (rate, load) in rates.iter_mut().zip(loads) {
         *rate = alone(load, seconds)?;
@@ -705,15 +723,23 @@ fn loads_alone_and_together(
             let mut shares = [vec![], vec![]];
             for _ in 0..TURNS {
                 let one_alone = alone(one, seconds)?;
-                let both = together(one, other, seconds)?;
-                shares[0].push(share(both.0, one_alone));
-                shares[1].push(share(both.1, alone(other, seconds)?));
+                let both = together([one, other], seconds)?;
+                shares[0].push(share(both[0], one_alone));
+                shares[1].push(share(both[1], alone(other, seconds)?));
             }
             let [one, other] = shares.map(|shares| median(&shares).unwrap_or(1.0));
             (keeps[i][j], keeps[j][i]) = (one, other);
         }
     }
     Ok((rates, keeps))
+}
+
+/// What is left of a rate. A share above 1 is noise, and a share of 0 would stop a simulation.
+fn share(rate: f64, alone: f64) -> f64 {
+    match 0.0 < alone {
+        true => (rate / alone).clamp(0.01, 1.0),
+        false => 1.0,
+    }
 }
 
 /// The work that a load does in a second alone.
@@ -723,16 +749,21 @@ fn alone(load: &Work<'_>, seconds: f64) -> Result<f64, Error> {
     run_for(load, seconds, &AtomicBool::new(false))
 }
 
-/// The work that each of two loads does in a second while the other runs.
-fn together(one: &Work<'_>, other: &Work<'_>, seconds: f64) -> Result<(f64, f64), Error> {
+/// The work that each of some loads does in a second while the others run.
+fn together<const N: usize>(loads: [&Work<'_>; N], seconds: f64) -> Result<[f64; N], Error> {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let other = scope.spawn(|| run_for(other, f64::INFINITY, &stop));
-        let one = run_for(one, seconds, &stop);
+        let stop = &stop;
+        let run = |load| scope.spawn(move || run_for(load, f64::INFINITY, stop));
+        let others: Vec<_> = loads[1..].iter().copied().map(run).collect();
+        let first = run_for(loads[0], seconds, stop);
         stop.store(true, Ordering::SeqCst);
-        // A load that panicked did nothing.
-        let other = other.join().unwrap_or(Ok(0.0));
-        Ok((one?, other?))
+        let mut rates = [first?; N];
+        for (rate, other) in rates[1..].iter_mut().zip(others) {
+            // A load that panicked did nothing.
+            *rate = other.join().unwrap_or(Ok(0.0))?;
+        }
+        Ok(rates)
     })
 }
 
@@ -821,39 +852,13 @@ impl Update {
         let tensor = Update::TENSOR;
         let op = Update::op();
         let arena = Arena::new(4 * tensor + 2 * ALIGN).ok_or("no memory to measure updates in")?;
-        let pools = vec![Pool {
-            name: "updates".into(),
-            space: MemorySpace::Device(0),
-            bytes: arena.bytes(),
-            lent: false,
-        }];
-        let (launch, ins) = prepare(
-            &op,
-            &arena,
-            &Artifact {
-                pools,
-                ..Artifact::default()
-            },
-            &[],
-        )?;
-        memory::write(&ins[4], &1i64.to_le_bytes());
-        let hyper = [1e-3f64, 0.9, 0.999, 1e-8, 1e-2];
-        memory::write(
-            &ins[5],
-            &hyper
-                .iter()
-                .flat_map(|x| x.to_le_bytes())
-                .collect::<Vec<u8>>(),
-        );
+        let ready = Ready::new(&op, &arena)?;
+        memory::write(&ready.ins[4], &1i64.to_le_bytes());
+        let hyper = [1e-3f64, 0.9, 0.999, 1e-8, 1e-2].map(f64::to_le_bytes);
+        memory::write(&ready.ins[5], hyper.as_flattened());
         let mut draws = Draws::default();
-        draws.fill(&ins[0], &Fill::Drawn(2));
-        draws.fill(&ins[1], &Fill::Drawn(2));
-        let ready = Ready {
-            launch,
-            ins,
-            missing: [vec![], vec![]],
-            fills: vec![],
-        };
+        draws.fill(&ready.ins[0], &Fill::Drawn(2));
+        draws.fill(&ready.ins[1], &Fill::Drawn(2));
         Ok(Update {
             op: ready,
             touched: 7 * tensor,
