@@ -69,6 +69,14 @@ pub(crate) fn add(
             let spinner = out::spinner(format!("measuring the disk of {}", folder.display()));
             let rates = profile::disk(folder, SECONDS).map_err(|e| refused(&e))?;
             drop(spinner);
+            let DiskRates { read, write, .. } = rates;
+            let both = [read * rates.read_keeps, write * rates.write_keeps];
+            let [read, write, both_read, both_write] =
+                [read, write, both[0], both[1]].map(|rate| format!("{:.2} GB/s", rate / 1e9));
+            out::note(&format!(
+                "note: the disk of {} reads {read} and writes {write}; at once {both_read} and {both_write}",
+                folder.display()
+            ));
             rates
         }
     };
