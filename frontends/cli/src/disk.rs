@@ -74,7 +74,8 @@ pub(crate) fn add(
             let [read, write, both_read, both_write] =
                 [read, write, both[0], both[1]].map(|rate| format!("{:.2} GB/s", rate / 1e9));
             out::note(&format!(
-                "note: the disk of {} reads {read} and writes {write}; at once {both_read} and {both_write}",
+                "note: the disk of {} reads {read} and writes {write}; at once {both_read} and \
+                 {both_write}",
                 folder.display()
             ));
             rates
