@@ -69,10 +69,13 @@ pub(crate) fn add(
             let spinner = out::spinner(format!("measuring the disk of {}", folder.display()));
             let rates = profile::disk(folder, SECONDS).map_err(|e| refused(&e))?;
             drop(spinner);
-            let DiskRates { read, write, .. } = rates;
-            let both = [read * rates.read_keeps, write * rates.write_keeps];
-            let [read, write, both_read, both_write] =
-                [read, write, both[0], both[1]].map(|rate| format!("{:.2} GB/s", rate / 1e9));
+            let [read, write, both_read, both_write] = [
+                rates.read,
+                rates.write,
+                rates.read * rates.read_keeps,
+                rates.write * rates.write_keeps,
+            ]
+            .map(|rate| format!("{:.2} GB/s", rate / 1e9));
             out::note(&format!(
                 "note: the disk of {} reads {read} and writes {write}; at once {both_read} and \
                  {both_write}",

@@ -49,10 +49,15 @@ impl DiskRates {
 ///
 /// # Errors
 ///
-/// The disk's, such as no room.
+/// Those of the disk, such as no room, and too little memory.
 pub fn disk(folder: &Path, seconds: f64) -> Result<DiskRates, Error> {
     let disk = Disk::new(folder, 2 * FILE).map_err(failed)?;
-    let lacking = || Error::Resources("no memory to measure the disk in".into());
+    let lacking = || {
+        let bytes = 2 * MEMORY;
+        Error::Resources(format!(
+            "no {bytes} bytes of memory to measure the disk with; --disk-rate says its rate"
+        ))
+    };
     let [Some(source), Some(target)] = [(); 2].map(|()| Arena::new(MEMORY)) else {
         return Err(lacking());
     };
@@ -85,7 +90,9 @@ pub fn disk(folder: &Path, seconds: f64) -> Result<DiskRates, Error> {
             turn.push(found);
         }
     }
-    let [read, write, both_read, both_write] = turns.map(|turn| median(&turn).unwrap_or(1.0));
+    // A time is bytes divided by a rate, so no rate is 0.
+    let rate = |turn: Vec<f64>| median(&turn).unwrap_or(0.0).max(1.0);
+    let [read, write, both_read, both_write] = turns.map(rate);
     Ok(DiskRates {
         read,
         write,
@@ -94,7 +101,8 @@ pub fn disk(folder: &Path, seconds: f64) -> Result<DiskRates, Error> {
     })
 }
 
-/// The shapes of a product's operands and result.
+/// The shapes of a product's operands and result: a product of GPT-2 medium, whose weights are not
+/// in a core's cache.
 const PRODUCT: [[u64; 2]; 3] = [[256, 1024], [1024, 4096], [256, 4096]];
 
 /// A product whose operands lie one after the other.
