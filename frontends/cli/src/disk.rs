@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::out;
 use crate::size::parse_bytes;
 use ir::Device;
+use passes::pipeline::Budget;
 use runtime::profile::{self, DiskRates};
 use std::convert::Infallible;
 use std::error::Error;
@@ -38,6 +39,8 @@ impl Disk {
 /// The share of their speed that kernels keep while a transfer runs: the system's part of one takes
 /// a little of a core. An estimate for two cores.
 const KERNELS_KEEP: f64 = 0.95;
+/// Bytes of memory for the test of a disk if the budget is a share.
+const MEMORY: u64 = 32 << 20;
 /// How long each combination of loads is measured at a time, seconds.
 const SECONDS: f64 = 0.1;
 /// Of the free bytes, one part in this many stays free.
@@ -53,6 +56,7 @@ pub(crate) fn add(
     disk: &Disk,
     rate: Option<f64>,
     host: Option<u64>,
+    budget: Option<Budget>,
 ) -> Result<(), Failure> {
     let Disk { folder, bytes } = disk;
     let refused = |e: &dyn Error| Failure::Input(format!("--disk {}: {e}", folder.display()));
@@ -66,8 +70,14 @@ pub(crate) fn add(
     let rates = match rate {
         Some(rate) => DiskRates::shared(rate),
         None => {
+            // The step is to fit into little memory, so the test must, too.
+            let memory = match budget {
+                Some(Budget::Bytes(bytes)) => bytes,
+                Some(Budget::Share(_)) => MEMORY,
+                Some(Budget::Device) | None => u64::MAX,
+            };
             let spinner = out::spinner(format!("measuring the disk of {}", folder.display()));
-            let rates = profile::disk(folder, SECONDS).map_err(|e| refused(&e))?;
+            let rates = profile::disk(folder, memory, SECONDS).map_err(|e| refused(&e))?;
             drop(spinner);
             let [read, write, both_read, both_write] = [
                 rates.read,

@@ -356,7 +356,8 @@ pub(crate) fn machine_on(compiling: &Compiling, known: Option<Device>) -> Result
         device.link_bandwidth = link;
     }
     if let Some(disk) = &compiling.disk {
-        disk::add(&mut device, disk, compiling.disk_rate, compiling.host)?;
+        let (rate, host) = (compiling.disk_rate, compiling.host);
+        disk::add(&mut device, disk, rate, host, compiling.budget)?;
     }
     let Some(path) = &compiling.profile else {
         let cost = Box::new(Roofline::new(&device).with_tf32(compiling.is_tf32()));

@@ -10,11 +10,11 @@ use artifact::{Attr, DType, Kernel, Operand, Place};
 use std::io;
 use std::path::Path;
 
-/// Bytes of memory that transfers of one direction go through. A system copies to some pages faster
-/// than to others, up to twice as fast where it runs in a virtual machine, so these are many.
-const MEMORY: u64 = 128 << 20;
-/// Bytes of the file that they go through.
-const FILE: u64 = 2 * MEMORY;
+/// The most bytes of memory that transfers go through. A system copies to some pages faster than to
+/// others, up to twice as fast where it runs in a virtual machine, so these are many.
+const MEMORY: u64 = 256 << 20;
+/// Bytes of the file that transfers of one direction go through.
+const FILE: u64 = 256 << 20;
 
 /// How often each combination is measured; the median counts.
 const TURNS: usize = 5;
@@ -45,25 +45,26 @@ impl DiskRates {
 }
 
 /// Measures the disk of a folder, a few times `seconds` for each combination of reads and writes.
-/// Takes 512 MiB of the disk and 256 MiB of memory.
+/// Takes 512 MiB of the disk, and of memory at most 256 MiB and about `memory` bytes.
 ///
 /// # Errors
 ///
 /// Those of the disk, such as no room, and too little memory.
-pub fn disk(folder: &Path, seconds: f64) -> Result<DiskRates, Error> {
+pub fn disk(folder: &Path, memory: u64, seconds: f64) -> Result<DiskRates, Error> {
     let disk = Disk::new(folder, 2 * FILE).map_err(failed)?;
+    // Whole pieces, half of them for each direction.
+    let bytes = (memory.min(MEMORY) / 2).max(PIECE as u64) / PIECE as u64 * PIECE as u64;
     let lacking = || {
-        let bytes = 2 * MEMORY;
         Error::Resources(format!(
-            "no {bytes} bytes of memory to measure the disk with; --disk-rate says its rate"
+            "no memory for twice {bytes} bytes to measure the disk with; --disk-rate says its rate"
         ))
     };
-    let [Some(source), Some(target)] = [(); 2].map(|()| Arena::new(MEMORY)) else {
+    let [Some(source), Some(target)] = [(); 2].map(|()| Arena::new(bytes)) else {
         return Err(lacking());
     };
     fill(&source);
     let at = |i: usize, bytes: u64| (i * PIECE) as u64 % bytes;
-    let piece = |arena: &Arena, i: usize| arena.range(at(i, MEMORY), PIECE as u64);
+    let piece = |arena: &Arena, i: usize| arena.range(at(i, bytes), PIECE as u64);
     let done = |done: Result<(), io::Error>| done.map(|()| PIECE as f64).map_err(failed);
     let read = |i: usize| done(disk.load(at(i, FILE), &piece(&target, i), || false));
     let write = |i: usize| done(disk.store(&piece(&source, i), FILE + at(i, FILE), || false));
@@ -101,9 +102,8 @@ pub fn disk(folder: &Path, seconds: f64) -> Result<DiskRates, Error> {
     })
 }
 
-/// The shapes of a product's operands and result: a product of GPT-2 medium, whose weights are not
-/// in a core's cache.
-const PRODUCT: [[u64; 2]; 3] = [[256, 1024], [1024, 4096], [256, 4096]];
+/// The shapes of a product's operands and result. It takes about a millisecond.
+const PRODUCT: [[u64; 2]; 3] = [[256, 1024], [1024, 1024], [256, 1024]];
 
 /// A product whose operands lie one after the other.
 fn product() -> Op {
@@ -135,7 +135,7 @@ fn product() -> Op {
 fn fill(arena: &Arena) {
     let mut state = 1u64;
     let mut piece = vec![0; PIECE];
-    for at in (0..MEMORY).step_by(PIECE) {
+    for at in (0..arena.bytes()).step_by(PIECE) {
         for bytes in piece.as_chunks_mut::<8>().0 {
             state = state
                 .wrapping_mul(6364136223846793005)
@@ -152,11 +152,11 @@ mod tests {
 
     #[test]
     fn a_disk_has_rates() {
-        let rates = disk(&std::env::temp_dir(), 1e-3).unwrap();
+        let rates = disk(&std::env::temp_dir(), 0, 1e-3).unwrap();
         assert!(0.0 < rates.read && 0.0 < rates.write, "{rates:?}");
         for keeps in [rates.read_keeps, rates.write_keeps] {
             assert!(0.0 < keeps && keeps <= 1.0, "{rates:?}");
         }
-        assert!(disk(Path::new("/no/such/folder"), 1e-3).is_err());
+        assert!(disk(Path::new("/no/such/folder"), 0, 1e-3).is_err());
     }
 }
