@@ -1,11 +1,12 @@
 """Steps on a GPU: are they right, how fast, how much memory. scripts/gpu.sh calls it.
 
-usage: gpu_train.py pack --device h100 FOLDER [MODEL ...]
-       gpu_train.py run FOLDER --out gpu.json [--dry]
+usage: gpu_train.py pack --device h100 [--gpt2] FOLDER [MODEL ...]
+       gpu_train.py run FOLDER --out gpu.json [--dry] [--only SECTION ...]
 
 `pack` compiles steps and makes batches, with the command FOLDER/lighterage. `run` needs Python, the folder and NVIDIA's
-driver. It writes one JSON object with a part for each section. A section has a time limit; one that fails says why, and
-the others still run. Exits with 0 if all sections that could run are right, with 1 if one is wrong. With --dry the
+driver; with PyTorch it also compares losses and times with PyTorch's. It writes one JSON object with a part for each
+section. Sections without times run at once, then the others one by one. A section has a time limit; one that fails says
+why, and the others still run. Exits with 0 if all sections that could run are right, with 1 if one is wrong. With --dry the
 driver is the library that replaces it in tests, and what takes a GPU's time or memory is left out.
 """
 
@@ -13,9 +14,9 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import gzip
 import hashlib
 import json
+import lzma
 import mmap
 import os
 import random
@@ -23,8 +24,10 @@ import shutil
 import struct
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,21 +35,27 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 BUDGETS = ("100%", "60%", "30%")
 TINY = "frontends/cli/tests/data/mlp.ir"
-TINY_MODELS = ("gpt2-tiny", "llama-tiny")
+FIXTURES = ("bert-tiny", "gpt2-tiny", "llama-tiny", "moe-tiny", "resnet-tiny")  # with losses of PyTorch
+TINY_MODELS = (*FIXTURES, "dropout-tiny")
+GPT2 = {"f32": 4, "bf16": 64}  # batches of 1024 tokens for a GPT-2 124M
 BITS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "BOOL": 1, "U8": 1}
 TOKENS = 64  # token ids are below it: every vocabulary and table of positions has as many
 STEPS = 20  # of a timed run
-SECONDS = {
-    "machine": 60,
-    "kernels": 300,
-    "tiny": 240,
+STEPS_FILE = "steps.tar.xz"
+# Sections that may share the device, because no time in them counts; and the others.
+TOGETHER = {"machine": 60, "kernels": 240, "tiny": 240, "sanitizer": 100, "faults": 60}
+ALONE = {
+    "torch": 120,
+    "times": 120,
+    "gpt2": 240,
+    "link": 60,
+    "memory": 60,
+    "profile": 90,
+    "compiled": 120,
+    "allocator": 120,
     "large": 420,
-    "torch": 240,
-    "link": 120,
-    "profile": 180,
-    "sanitizer": 240,
-    "faults": 60,
 }
+WORKERS = 6  # processes of a section at once
 
 
 class SectionError(Exception):
@@ -130,10 +139,10 @@ def packed(folder: Path, command: str, name: str, model: Path, device: str, batc
     return steps
 
 
-def train(command: str, folder: Path, step: dict[str, str], n: int, *rest: str) -> list[str]:
+def train(command: str, folder: Path, step: dict[str, str], n: int, *rest: str, init: str = "normal:0.02") -> list[str]:
     """The command that trains a packed step."""
     args = [command, "train", str(folder / step["lit"]), "--batches", str(folder / step["batches"]), "--steps", str(n)]
-    return [*args, "--init", "normal:0.02", "--lr", "1e-3", "--trust", "--json", *rest]
+    return [*args, "--init", init, "--lr", "1e-3", "--trust", "--json", *rest]
 
 
 def losses(text: str) -> list[float]:
@@ -142,9 +151,17 @@ def losses(text: str) -> list[float]:
     return [line["loss"] for line in lines if "loss" in line]
 
 
-def pack(folder: Path, device: str, models: list[Path]) -> None:
+def exported(folder: Path, batch: int) -> Path:
+    """A GPT-2 124M as a file."""
+    out = folder / f"gpt2-{batch}.pt2"
+    program = ROOT / "benches/gpu_torch.py"
+    checked([os.environ.get("PYTHON", sys.executable), str(program), "export", str(out), "--batch", str(batch)], 600)
+    return out
+
+
+def pack(folder: Path, device: str, models: list[Path], gpt2: bool) -> None:
     """Make the folder."""
-    # The kernel generator lies beside the command that was built, and is not carried.
+    # The kernel generator lies beside the command that was built.
     command = os.environ["LIGHTERAGE"]
     tiny: dict[str, tuple[Path, Path | None]] = {"mlp": (ROOT / TINY, None)}
     if os.environ.get("DRY") is None:
@@ -152,28 +169,48 @@ def pack(folder: Path, device: str, models: list[Path]) -> None:
             data = ROOT / "tests/data/models" / name
             found = [data / file for file in ("ref.safetensors", "batches.safetensors") if (data / file).exists()]
             tiny[name] = (data / "joint_core.pt2", found[0])
-    manifest: dict[str, Any] = {"device": device, "tiny": [], "large": [], "reference": {}}
+    manifest: dict[str, Any] = {"device": device, "tiny": [], "large": [], "gpt2": [], "reference": {}}
     for name, (model, batch) in tiny.items():
         manifest["tiny"] += packed(folder, command, name, model, device, batch)
         cpu = {"lit": f"{name}-cpu.lit", "batches": f"{name}.safetensors"}
         args = [command, "compile", str(model), "--optimizer", "adamw", "-o", str(folder / cpu["lit"])]
         checked(args, 600)
         manifest["reference"][name] = losses(checked(train(command, folder, cpu, 3), 600))
+        (folder / cpu["lit"]).unlink()
+    for precision, n in GPT2.items() if gpt2 else ():
+        model = exported(folder, n)
+        for budget in BUDGETS:
+            lit = folder / f"gpt2-{precision}-{budget.rstrip('%')}.lit"
+            args = [command, "compile", str(model), "--optimizer", "adamw", "--device", device, "--budget", budget]
+            checked([*args, "--precision", precision, "-o", str(lit)], 1200)
+            manifest["gpt2"].append({"precision": precision, "batch": n, "budget": budget, "lit": lit.name})
     for model in models:
         manifest["large"] += packed(folder, command, f"large-{model.stem}", model, device, None)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    with tarfile.open(folder / STEPS_FILE, "w:xz") as archive:
+        for path in [*folder.glob("*.lit"), *folder.glob("*.safetensors")]:
+            archive.add(path, path.name)
+            path.unlink()
 
 
 # ---------------------------------------------------------------------------------------------------------------- run
 
 
-def unpacked(command: Path) -> Path:
-    """The command, which is carried compressed."""
-    zipped = command.with_name(f"{command.name}.gz")
-    if zipped.exists():
-        command.write_bytes(gzip.decompress(zipped.read_bytes()))
-        command.chmod(0o755)
-    return command
+def unpacked(program: Path) -> Path:
+    """A program, which is carried compressed."""
+    zipped = program.with_name(f"{program.name}.xz")
+    if zipped.exists() and not program.exists():
+        program.write_bytes(lzma.decompress(zipped.read_bytes()))
+        program.chmod(0o755)
+    return program
+
+
+def library() -> str | None:
+    """CuBLASLt of PyTorch's packages."""
+    for folder in map(Path, sys.path):
+        for found in sorted(folder.glob("nvidia/cu*/lib/libcublasLt.so.1[23]")):
+            return str(found)
+    return None
 
 
 class Run:
@@ -182,9 +219,24 @@ class Run:
     def __init__(self, folder: Path, dry: bool) -> None:
         self.folder, self.dry = folder, dry
         self.command = str(unpacked(folder / "lighterage"))
+        generator = unpacked(folder / "lighterage-mlir")
+        if generator.exists():
+            os.environ.setdefault("LIGHTERAGE_MLIR", str(generator.resolve()))
+        # Else the system's folders are searched.
+        if not dry and (found := library()):
+            os.environ.setdefault("LIGHTERAGE_CUBLASLT", found)
+        with tarfile.open(folder / STEPS_FILE) as archive:
+            archive.extractall(folder, filter="data")
+        os.environ.setdefault("LIGHTERAGE_CUDA_TIMEOUT", "30")
         self.manifest = json.loads((folder / "manifest.json").read_text())
         self.scratch = folder / "scratch"
         self.scratch.mkdir(exist_ok=True)
+        self.has_torch = not dry and call([sys.executable, "-c", "import torch"], 120).returncode == 0
+
+    def peer(self, seconds: float, *args: str) -> dict[str, Any]:
+        """The last line of benches/gpu_torch.py."""
+        text = checked([sys.executable, str(ROOT / "benches/gpu_torch.py"), *args], seconds)
+        return dict(json.loads(text.strip().splitlines()[-1]))
 
     def machine(self, seconds: float) -> dict[str, Any]:
         """What is there."""
@@ -201,38 +253,209 @@ class Run:
         return result
 
     def kernels(self, seconds: float) -> dict[str, Any]:
-        """Every kernel against stored results; memory-bound ones against a copy."""
+        """Every kernel against stored results."""
         folder = self.folder / "kernels"
         if not folder.exists():
             return {"skipped": "no folder kernels"}
-        args = [sys.executable, str(ROOT / "benches/gpu_kernels.py"), str(folder)]
-        done = call([*args, "--dry-run"] if self.dry else args, seconds)
-        if done.returncode != 0:
-            raise SectionError(f"exit code {done.returncode}: {(done.stdout + done.stderr).strip()[-2000:]}")
-        return {"table": done.stdout}
+        for name in ("kernels.bin", "kernels.json"):
+            unpacked(folder / name)
+        args = [sys.executable, str(ROOT / "benches/gpu_kernels.py"), str(folder), "--part", "check"]
+        if self.dry:
+            return {"says": checked([*args, "--dry-run"], seconds)}
+        shards = [f"{i}/{WORKERS}" for i in range(WORKERS)]
+        with ThreadPoolExecutor(WORKERS) as pool:
+            done = list(pool.map(lambda shard: call([*args, "--shard", shard], seconds), shards))
+        wrong = [line for each in done for line in each.stderr.splitlines()]
+        result: dict[str, Any] = {"says": [each.stdout.strip() for each in done], "wrong": wrong}
+        if any(each.returncode != 0 for each in done):
+            result["error"] = f"{len(wrong)} findings, the first: {wrong[:3]}"
+        return result
+
+    def times(self, seconds: float) -> dict[str, Any]:
+        """Memory-bound kernels beside a copy, attention."""
+        folder = self.folder / "kernels"
+        if not folder.exists() or self.dry:
+            return {"skipped": "no folder kernels"}
+        args = [sys.executable, str(ROOT / "benches/gpu_kernels.py"), str(folder), "--part", "time"]
+        done = call(args, seconds)
+        result = {"table": done.stdout.splitlines(), "says": done.stderr.splitlines()}
+        return result if done.returncode == 0 else {**result, "error": done.stderr[-800:]}
 
     def tiny(self, seconds: float) -> dict[str, Any]:
-        """The same bits in two runs and at every budget; losses near the processor's."""
+        """The same bits in two runs and at every budget; losses near the processor's and PyTorch's."""
         end, result = time.monotonic() + seconds, {}
-        bits: dict[str, tuple[list[float], str]] = {}
-        for step in self.manifest["tiny"]:
-            for again in range(2):
-                state = self.scratch / "state.safetensors"
-                args = train(self.command, self.folder, step, 3, "--save", str(state))
-                text = checked(args, end - time.monotonic())
-                summary = json.loads(text.splitlines()[-1])["summary"]
-                if summary["planned_peak_bytes"] != summary["measured_peak_bytes"]:
-                    raise SectionError(f"{step['lit']}: the measured peak is not the planned one: {summary}")
-                left = (losses(text), hashlib.sha256(state.read_bytes()).hexdigest())
-                first = bits.setdefault(step["name"], left)
-                if left != first:
-                    raise SectionError(f"{step['lit']}, run {again + 1}: other bits: {left} and {first}")
-                result[f"{step['name']} {step['budget']}"] = summary["measured_ms"]
-        for name, (ours, _) in bits.items():
-            for a, b in zip(ours, self.manifest["reference"][name], strict=True):
-                if abs(a - b) > 1e-3 * max(1.0, abs(b)):
-                    raise SectionError(f"{name}: loss {a}, the processor's is {b}")
-        return {"measured_ms": result, "losses": {name: ours for name, (ours, _) in bits.items()}}
+        theirs: dict[str, Any] = {}
+        if self.has_torch:
+            models = str(ROOT / "tests/data/models")
+            theirs = self.peer(seconds, "fixtures", models, *FIXTURES, "--out", str(self.scratch))
+
+        def one(work: tuple[dict[str, str], int]) -> tuple[list[float], str, dict[str, Any]]:
+            step, turn = work
+            state = self.scratch / f"{step['lit']}-{turn}.safetensors"
+            init = self.scratch / f"{step['name']}-init.safetensors"
+            given = str(init) if init.exists() else "normal:0.02"
+            args = train(self.command, self.folder, step, 3 if self.dry else STEPS, "--save", str(state), init=given)
+            # The third turn has no library for products.
+            text = checked(args, end - time.monotonic(), **({"LIGHTERAGE_CUBLASLT": "0"} if turn == 2 else {}))
+            return losses(text), hashlib.sha256(state.read_bytes()).hexdigest(), json.loads(text.splitlines()[-1])
+
+        work = [(step, turn) for step in self.manifest["tiny"] for turn in range(2 if self.dry else 3)]
+        wrong: list[str] = []
+        bits: dict[tuple[str, bool], tuple[list[float], str]] = {}
+        with ThreadPoolExecutor(1 if self.dry else WORKERS) as pool:
+            runs = [(step, turn, pool.submit(one, (step, turn))) for step, turn in work]
+        for step, turn, future in runs:
+            name = f"{step['lit']}, run {turn + 1}"
+            try:
+                ours, state, last = future.result()
+            except (SectionError, subprocess.TimeoutExpired) as error:
+                wrong.append(f"{name}: {error}")
+                continue
+            summary = last["summary"]
+            if summary["planned_peak_bytes"] != summary["measured_peak_bytes"]:
+                wrong.append(f"{name}: the measured peak is not the planned one: {summary}")
+            first = bits.setdefault((step["name"], turn == 2), (ours, state))
+            if (ours, state) != first:
+                wrong.append(f"{name}: other bits: {ours}, {first[0]}")
+            result[name] = summary["measured_ms"]
+        differences = {}
+        for (name, own), (ours, _) in bits.items():
+            of_torch = theirs.get(name)
+            expected = of_torch if isinstance(of_torch, list) else self.manifest["reference"][name]
+            pairs = list(zip(ours, expected, strict=False))
+            differences[f"{name}{' without cuBLASLt' if own else ''}"] = max(abs(a - b) for a, b in pairs)
+            for k, (a, b) in enumerate(pairs):
+                if not abs(a - b) <= 1e-4 * max(1.0, abs(b)):
+                    wrong.append(f"{name}: loss {k} is {a}, not {b}")
+                    break
+        found = {"measured_ms": result, "differences": differences, "torch": theirs, "wrong": wrong}
+        return {**found, "error": f"{len(wrong)}: {wrong[:2]}"} if wrong else found
+
+    def gpt2(self, seconds: float) -> dict[str, Any]:
+        """GPT-2 124M beside PyTorch, from the same weights on the same batches."""
+        if not self.manifest["gpt2"] or not self.has_torch:
+            return {"skipped": "no GPT-2 was packed, or no PyTorch"}
+        end, result, wrong = time.monotonic() + seconds, {}, []
+        at = str(self.scratch)
+        peers: dict[str, dict[str, Any]] = {}
+        for precision in dict.fromkeys(step["precision"] for step in self.manifest["gpt2"]):
+            n = GPT2[precision]
+            try:
+                args = ["gpt2", "--out", at, "--batch", str(n), "--precision", precision]
+                peers[precision] = self.peer(max(1.0, end - time.monotonic()), *args)
+            except (SectionError, subprocess.TimeoutExpired) as error:
+                wrong.append(f"PyTorch, {precision}: {error}")
+            torch_losses = peers.get(precision, {}).get("losses")
+            bits: tuple[list[float], str] | None = None
+            for step in self.manifest["gpt2"]:
+                if step["precision"] != precision:
+                    continue
+                files = {**step, "batches": f"scratch/gpt2-{n}-batches.safetensors"}
+                state, trace = self.scratch / "state.safetensors", self.scratch / f"{step['lit']}.trace.json"
+                init = f"{at}/gpt2-124m-init.safetensors"
+                args = train(self.command, self.folder, files, STEPS, "--save", str(state), init=init)
+                try:
+                    text = checked(args, max(1.0, end - time.monotonic()))
+                    traced = train(self.command, self.folder, files, 4, "--trace", str(trace))
+                    checked(traced, max(1.0, end - time.monotonic()))
+                except (SectionError, subprocess.TimeoutExpired) as error:
+                    wrong.append(f"{step['lit']}: {error}")
+                    continue
+                each = json.loads(text.splitlines()[-1])["summary"]
+                each["ms"] = [json.loads(line)["ms"] for line in text.splitlines() if '"ms"' in line]
+                ours = (losses(text), hashlib.sha256(state.read_bytes()).hexdigest())
+                each["losses"], each["copies"] = ours[0], overlap(trace)
+                bits = bits or ours
+                if ours != bits:
+                    wrong.append(f"{step['lit']}: other bits: {ours[0]}, {bits[0]}")
+                if torch_losses:
+                    off = max(abs(a - b) for a, b in zip(ours[0], torch_losses, strict=True))
+                    each["difference"] = off
+                    if not off <= (1e-4 if precision == "f32" else 2e-3) * max(torch_losses):
+                        wrong.append(f"{step['lit']}: losses differ by {off}")
+                result[step["lit"]] = each
+        found = {"steps": result, "torch": peers, "wrong": wrong}
+        return {**found, "error": f"{len(wrong)}: {wrong[:2]}"} if wrong else found
+
+    def predicted(self, seconds: float) -> dict[str, Any]:
+        """The GPT-2 124M in bf16 by its own profile: predicted steps beside measured ones."""
+        model = unpacked(self.folder / f"gpt2-{GPT2['bf16']}.pt2")
+        if "LIGHTERAGE_MLIR" not in os.environ or not model.exists():
+            return {"skipped": "no kernel generator, or no GPT-2 was packed"}
+        end, prof = time.monotonic() + seconds, self.scratch / "gpt2.prof"
+        how = ["--device", "cuda:0", "--precision", "bf16", "--optimizer", "adamw"]
+        args = [self.command, "profile", str(model), *how, "-o", str(prof), "--json"]
+        result: dict[str, Any] = {"profile": json.loads(checked(args, seconds))}
+        data = self.scratch / f"gpt2-{GPT2['bf16']}-batches.safetensors"
+        for budget in BUDGETS:
+            args = [self.command, "train", str(model), *how, "--budget", budget, "--profile", str(prof), "--json"]
+            args += ["--batches", str(data), "--init", "normal:0.02", "--steps", "8"]
+            text = checked(args, max(1.0, end - time.monotonic()))
+            result[budget] = json.loads(text.splitlines()[-1])["summary"]
+        return result
+
+    def compiled(self, seconds: float) -> dict[str, Any]:
+        """torch.compile of the GPT-2 124M in bf16."""
+        if not self.manifest["gpt2"] or not self.has_torch:
+            return {"skipped": "no GPT-2 was packed, or no PyTorch"}
+        args = ["gpt2", "--out", str(self.scratch), "--batch", str(GPT2["bf16"]), "--way", "compile"]
+        return self.peer(seconds, *args)
+
+    def allocator(self, seconds: float) -> dict[str, Any]:
+        """The run-time allocator in PyTorch: record, plan, serve; PyTorch's own allocators beside it."""
+        served = self.folder / "liblighterage_alloc.so"
+        if not served.exists() or not self.has_torch:
+            return {"skipped": "no liblighterage_alloc.so, or no PyTorch"}
+        end, at = time.monotonic() + seconds, self.scratch.resolve()
+        args = ["gpt2", "--out", str(at), "--batch", "16"]
+        ours = [*args, "--allocator", str(served.resolve())]
+        trace, plan, stats = at / "run.trace", at / "run.plan", at / "stats.json"
+
+        def one(*args: str, **variables: str) -> dict[str, Any]:
+            program = [sys.executable, str(ROOT / "benches/gpu_torch.py"), *args]
+            text = checked(program, max(1.0, end - time.monotonic()), **variables)
+            return dict(json.loads(text.strip().splitlines()[-1]))
+
+        result: dict[str, Any] = {
+            "caching": one(*args),
+            "expandable": one(*args, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"),
+            "record": one(*ours, "--steps", "4", LIGHTERAGE_ALLOC_MODE="profile", LIGHTERAGE_ALLOC_TRACE=str(trace)),
+        }
+        result["plan"] = checked([self.command, "alloc", "plan", str(trace), "--serve", str(plan)], 60)
+        result["serve"] = one(*ours, LIGHTERAGE_ALLOC_PLAN=str(plan), LIGHTERAGE_ALLOC_STATS=str(stats))
+        result["stats"] = stats.read_text()
+        result["caching again"] = one(*args)
+        if result["serve"]["losses"] != result["caching"]["losses"]:
+            result["error"] = "other losses"
+        return result
+
+    def memory(self, seconds: float) -> dict[str, Any]:
+        """The device's used memory in a run of 1,000 steps, and after a run that was killed."""
+        if self.dry or not shutil.which("nvidia-smi"):
+            return {"skipped": "no nvidia-smi"}
+
+        def used() -> int:
+            query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+            return int(checked(query, 20).split()[0])
+
+        before = used()
+        step = next(step for step in self.manifest["tiny"] if step["budget"] == "60%")
+        samples = []
+        with subprocess.Popen(
+            train(self.command, self.folder, step, 1000 if self.dry else 20000),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as process:
+            end = time.monotonic() + min(8.0, seconds)
+            while process.poll() is None and time.monotonic() < end:
+                samples.append(used())
+                time.sleep(0.2)
+            was_running = process.poll() is None
+            process.kill()
+        time.sleep(1.0)
+        after = used()
+        result = {"before_mib": before, "samples_mib": samples, "after_mib": after, "killed": was_running}
+        return result if after == before else {**result, "error": f"{after} MiB are used after, {before} before"}
 
     def large(self, seconds: float) -> dict[str, Any]:
         """Time and memory of the models that were given, and how much of the copies kernels hide."""
@@ -253,23 +476,8 @@ class Run:
         return result or {"skipped": "no models were packed"}
 
     def torch(self, seconds: float) -> dict[str, Any]:
-        """The rates of the day by torch: a product and a copy."""
-        code = (
-            "import json, torch, time\n"
-            "def rate(work, does):\n"
-            "    for _ in range(3): does()\n"
-            "    torch.cuda.synchronize(); t = time.perf_counter()\n"
-            "    for _ in range(20): does()\n"
-            "    torch.cuda.synchronize(); return 20 * work / (time.perf_counter() - t)\n"
-            "a, b = (torch.randn(8192, 8192, device='cuda', dtype=torch.bfloat16) for _ in range(2))\n"
-            "x = torch.empty(1 << 28, device='cuda', dtype=torch.float32); y = torch.empty_like(x)\n"
-            "print(json.dumps({'torch': torch.__version__, 'bf16_flops': rate(2 * 8192 ** 3, lambda: a @ b),\n"
-            "  'copy_bytes_per_second': rate(8 * (1 << 28), lambda: y.copy_(x))}))\n"
-        )
-        done = call([sys.executable, "-c", code], seconds)
-        if done.returncode != 0:
-            return {"skipped": done.stderr.strip().splitlines()[-1:]}
-        return dict(json.loads(done.stdout))
+        """The rates of the day by PyTorch: products, a copy, attention."""
+        return self.peer(seconds, "rates") if self.has_torch else {"skipped": "no PyTorch"}
 
     def link(self, seconds: float) -> dict[str, Any]:
         """Rates of copies by their size, of both directions at once, and the time to pin memory."""
@@ -278,26 +486,34 @@ class Run:
 
     def profile(self, seconds: float) -> dict[str, Any]:
         """`lighterage profile` of the smallest model: the figures that the planner takes."""
-        generator = Path(os.environ.get("LIGHTERAGE_MLIR") or self.folder / "lighterage-mlir")
-        if not generator.exists():
+        if "LIGHTERAGE_MLIR" not in os.environ:
             return {"skipped": "no kernel generator: LIGHTERAGE_MLIR names it, or it lies in the folder"}
         out = self.scratch / "gpu.prof"
         args = [self.command, "profile", str(ROOT / TINY), "--device", "cuda:0", "--repeat", "3", "-o", str(out)]
-        return dict(json.loads(checked([*args, "--json"], seconds, LIGHTERAGE_MLIR=str(generator))))
+        return dict(json.loads(checked([*args, "--json"], seconds)))
 
     def sanitizer(self, seconds: float) -> dict[str, Any]:
         """compute-sanitizer on a tiny step."""
         tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
         if self.dry or not Path(tool).exists():
             return {"skipped": "no compute-sanitizer"}
-        result = {}
-        for check in ("memcheck", "racecheck"):
-            args = [tool, "--tool", check, "--error-exitcode", "9"]
-            done = call([*args, *train(self.command, self.folder, self.manifest["tiny"][0], 1)], seconds / 2)
-            result[check] = {"code": done.returncode, "says": done.stdout.strip()[-800:]}
-            if done.returncode == 9:
-                raise SectionError(f"{check}: {done.stdout.strip()[-2000:]}")
-        return result
+        steps = [step for step in self.manifest["tiny"] if step["budget"] == "60%"]
+        work = [(check, step) for step in steps for check in ("memcheck", "racecheck")]
+
+        end = time.monotonic() + seconds
+
+        def one(case: tuple[str, dict[str, str]]) -> dict[str, Any]:
+            args = [tool, "--tool", case[0], "--error-exitcode", "9"]
+            try:
+                done = call([*args, *train(self.command, self.folder, case[1], 1)], max(1.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return {"code": None, "says": "not finished in time"}
+            return {"code": done.returncode, "says": (done.stdout + done.stderr).strip()[-1500:]}
+
+        with ThreadPoolExecutor(4) as pool:
+            result = {f"{check} {step['lit']}": done for (check, step), done in zip(work, pool.map(one, work))}
+        wrong = {name: done for name, done in result.items() if done["code"] not in (0, None)}
+        return {**result, "error": json.dumps(wrong)[:1500]} if wrong else result
 
     def faults(self, seconds: float) -> dict[str, Any]:
         """What is refused, with its exit code and its text."""
@@ -403,12 +619,13 @@ class Link:
         return taken * (1 << 30) / self.pinned_bytes
 
 
-def run(folder: Path, out: Path, dry: bool) -> int:
+def run(folder: Path, out: Path, dry: bool, only: list[str]) -> int:
     """All sections; the exit code."""
     the_run = Run(folder, dry)
     result: dict[str, Any] = {"dry": dry, "sections": {}}
     wrong: list[str] = []
-    for name, seconds in SECONDS.items():
+
+    def one(name: str, seconds: float) -> None:
         section: Callable[[float], dict[str, Any]] = getattr(the_run, name)
         began = time.monotonic()
         try:
@@ -425,7 +642,12 @@ def run(folder: Path, out: Path, dry: bool) -> int:
         print(f"{name:10} {state:8} {found['seconds']:8.2f} s  {found.get('error', '')}", flush=True)
         # So that what is known is there if the machine goes away.
         out.write_text(json.dumps(result, indent=1))
-    shutil.rmtree(the_run.scratch, ignore_errors=True)
+
+    together, alone = ({n: s for n, s in part.items() if not only or n in only} for part in (TOGETHER, ALONE))
+    with ThreadPoolExecutor(1 if dry else len(TOGETHER)) as pool:
+        list(pool.map(one, together.keys(), together.values()))
+    for name, seconds in alone.items():
+        one(name, seconds)
     return 1 if wrong else 0
 
 
@@ -436,16 +658,18 @@ def main() -> int:
     packing = modes.add_parser("pack")
     packing.add_argument("folder", type=Path)
     packing.add_argument("--device", default="h100")
+    packing.add_argument("--gpt2", action="store_true", help="steps of a GPT-2 124M; PYTHON names one with PyTorch")
     packing.add_argument("models", type=Path, nargs="*")
     running = modes.add_parser("run")
     running.add_argument("folder", type=Path)
     running.add_argument("--out", type=Path, required=True)
     running.add_argument("--dry", action="store_true")
+    running.add_argument("--only", nargs="*", default=[], help="sections")
     args = parser.parse_args()
     if args.mode == "pack":
-        pack(args.folder, args.device, args.models)
+        pack(args.folder, args.device, args.models, args.gpt2)
         return 0
-    return run(args.folder, args.out, args.dry)
+    return run(args.folder, args.out, args.dry, args.only)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 # What a machine with a GPU has to tell, as one JSON file.
 #
 #   scripts/gpu.sh pack [MODEL.pt2|MODEL.ir ...]   here, with Rust: makes the folder .gpu
-#   scripts/gpu.sh run [OUT.json]                  there, with Python and NVIDIA's driver; torch is optional
+#   scripts/gpu.sh run [OUT.json] [SECTION ...]    there, with Python and NVIDIA's driver; torch is optional
 #   scripts/gpu.sh --dry [OUT.json]                both, on the library that replaces the driver in tests
 #
-# .gpu has the stripped command (compressed), kernels with stored results, compiled steps of tiny models, and of the
-# models given at three budgets: less than 40 MiB. git ignores it. The section `profile` is skipped unless
-# lighterage-mlir is there too: LIGHTERAGE_MLIR names it. DEVICE is the machine that models are planned for (h100).
+# .gpu has the stripped command, the kernel generator and the run-time allocator (compressed), kernels with stored
+# results, compiled steps of tiny models, of a GPT-2 124M if PYTHON names a Python with PyTorch, and of the models given
+# at three budgets: less than 40 MiB. git ignores it. DEVICE is the machine that models are planned for (h100).
 # LIGHTERAGE names a command that is built already, STANDIN the library that replaces the driver.
 set -eu
 cd "$(dirname "$0")/.."
@@ -21,8 +21,7 @@ pack() {
     rm -rf "$folder"
     mkdir -p "$folder"
     if [ -z "${LIGHTERAGE:-}" ]; then
-        cargo build --release --locked -p lighterage-cli
-        cargo build --release --locked -p lighterage-mlir
+        cargo build --release --locked -p lighterage-cli -p lighterage-mlir -p lighterage-alloc
         LIGHTERAGE=target/release/lighterage
     fi
     export LIGHTERAGE
@@ -30,10 +29,16 @@ pack() {
     strip "$folder/lighterage" 2>/dev/null || true
     if [ -z "${NO_KERNELS:-}" ]; then
         cargo run -q --locked -p lighterage-tests --example gpu_kernels -- sm_90 "$folder/kernels"
-        gzip "$folder"/kernels/*
     fi
-    python3 benches/gpu_train.py pack --device "$device" "$folder" "$@"
-    gzip -f "$folder/lighterage"
+    # shellcheck disable=SC2086
+    python3 benches/gpu_train.py pack --device "$device" ${PYTHON:+--gpt2} "$folder" "$@"
+    if [ -z "${DRY:-}" ]; then
+        for each in lighterage-mlir liblighterage_alloc.so; do
+            cp "$(dirname "$LIGHTERAGE")/$each" "$folder/$each"
+            strip "$folder/$each"
+        done
+        xz -9 -T0 -f "$folder"/kernels/* "$folder"/*.pt2 "$folder/lighterage" "$folder/lighterage-mlir"
+    fi
     size=$(du -sm "$folder" | cut -f1)
     echo "$folder: $size MiB"
     [ "$size" -lt 40 ] || [ -n "${DRY:-}" ] || { echo "$folder is larger than 40 MiB" >&2; exit 1; }
@@ -41,7 +46,11 @@ pack() {
 
 case "$mode" in
     pack) pack "$@" ;;
-    run) python3 benches/gpu_train.py run "$folder" --out "${1:-gpu.json}" ;;
+    run)
+        out=${1:-gpu.json}
+        [ $# -gt 0 ] && shift
+        python3 benches/gpu_train.py run "$folder" --out "$out" --only "$@"
+        ;;
     --dry)
         DRY=1
         export DRY
@@ -58,5 +67,5 @@ case "$mode" in
         export LIGHTERAGE_MLIR
         LIGHTERAGE_CUDA=$STANDIN python3 benches/gpu_train.py run "$folder" --out "$out" --dry
         ;;
-    *) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

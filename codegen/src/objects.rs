@@ -4,16 +4,26 @@ use crate::Error;
 use crate::kernels::{Cache, Generated, Target, compile_kernels_until};
 use artifact::Object;
 use passes::plan::Cancel;
+use std::collections::BTreeSet;
 
 /// The objects of kernels, as artifacts have them: for a processor, one object for each kernel; for
 /// a GPU, one module with all of them, because a driver compiles each module separately. `cancel`
 /// is looked at before each kernel.
+///
+/// Kernels for tensors of other shapes may be the same code with the same symbol, such as updates
+/// of transposed parameters. A module has it once: drivers refuse a second definition.
 pub fn objects(
     kernels: &[&Generated],
     target: &Target,
     cancel: &Cancel,
 ) -> Result<Vec<Object>, Error> {
-    let compiled = compile_kernels_until(kernels, target, &Cache::user(), cancel)?;
+    let mut seen = BTreeSet::new();
+    let distinct: Vec<&Generated> = kernels
+        .iter()
+        .copied()
+        .filter(|kernel| !target.is_gpu() || seen.insert(&kernel.name))
+        .collect();
+    let compiled = compile_kernels_until(&distinct, target, &Cache::user(), cancel)?;
     let object = |bytes| Object {
         target: target.in_artifacts(),
         bytes,

@@ -9,8 +9,8 @@ use crate::alloc::{self, Lifetime};
 use crate::cost::Cost;
 use crate::graph::precision::Precision;
 use crate::graph::{
-    accumulate, attention, autodiff, canonical, fuse, loss, microbatch, optimizer, precision,
-    quantize, scale, simplify,
+    accumulate, attention, autodiff, canonical, fuse, logits, loss, microbatch, optimizer,
+    precision, quantize, scale, simplify,
 };
 use crate::plan::machine::DEVICE;
 use crate::plan::{Decisions, Error, Illegal, Kernels, Options, Problem};
@@ -160,7 +160,7 @@ pub static SHARED: [GraphPass; 5] = [
 ];
 
 /// Graph passes from the loss on.
-pub static PER_VARIANT: [GraphPass; 8] = [
+pub static PER_VARIANT: [GraphPass; 9] = [
     // After simplify, which recognises the loss. After canonical, which would merge equal nodes of
     // two chunks. Before microbatch, so the loss of each batch is cut in the same way.
     GraphPass {
@@ -192,6 +192,17 @@ pub static PER_VARIANT: [GraphPass; 8] = [
         run: |graph, c| {
             let n = c.options.micro_batches.unwrap_or(1);
             microbatch::run(graph, n, c.options.reduction).map_err(|e| failed("microbatch", e))
+        },
+    },
+    // After precision, which has the logits in half precision. After microbatch, which recognises
+    // the loss. Only where kernels are generated: one kernel for each op would store more.
+    GraphPass {
+        name: "logits",
+        run: |graph, c| {
+            if c.options.kernels == Kernels::Generated {
+                logits::run(graph);
+            }
+            Ok(())
         },
     },
     // After microbatch and precision, so that each product of each micro-batch has numbers of its

@@ -57,6 +57,10 @@ impl Machine for Cpu {
         1
     }
 
+    fn slots(&self) -> Option<u64> {
+        None
+    }
+
     fn part(&self) -> u64 {
         PART
     }

@@ -61,6 +61,8 @@ pub(super) enum Prim {
     Select,
     /// Converts one type to another.
     Convert(Convert),
+    /// An F32 as the bits of the nearest bf16, by an instruction of GPUs.
+    Bf16,
     /// The elements of a row as one number.
     Fold(Fold),
     /// A power: an F64 and an I64, the exponent. One number, not a vector.
@@ -255,6 +257,11 @@ impl Dag {
         let from = Type::Scalar(self.kind(x));
         self.checked(how.name(), how.check(from, to));
         self.op(Prim::Convert(how), &[x], to)
+    }
+
+    /// The bits of the bf16 nearest to an F32, by [`Prim::Bf16`].
+    pub(super) fn bf16(&mut self, x: Id) -> Id {
+        self.op(Prim::Bf16, &[x], Kind::I16)
     }
 
     pub(super) fn fold(&mut self, fold: Fold, x: Id) -> Id {

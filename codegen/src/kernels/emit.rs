@@ -105,6 +105,19 @@ pub(super) struct Blocks {
     pub(super) sums: Value,
 }
 
+/// What a thread keeps in registers, by its vector's number in the row.
+#[derive(Default)]
+pub(super) struct Held {
+    /// The vector that is computed, if threads keep them.
+    pub(super) slot: Option<u64>,
+    /// The values of it that later passes need.
+    pub(super) wanted: Vec<Id>,
+    /// Values of this row.
+    pub(super) values: BTreeMap<(Id, u64), Value>,
+    /// Sums over the part's rows, by the result.
+    pub(super) sums: BTreeMap<(usize, u64), Value>,
+}
+
 /// Values that are known inside a row or block, and are dropped after it.
 #[derive(Clone, Default)]
 pub(super) struct Tables {
@@ -158,6 +171,7 @@ pub(super) struct Emitter<'a, M> {
     pub(super) blocks: Option<Blocks>,
     /// The place of a part's sums of a result.
     pub(super) partial: BTreeMap<usize, Value>,
+    pub(super) held: Held,
     /// A kept value that must be multiplied with a number: the number as a scalar and as a vector.
     pub(super) scale: Option<(Id, [Value; 2])>,
     /// Whether a store bypasses the caches. Others may read it only after a fence.
@@ -210,6 +224,7 @@ impl<'a, M: Threads> Emitter<'a, M> {
             buffers: BTreeMap::new(),
             blocks: None,
             partial: BTreeMap::new(),
+            held: Held::default(),
             scale: None,
             fenced: false,
         }
@@ -486,17 +501,20 @@ impl<'a, M: Threads> Emitter<'a, M> {
         let mut known: BTreeMap<Id, Value> = BTreeMap::new();
         for &id in &pass.needs {
             let node = &dag.nodes[id];
-            let value = match node.prim {
+            let slot = self.held.slot.unwrap_or_default();
+            let held = self.held.values.get(&(id, slot)).copied();
+            let value = match (held, &node.prim) {
+                (Some(x), _) if self.held.slot.is_some() => x,
                 _ if pass.kept.contains(&id) => self.kept(id, at, width),
-                Prim::Load(i, axes) => {
+                (_, &Prim::Load(i, axes)) => {
                     let from = self.row_elements(i, axes, node.kind);
                     self.load(from, at, width)
                 }
-                Prim::Random(stream) => {
+                (_, &Prim::Random(stream)) => {
                     let [seed, step] = [0, 1].map(|i| self.scalar(node.args[i]));
                     self.random([seed, step], stream, at, width)
                 }
-                Prim::Column => self.columns(at, width),
+                (_, Prim::Column) => self.columns(at, width),
                 _ => {
                     let arg = |&a: &Id| self.element(a, width, &known);
                     let args: Vec<Value> = node.args.iter().map(arg).collect();
@@ -624,8 +642,25 @@ fn instruction(b: &mut Builder, dag: &Dag, id: Id, args: &[Value]) -> Value {
         Prim::Compare(by) => b.compare(by, args[0], args[1]),
         Prim::Select => b.select(args[0], args[1], args[2]),
         Prim::Convert(how) => b.convert(how, args[0], node.kind),
+        Prim::Bf16 => bf16(b, args[0]),
         ref other => unreachable!("{other:?} should be emitted by itself"),
     }
+}
+
+/// F32 numbers as the bits of bf16, two by one instruction.
+fn bf16(b: &mut Builder, x: Value) -> Value {
+    let Type::Vector(width, _) = x.ty() else {
+        let both = b.pair(x, x);
+        return b.convert(Convert::Trunci, both, Kind::I16);
+    };
+    let pairs = u64::from(width) / 2;
+    let mut words = b.undef(Type::Vector(pairs as u32, Kind::I32));
+    for i in 0..pairs {
+        let [low, high] = [2 * i, 2 * i + 1].map(|at| b.extract(x, at));
+        let pair = b.pair(low, high);
+        words = b.insert(pair, words, i);
+    }
+    b.vector_bitcast(words, Type::Vector(width, Kind::I16))
 }
 
 /// The alignment that loads and stores state for an address that is a multiple of `bytes`.

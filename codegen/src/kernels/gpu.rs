@@ -14,6 +14,18 @@ use ir::Processor;
 const VECTOR: u64 = 16;
 /// Vectors that a thread computes in a part, if rows have no sums.
 const VECTORS: u64 = 4;
+/// The most vectors of a row that a thread keeps, and the registers for them.
+const MOST_SLOTS: u64 = 8;
+const KEPT: u64 = 64;
+/// The most threads of a block whose rows have no folds: sums over rows reach most of the memory's
+/// rate with 64 to 256 of them.
+const SUMMING: u64 = 128;
+/// The most threads of a block with rows that are kept. Measured on an H100, longer rows are
+/// faster if each pass reads them again, from the second cache.
+const KEEPING: u64 = 512;
+/// The threads of a block with longer rows: as few rows as possible are in work, so that the second
+/// cache has all of them.
+const MOST_THREADS: u64 = 1024;
 /// Threads of a warp.
 const WARP: u64 = 32;
 /// Bytes of shared memory for one fold: a number of 8 bytes from each warp of the largest block.
@@ -23,6 +35,8 @@ const SLOT: u64 = 256;
 pub(super) struct Gpu {
     lanes: u64,
     threads: u64,
+    /// The number of a row's vectors that a thread keeps in registers.
+    slots: Option<u64>,
     shared_bytes: u64,
     thread: Option<Thread>,
 }
@@ -104,15 +118,15 @@ impl Machine for Gpu {
     const ROLLED: bool = true;
     const CACHES: bool = false;
     const PARTS_FOLLOW: bool = false;
-    const SUMS_AT_ONCE: u64 = 8;
+    const SUMS_AT_ONCE: u64 = 32;
 
     fn new(plan: &Plan<'_>) -> Gpu {
         let lanes = lanes(plan);
-        // The number of threads that a row can keep busy.
-        let busy = plan.space.columns().div_ceil(lanes).next_power_of_two();
+        let (threads, slots) = shares(plan, lanes);
         Gpu {
             lanes,
-            threads: busy.clamp(WARP, 256),
+            threads,
+            slots,
             shared_bytes: 0,
             thread: None,
         }
@@ -126,12 +140,16 @@ impl Machine for Gpu {
         self.threads
     }
 
+    fn slots(&self) -> Option<u64> {
+        self.slots
+    }
+
     fn part(&self) -> u64 {
         self.lanes * self.threads * VECTORS
     }
 
     fn combined(&self) -> u64 {
-        self.lanes * self.threads
+        self.threads
     }
 
     fn streams(_: &Plan<'_>, _: usize) -> bool {
@@ -236,4 +254,39 @@ fn lanes(plan: &Plan<'_>) -> u64 {
         .chain(results.map(|out| out.ty.dtype().bytes()));
     let narrowest = bytes.filter(|&b| b > 1).min().unwrap_or(4);
     (VECTOR / narrowest).clamp(2, 8)
+}
+
+/// The threads of a block, and how many vectors of a row each of them keeps.
+///
+/// Rows with folds are read once, if registers have room for them: by one warp if it has room, so
+/// that no thread waits for another warp, else by as few threads as possible. The sums over rows of
+/// other rows need a vector of each thread.
+fn shares(plan: &Plan<'_>, lanes: u64) -> (u64, Option<u64>) {
+    let vectors = plan.space.columns() / lanes;
+    let nodes = || plan.dag.nodes.iter();
+    let folds = nodes().any(|node| matches!(node.prim, Prim::Fold(_)));
+    let sums = plan.results.iter().filter(|out| out.is_sum()).count() as u64;
+    let warps = |threads: u64| threads.next_multiple_of(WARP).max(WARP);
+    // The number of threads that a row can keep busy.
+    let busy = vectors.max(1).next_power_of_two().clamp(WARP, 256);
+    if vectors == 0 || (!folds && sums == 0) {
+        return (busy, None);
+    }
+    if !folds {
+        // The pieces of a row should be full.
+        let pieces = vectors.div_ceil(SUMMING);
+        return (warps(vectors.div_ceil(pieces)), Some(1));
+    }
+    let loads = nodes()
+        .filter(|node| matches!(node.prim, Prim::Load(..)) && node.span.columns && node.span.rows);
+    let loaded: u64 = loads.map(|node| node.kind.bytes().max(4)).sum();
+    let registers = (lanes * (loaded + 4 * sums) / 4).max(1);
+    let threads = |slots: u64| warps(vectors.div_ceil(slots));
+    let most = (KEPT / registers).clamp(1, MOST_SLOTS);
+    let full = (1..=most).rev().find(|&n| threads(n) * n == vectors);
+    let slots = full.unwrap_or_else(|| most.min(vectors.div_ceil(WARP)));
+    if threads(slots) > KEEPING {
+        return (MOST_THREADS, None);
+    }
+    (threads(slots), Some(slots))
 }

@@ -25,7 +25,7 @@ pub(super) trait Machine: Sized {
     /// One call computes consecutive parts, so their rows are one loop.
     const PARTS_FOLLOW: bool;
     /// Parts whose sums over rows are added up at the same time: loads that wait for memory
-    /// together.
+    /// together. If there are several, a thread has one column of them.
     const SUMS_AT_ONCE: u64;
 
     /// The machine for a kernel.
@@ -34,6 +34,9 @@ pub(super) trait Machine: Sized {
     fn lanes(&self) -> u64;
     /// Threads that share a row.
     fn threads(&self) -> u64;
+    /// The number of vectors of a row that a thread has, if it is the same for each row: it then keeps
+    /// them, and its sums over rows, in registers.
+    fn slots(&self) -> Option<u64>;
     /// The approximate number of elements of a part.
     fn part(&self) -> u64;
     /// Columns of a part of the phase that adds up sums over rows.

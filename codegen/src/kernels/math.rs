@@ -284,20 +284,45 @@ impl Dag {
         let inner = self.add(x, cube);
         self.mul(beta, inner)
     }
+    /// 1 / (1 + e^(-2 inner)), which is (1 + tanh inner) / 2: an exponential costs a GPU less than
+    /// a ratio of polynomials.
+    fn gelu_share(&mut self, x: Id) -> Id {
+        let (inner, minus, one) = (self.gelu_inner(x), self.f(-2.0), self.f(1.0));
+        let doubled = self.mul(minus, inner);
+        let e = self.exp(doubled);
+        let below = self.add(one, e);
+        self.div(one, below)
+    }
     pub(super) fn gelu_tanh(&mut self, x: Id) -> Id {
+        if self.functions == Functions::Hardware {
+            let share = self.gelu_share(x);
+            return self.mul(x, share);
+        }
         let inner = self.gelu_inner(x);
         let (t, half, one) = (self.tanh(inner), self.f(0.5), self.f(1.0));
         let (a, b) = (self.mul(half, x), self.add(one, t));
         self.mul(a, b)
     }
     pub(super) fn gelu_tanh_bwd(&mut self, dy: Id, x: Id) -> Id {
-        let inner = self.gelu_inner(x);
-        let (t, half, one) = (self.tanh(inner), self.f(0.5), self.f(1.0));
+        let one = self.f(1.0);
         let (beta, three) = (self.f(BETA), self.f(3.0 * KAPPA));
         let slope = self.mul(three, x);
         let slope = self.mul(slope, x);
         let slope = self.add(one, slope);
         let slope = self.mul(beta, slope);
+        if self.functions == Functions::Hardware {
+            // The derivative of the share s is 2 s (1 - s) times that of inner.
+            let (share, two) = (self.gelu_share(x), self.f(2.0));
+            let rest = self.sub(one, share);
+            let change = self.mul(rest, slope);
+            let change = self.mul(change, x);
+            let change = self.mul(two, change);
+            let sum = self.add(one, change);
+            let sum = self.mul(share, sum);
+            return self.mul(dy, sum);
+        }
+        let inner = self.gelu_inner(x);
+        let (t, half) = (self.tanh(inner), self.f(0.5));
         let square = self.mul(t, t);
         let square = self.sub(one, square);
         let square = self.mul(x, square);
@@ -318,6 +343,9 @@ impl Dag {
     /// The bits, an I16, of the bf16 nearest to an f32, the even one if two are equally near; NaN
     /// stays.
     pub(super) fn rounded_bf16(&mut self, x: Id) -> Id {
+        if self.functions == Functions::Hardware {
+            return self.bf16(x);
+        }
         let bits = self.convert(Convert::Bitcast, x, I32);
         let (places, one, below) = (self.int(16, I32), self.int(1, I32), self.int(0x7fff, I32));
         let high = self.same(Arith::Shrui, &[bits, places]);

@@ -6,7 +6,7 @@ use super::emit::{Blocks, Elements, Emitter, Function, Threads};
 use super::lower::Known;
 use super::passes::Buffer;
 use super::rows::{BLOCK, Columns, Piece};
-use crate::mlir::{Convert, Emit, Kind, Value};
+use crate::mlir::{Convert, Emit, Kind, Predicate, Value};
 use ir::DType;
 
 impl<M: Threads> Emitter<'_, M> {
@@ -17,8 +17,7 @@ impl<M: Threads> Emitter<'_, M> {
         let columns = self.plan.space.columns();
         let folds = self.passes.all.iter().any(|pass| !pass.folds.is_empty());
         let parts = if !self.sums.is_empty() {
-            self.sums_of_rows(rows_each, sum_parts);
-            sum_parts
+            self.sums_of_rows(rows_each, sum_parts, folds)
         } else if !folds && columns > 2 * self.machine.part() {
             self.pieces_of_rows()
         } else {
@@ -27,11 +26,25 @@ impl<M: Threads> Emitter<'_, M> {
         self.function(parts)
     }
 
-    /// A part has some rows, and also sums their columns.
-    fn sums_of_rows(&mut self, rows_each: u64, sum_parts: u64) {
+    /// A part has some rows, and also sums their columns. Rows without folds are cut into pieces, if
+    /// threads keep their sums. Returns the number of parts.
+    fn sums_of_rows(&mut self, rows_each: u64, sum_parts: u64, folds: bool) -> u64 {
         let (rows, columns) = (self.plan.space.rows(), self.plan.space.columns());
-        let parts = M::parts(self, sum_parts);
-        self.repeat(parts, &[], |e, part, _| {
+        let whole = columns / self.lanes * self.lanes;
+        let slots = self.machine.slots();
+        let size = slots.map(|slots| slots * self.lanes * self.machine.threads());
+        let pieces = size
+            .filter(|_| !folds)
+            .map_or(1, |size| columns.div_ceil(size));
+        let bounds = M::parts(self, sum_parts * pieces);
+        self.repeat(bounds, &[], |e, number, _| {
+            let (mut part, mut range) = (number, Columns::all(columns, e.lanes));
+            if let Some(size) = size.filter(|_| pieces > 1) {
+                let n = e.index(pieces);
+                part = e.b.divui(number, n);
+                let piece = e.b.remui(number, n);
+                range = e.columns_of(piece, size);
+            }
             for (&j, sums) in e.sums {
                 let scratch = e.arguments[e.arguments.len() - 1];
                 let [offset, stride] = [sums.offset, columns].map(|i| e.index(i));
@@ -39,18 +52,51 @@ impl<M: Threads> Emitter<'_, M> {
                 let at = e.b.muli(part, stride);
                 let partial = e.b.offset(base, at, sums.kind);
                 e.partial.insert(j, partial);
-                e.clear(j);
+                e.clear(j, &range, slots.is_some());
             }
             let [each, all, one] = [rows_each, rows, 1].map(|i| e.index(i));
             let from = e.b.muli(part, each);
             let to = e.b.addi(from, each);
             let to = e.b.minui(to, all);
-            e.repeat([from, to, one], &[], |e, row, _| {
-                e.row(row, &Columns::all(columns, e.lanes));
-                vec![]
+            // The sums that threads keep.
+            let some = if whole == 0 { 0 } else { slots.unwrap_or(0) };
+            let held: Vec<(usize, u64)> = (e.sums.keys())
+                .flat_map(|&j| (0..some).map(move |slot| (j, slot)))
+                .collect();
+            let starts: Vec<Value> = held
+                .iter()
+                .map(|(j, _)| e.constant(0, e.sums[j].kind, e.lanes))
+                .collect();
+            let totals = e.repeat([from, to, one], &starts, |e, row, totals| {
+                e.held.sums = held.iter().copied().zip(totals.iter().copied()).collect();
+                e.row(row, &range);
+                held.iter().map(|key| e.held.sums[key]).collect()
             });
+            for (&(j, slot), total) in held.iter().zip(totals) {
+                let [at, end] = e.slot(&range, slot);
+                let inside = e.b.compare(Predicate::Ult, at, end);
+                let sums = e.partial(j);
+                e.when(inside, |e| e.store(total, sums, at));
+            }
             vec![]
         });
+        sum_parts * pieces
+    }
+
+    /// The columns of a piece of `size` columns.
+    fn columns_of(&mut self, piece: Value, size: u64) -> Columns {
+        let columns = self.plan.space.columns();
+        let whole = columns / self.lanes * self.lanes;
+        let [each, all, vectors] = [size, columns, whole].map(|i| self.index(i));
+        let from = self.b.muli(piece, each);
+        let to = self.b.addi(from, each);
+        let to = self.b.minui(to, all);
+        let vectors = self.b.minui(to, vectors);
+        Columns {
+            whole: size.min(whole),
+            rest: whole != columns,
+            piece: Some(Piece { from, vectors, to }),
+        }
     }
 
     /// Rows are long, so a part is a piece of one. Returns the number of parts.
@@ -58,24 +104,15 @@ impl<M: Threads> Emitter<'_, M> {
         let (rows, columns) = (self.plan.space.rows(), self.plan.space.columns());
         let each = self.machine.part();
         let pieces = columns.div_ceil(each);
-        let whole = columns / self.lanes * self.lanes;
         let parts = M::parts(self, rows * pieces);
         self.repeat(parts, &[], |e, part, _| {
-            let [pieces, size, all, vectors] = [pieces, each, columns, whole].map(|i| e.index(i));
+            let pieces = e.index(pieces);
             let (row, piece) = if rows == 1 {
                 (e.index(0), part)
             } else {
                 (e.b.divui(part, pieces), e.b.remui(part, pieces))
             };
-            let from = e.b.muli(piece, size);
-            let to = e.b.addi(from, size);
-            let to = e.b.minui(to, all);
-            let vectors = e.b.minui(to, vectors);
-            let range = Columns {
-                whole: each.min(whole),
-                rest: whole != columns,
-                piece: Some(Piece { from, vectors, to }),
-            };
+            let range = e.columns_of(piece, each);
             e.row(row, &range);
             vec![]
         });
@@ -137,18 +174,23 @@ impl<M: Threads> Emitter<'_, M> {
         }
     }
 
-    /// Clears a part's sums.
-    fn clear(&mut self, j: usize) {
+    /// Clears a part's sums; those of whole vectors are left out if threads keep them.
+    fn clear(&mut self, j: usize, columns: &Columns, kept: bool) {
         let all = self.plan.space.columns();
-        let columns = Columns::all(all, self.lanes);
         let sums = self.partial(j);
-        let widths = [(self.lanes, 0, columns.whole), (1, columns.whole, all)];
-        for (width, from, to) in widths {
-            if from == to {
+        let [zero, whole, all] = [0, columns.whole, all].map(|i| self.index(i));
+        let [vectors, end] = columns
+            .piece
+            .map_or([whole, all], |piece| [piece.vectors, piece.to]);
+        let widths = [
+            (self.lanes, zero, vectors, columns.whole != 0 && !kept),
+            (1, vectors, end, columns.rest),
+        ];
+        for (width, from, to, some) in widths {
+            if !some {
                 continue;
             }
             let zero = self.constant(0, sums.kind, width);
-            let [from, to] = [from, to].map(|i| self.index(i));
             let [from, step] = M::share(self, from, width, width);
             self.repeat([from, to, step], &[], |e, at, _| {
                 e.store(zero, sums, at);
@@ -164,7 +206,8 @@ impl<M: Threads> Emitter<'_, M> {
         let parts = columns.div_ceil(each);
         let bounds = M::parts(self, parts);
         self.repeat(bounds, &[], |e, part, _| {
-            let whole = columns / e.lanes * e.lanes;
+            let lanes = if M::SUMS_AT_ONCE > 1 { 1 } else { e.lanes };
+            let whole = columns / lanes * lanes;
             let [size, all, vectors] = [each, columns, whole].map(|i| e.index(i));
             let from = e.b.muli(part, size);
             let to = e.b.addi(from, size);
@@ -173,7 +216,7 @@ impl<M: Threads> Emitter<'_, M> {
             for &j in e.sums.keys() {
                 let sums = e.all_sums(j);
                 if whole > 0 {
-                    e.add_parts(j, sums, e.lanes, [from, end], sum_parts);
+                    e.add_parts(j, sums, lanes, [from, end], sum_parts);
                 }
                 if whole != columns {
                     e.add_parts(j, sums, 1, [end, to], sum_parts);

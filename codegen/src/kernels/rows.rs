@@ -57,6 +57,7 @@ impl<M: Threads> Emitter<'_, M> {
     pub(super) fn row(&mut self, row: Value, columns: &Columns) {
         self.row_depth = self.b.depth();
         self.row = row;
+        self.held.values.clear();
         let slots = self.all_passes(columns);
         self.singles(columns, slots);
     }
@@ -186,6 +187,9 @@ impl<M: Threads> Emitter<'_, M> {
         folds: &[Folded],
         totals: &mut [Option<Value>],
     ) {
+        if let Some(slots) = self.machine.slots() {
+            return self.held_vectors(pass, columns, folds, totals, slots);
+        }
         let (lanes, n) = (self.lanes, folds.len());
         let unroll = self.unroll(pass, columns);
         let round = lanes * unroll;
@@ -240,6 +244,91 @@ impl<M: Threads> Emitter<'_, M> {
         }
     }
 
+    /// The whole vectors of a pass if each thread has `slots` of them.
+    fn held_vectors(
+        &mut self,
+        pass: &Pass,
+        columns: &Columns,
+        folds: &[Folded],
+        totals: &mut [Option<Value>],
+        slots: u64,
+    ) {
+        let (lanes, n) = (self.lanes, folds.len());
+        let round = lanes * self.machine.threads();
+        let mut so_far: Vec<Value> = folds
+            .iter()
+            .map(|folded| self.start(folded.fold, folded.kind, lanes))
+            .collect();
+        for slot in 0..slots {
+            let wanted = self.wanted(pass, slot);
+            let mut starts = so_far.clone();
+            starts.extend(pass.sums.iter().map(|&j| self.held.sums[&(j, slot)]));
+            for &id in &wanted {
+                starts.push(self.constant(0, self.plan.dag.kind(id), lanes));
+            }
+            let body = |e: &mut Self, at: Value, values: &[Value]| {
+                for (i, &j) in pass.sums.iter().enumerate() {
+                    e.held.sums.insert((j, slot), values[n + i]);
+                }
+                (e.held.slot, e.held.wanted) = (Some(slot), wanted.clone());
+                let mut next = e.body(pass, at, lanes, folds, &values[..n]);
+                e.held.slot = None;
+                next.extend(pass.sums.iter().map(|&j| e.held.sums[&(j, slot)]));
+                next.extend(wanted.iter().map(|&id| e.held.values[&(id, slot)]));
+                next
+            };
+            let [at, to] = self.slot(columns, slot);
+            let last = if (slot + 1) * round <= columns.whole
+                && (columns.piece.is_none() || columns.whole.is_multiple_of(round * slots))
+            {
+                body(self, at, &starts)
+            } else {
+                // It runs at most once.
+                let step = self.index(round * slots);
+                self.repeat([at, to, step], &starts, body)
+            };
+            so_far = last[..n].to_vec();
+            for (i, &j) in pass.sums.iter().enumerate() {
+                self.held.sums.insert((j, slot), last[n + i]);
+            }
+            for (i, &id) in wanted.iter().enumerate() {
+                let value = last[n + pass.sums.len() + i];
+                self.held.values.insert((id, slot), value);
+            }
+        }
+        for (f, folded) in folds.iter().enumerate() {
+            totals[f] = Some(self.across_lanes(folded.fold, so_far[f]));
+        }
+    }
+
+    /// The first column of a thread's vector, and the end of the vectors.
+    pub(super) fn slot(&mut self, columns: &Columns, slot: u64) -> [Value; 2] {
+        let past = slot * self.lanes * self.machine.threads();
+        let [mut from, mut to] = [past, columns.whole].map(|i| self.index(i));
+        if let Some(piece) = columns.piece {
+            from = self.b.addi(piece.from, from);
+            to = piece.vectors;
+        }
+        let [at, _] = M::share(self, from, self.lanes, self.lanes);
+        [at, to]
+    }
+
+    /// The values of a pass that later passes need.
+    fn wanted(&self, pass: &Pass, slot: u64) -> Vec<Id> {
+        let later = self
+            .passes
+            .all
+            .iter()
+            .skip_while(|p| !std::ptr::eq(*p, pass));
+        let later: Vec<&Pass> = later.skip(1).collect();
+        let is_wanted = |&id: &Id| {
+            let is_load = matches!(self.plan.dag.nodes[id].prim, Prim::Load(..));
+            let again = is_load && later.iter().any(|p| p.needs.contains(&id));
+            (again || pass.keeps.contains(&id)) && !self.held.values.contains_key(&(id, slot))
+        };
+        pass.needs.iter().copied().filter(is_wanted).collect()
+    }
+
     /// The columns of a pass after the last whole vector.
     fn rest(
         &mut self,
@@ -285,6 +374,11 @@ impl<M: Threads> Emitter<'_, M> {
             }
         }
         let known = self.elements(pass, at, width);
+        if let Some(slot) = self.held.slot {
+            for id in std::mem::take(&mut self.held.wanted) {
+                self.held.values.insert((id, slot), known[&id]);
+            }
+        }
         let mut next = vec![];
         for (f, folded) in folds.iter().enumerate() {
             let of = plan.dag.nodes[pass.folds[f]].args[0];
@@ -293,13 +387,20 @@ impl<M: Threads> Emitter<'_, M> {
         }
 
         // All bytes that are overwritten now have been read.
-        for &id in &pass.keeps {
-            let to = self.buffer(id);
-            self.store(known[&id], to, at);
+        if self.held.slot.is_none() {
+            for &id in &pass.keeps {
+                let to = self.buffer(id);
+                self.store(known[&id], to, at);
+            }
         }
         for &j in &pass.sums {
             if let Known::Columns { of, .. } = plan.results[j].known {
                 let x = self.element(of, width, &known);
+                if let Some(slot) = self.held.slot {
+                    let new = self.combine(Fold::Sum, self.held.sums[&(j, slot)], x);
+                    self.held.sums.insert((j, slot), new);
+                    continue;
+                }
                 let sums = self.partial(j);
                 let old = self.load(sums, at, width);
                 let new = self.combine(Fold::Sum, old, x);

@@ -6,6 +6,7 @@ pub mod autodiff;
 pub mod canonical;
 pub mod criterion;
 pub mod fuse;
+pub mod logits;
 pub mod loss;
 pub mod microbatch;
 pub mod optimizer;
