@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import functools
 import json
 import sys
 import time
@@ -113,6 +114,8 @@ def gpt2(args: argparse.Namespace) -> None:
 
     if args.allocator:
         serve_memory(args.allocator)
+    if args.deterministic:
+        torch.use_deterministic_algorithms(True)
     layers, width, heads = GPT2[args.size]
     config = Config(50304, layers, width, heads, args.sequence, args.batch)
     init, data = args.out / f"gpt2-{args.size}-init.safetensors", args.out / f"gpt2-{args.batch}-batches.safetensors"
@@ -207,7 +210,7 @@ def rates() -> None:
     result: dict[str, Any] = {"torch": torch.__version__, "bf16_flops": 2 * 8192**3 / millis(lambda: a @ b) * 1e3}
     x = torch.empty(1 << 28, device=DEVICE)
     y = torch.empty_like(x)
-    result["copy_bytes_per_second"] = 8 * (1 << 28) / millis(lambda: y.copy_(x)) * 1e3
+    result["copy_bytes_per_second"] = 8 * (1 << 28) / millis(functools.partial(y.copy_, x)) * 1e3
     del x, y
     a32, b32 = (torch.randn(8192, 8192, device=DEVICE) for _ in range(2))
     result["f32_flops"] = 2 * 8192**3 / millis(lambda: a32 @ b32, 5) * 1e3
@@ -229,8 +232,10 @@ def rates() -> None:
                     try:
                         with sdpa_kernel(backend):
                             out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-                            ahead = millis(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal))
-                            back = millis(lambda: torch.autograd.grad(out, (q, k, v), g, retain_graph=True))
+                            attend = functools.partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal)
+                            ahead = millis(attend)
+                            grad = functools.partial(torch.autograd.grad, out, (q, k, v), g, retain_graph=True)
+                            back = millis(grad)
                         result[key] = {"shape": [n, 16, length, head], "forward_ms": ahead, "backward_ms": back}
                         share = 0.5 if causal else 1.0
                         result[key]["tflops"] = [share * flops / ahead / 1e9, share * 2.5 * flops / back / 1e9]
@@ -251,6 +256,7 @@ def main() -> None:
     two.add_argument("--out", type=Path, required=True)
     two.add_argument("--steps", type=int, default=20)
     two.add_argument("--precision", choices=["f32", "bf16"], default="bf16")
+    two.add_argument("--deterministic", action="store_true", help="the same bits in every run")
     two.add_argument("--allocator", help="liblighterage_alloc.so, which serves the device's memory")
     two.add_argument("--way", choices=["eager", "compile"], default="eager")
     three = modes.add_parser("export")

@@ -6,8 +6,8 @@ usage: gpu_train.py pack --device h100 [--gpt2] FOLDER [MODEL ...]
 `pack` compiles steps and makes batches, with the command FOLDER/lighterage. `run` needs Python, the folder and NVIDIA's
 driver; with PyTorch it also compares losses and times with PyTorch's. It writes one JSON object with a part for each
 section. Sections without times run at once, then the others one by one. A section has a time limit; one that fails says
-why, and the others still run. Exits with 0 if all sections that could run are right, with 1 if one is wrong. With --dry the
-driver is the library that replaces it in tests, and what takes a GPU's time or memory is left out.
+why, and the others still run. Exits with 0 if all sections that could run are right, with 1 if one is wrong. With --dry
+the driver is the library that replaces it in tests, and what takes a GPU's time or memory is left out.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -38,21 +39,34 @@ TINY = "frontends/cli/tests/data/mlp.ir"
 FIXTURES = ("bert-tiny", "gpt2-tiny", "llama-tiny", "moe-tiny", "resnet-tiny")  # with losses of PyTorch
 TINY_MODELS = (*FIXTURES, "dropout-tiny")
 GPT2 = {"f32": 4, "bf16": 64}  # batches of 1024 tokens for a GPT-2 124M
+CHUNKS = "8"  # of the loss at every budget: with other chunks the head's products have other shapes, and other bits
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 32000,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+}
 BITS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "BOOL": 1, "U8": 1}
 TOKENS = 64  # token ids are below it: every vocabulary and table of positions has as many
 STEPS = 20  # of a timed run
 STEPS_FILE = "steps.tar.xz"
 # Sections that may share the device, because no time in them counts; and the others.
-TOGETHER = {"machine": 60, "kernels": 240, "tiny": 240, "sanitizer": 100, "faults": 60}
+TOGETHER = {"machine": 60, "kernels": 240, "tiny": 240, "sanitizer": 100, "faults": 60, "compiling": 90}
 ALONE = {
     "torch": 120,
     "times": 120,
     "gpt2": 240,
-    "link": 60,
-    "memory": 60,
-    "profile": 90,
     "compiled": 120,
+    "memory": 60,
     "allocator": 120,
+    "link": 60,
+    "profile": 90,
+    "predicted": 180,
     "large": 420,
 }
 WORKERS = 6  # processes of a section at once
@@ -179,16 +193,20 @@ def pack(folder: Path, device: str, models: list[Path], gpt2: bool) -> None:
         (folder / cpu["lit"]).unlink()
     for precision, n in GPT2.items() if gpt2 else ():
         model = exported(folder, n)
-        for budget in BUDGETS:
-            lit = folder / f"gpt2-{precision}-{budget.rstrip('%')}.lit"
+        for budget, chunks in [("100%", "auto"), *((budget, CHUNKS) for budget in BUDGETS)]:
+            lit = f"gpt2-{precision}-{chunks}-{budget.rstrip('%')}.lit"
             args = [command, "compile", str(model), "--optimizer", "adamw", "--device", device, "--budget", budget]
-            checked([*args, "--precision", precision, "-o", str(lit)], 1200)
-            manifest["gpt2"].append({"precision": precision, "batch": n, "budget": budget, "lit": lit.name})
+            args += ["--precision", precision, "--loss-chunks", chunks, "-o", str(folder / lit)]
+            checked(args, 1200)
+            manifest["gpt2"].append({"precision": precision, "batch": n, "chunks": chunks, "lit": lit})
+    newer = [command, "compile", str(ROOT / TINY), "--optimizer", "adamw", "--target", "sm_100"]
+    checked([*newer, "--device", device, "-o", str(folder / "newer.lit")], 600)
+    (folder / "llama.json").write_text(json.dumps(LLAMA))
     for model in models:
         manifest["large"] += packed(folder, command, f"large-{model.stem}", model, device, None)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
     with tarfile.open(folder / STEPS_FILE, "w:xz") as archive:
-        for path in [*folder.glob("*.lit"), *folder.glob("*.safetensors")]:
+        for path in [*folder.glob("*.lit"), *folder.glob("*.safetensors"), folder / "llama.json"]:
             archive.add(path, path.name)
             path.unlink()
 
@@ -229,6 +247,7 @@ class Run:
             archive.extractall(folder, filter="data")
         os.environ.setdefault("LIGHTERAGE_CUDA_TIMEOUT", "30")
         self.manifest = json.loads((folder / "manifest.json").read_text())
+        self.found: dict[str, dict[str, Any]] = {}
         self.scratch = folder / "scratch"
         self.scratch.mkdir(exist_ok=True)
         self.has_torch = not dry and call([sys.executable, "-c", "import torch"], 120).returncode == 0
@@ -346,7 +365,7 @@ class Run:
             except (SectionError, subprocess.TimeoutExpired) as error:
                 wrong.append(f"PyTorch, {precision}: {error}")
             torch_losses = peers.get(precision, {}).get("losses")
-            bits: tuple[list[float], str] | None = None
+            bits: dict[str, tuple[list[float], str]] = {}
             for step in self.manifest["gpt2"]:
                 if step["precision"] != precision:
                     continue
@@ -365,41 +384,40 @@ class Run:
                 each["ms"] = [json.loads(line)["ms"] for line in text.splitlines() if '"ms"' in line]
                 ours = (losses(text), hashlib.sha256(state.read_bytes()).hexdigest())
                 each["losses"], each["copies"] = ours[0], overlap(trace)
-                bits = bits or ours
-                if ours != bits:
-                    wrong.append(f"{step['lit']}: other bits: {ours[0]}, {bits[0]}")
+                first = bits.setdefault(step["chunks"], ours)
+                if ours != first:
+                    wrong.append(f"{step['lit']}: other bits: {ours[0]}, {first[0]}")
                 if torch_losses:
-                    off = max(abs(a - b) for a, b in zip(ours[0], torch_losses, strict=True))
-                    each["difference"] = off
-                    if not off <= (1e-4 if precision == "f32" else 2e-3) * max(torch_losses):
-                        wrong.append(f"{step['lit']}: losses differ by {off}")
+                    each["difference"] = max(abs(a - b) for a, b in zip(ours[0], torch_losses, strict=True))
+                    if precision == "f32" and not each["difference"] <= 1e-4 * max(torch_losses):
+                        wrong.append(f"{step['lit']}: losses differ by {each['difference']}")
                 result[step["lit"]] = each
         found = {"steps": result, "torch": peers, "wrong": wrong}
         return {**found, "error": f"{len(wrong)}: {wrong[:2]}"} if wrong else found
-
-    def predicted(self, seconds: float) -> dict[str, Any]:
-        """The GPT-2 124M in bf16 by its own profile: predicted steps beside measured ones."""
-        model = unpacked(self.folder / f"gpt2-{GPT2['bf16']}.pt2")
-        if "LIGHTERAGE_MLIR" not in os.environ or not model.exists():
-            return {"skipped": "no kernel generator, or no GPT-2 was packed"}
-        end, prof = time.monotonic() + seconds, self.scratch / "gpt2.prof"
-        how = ["--device", "cuda:0", "--precision", "bf16", "--optimizer", "adamw"]
-        args = [self.command, "profile", str(model), *how, "-o", str(prof), "--json"]
-        result: dict[str, Any] = {"profile": json.loads(checked(args, seconds))}
-        data = self.scratch / f"gpt2-{GPT2['bf16']}-batches.safetensors"
-        for budget in BUDGETS:
-            args = [self.command, "train", str(model), *how, "--budget", budget, "--profile", str(prof), "--json"]
-            args += ["--batches", str(data), "--init", "normal:0.02", "--steps", "8"]
-            text = checked(args, max(1.0, end - time.monotonic()))
-            result[budget] = json.loads(text.splitlines()[-1])["summary"]
-        return result
 
     def compiled(self, seconds: float) -> dict[str, Any]:
         """torch.compile of the GPT-2 124M in bf16."""
         if not self.manifest["gpt2"] or not self.has_torch:
             return {"skipped": "no GPT-2 was packed, or no PyTorch"}
         args = ["gpt2", "--out", str(self.scratch), "--batch", str(GPT2["bf16"]), "--way", "compile"]
-        return self.peer(seconds, *args)
+        result = self.peer(seconds, *args)
+        ours = self.found.get("gpt2", {}).get("steps", {})
+        for lit, each in ours.items():
+            if "bf16" in lit:
+                off = max(abs(a - b) for a, b in zip(each["losses"], result["losses"], strict=True))
+                result[f"difference of {lit}"] = off
+                if not off <= 2e-3 * max(result["losses"]):
+                    result["error"] = f"{lit}: losses differ by {off}"
+        return result
+
+    def compiling(self, seconds: float) -> dict[str, Any]:
+        """Fills the cache of torch.compile, which takes processors and not the GPU."""
+        if not self.manifest["gpt2"] or not self.has_torch:
+            return {"skipped": "no GPT-2 was packed, or no PyTorch"}
+        out = self.scratch / "compiling"
+        out.mkdir(exist_ok=True)
+        args = ["gpt2", "--out", str(out), "--batch", str(GPT2["bf16"]), "--way", "compile", "--steps", "1"]
+        return {"says": self.peer(seconds, *args)["first_ms"]}
 
     def allocator(self, seconds: float) -> dict[str, Any]:
         """The run-time allocator in PyTorch: record, plan, serve; PyTorch's own allocators beside it."""
@@ -407,12 +425,13 @@ class Run:
         if not served.exists() or not self.has_torch:
             return {"skipped": "no liblighterage_alloc.so, or no PyTorch"}
         end, at = time.monotonic() + seconds, self.scratch.resolve()
-        args = ["gpt2", "--out", str(at), "--batch", "16"]
+        args = ["gpt2", "--out", str(at), "--batch", "16", "--deterministic", "--steps", "12"]
         ours = [*args, "--allocator", str(served.resolve())]
         trace, plan, stats = at / "run.trace", at / "run.plan", at / "stats.json"
 
         def one(*args: str, **variables: str) -> dict[str, Any]:
             program = [sys.executable, str(ROOT / "benches/gpu_torch.py"), *args]
+            variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # the same bits in every run
             text = checked(program, max(1.0, end - time.monotonic()), **variables)
             return dict(json.loads(text.strip().splitlines()[-1]))
 
@@ -424,13 +443,12 @@ class Run:
         result["plan"] = checked([self.command, "alloc", "plan", str(trace), "--serve", str(plan)], 60)
         result["serve"] = one(*ours, LIGHTERAGE_ALLOC_PLAN=str(plan), LIGHTERAGE_ALLOC_STATS=str(stats))
         result["stats"] = stats.read_text()
-        result["caching again"] = one(*args)
         if result["serve"]["losses"] != result["caching"]["losses"]:
             result["error"] = "other losses"
         return result
 
     def memory(self, seconds: float) -> dict[str, Any]:
-        """The device's used memory in a run of 1,000 steps, and after a run that was killed."""
+        """The device's used memory while a step trains and after it was killed; too little memory for a step."""
         if self.dry or not shutil.which("nvidia-smi"):
             return {"skipped": "no nvidia-smi"}
 
@@ -442,20 +460,73 @@ class Run:
         step = next(step for step in self.manifest["tiny"] if step["budget"] == "60%")
         samples = []
         with subprocess.Popen(
-            train(self.command, self.folder, step, 1000 if self.dry else 20000),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            train(self.command, self.folder, step, 1_000_000), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ) as process:
-            end = time.monotonic() + min(8.0, seconds)
+            assert process.stdout
+            lines: list[bytes] = []
+            reader = threading.Thread(target=lambda: lines.extend(process.stdout or ()))
+            reader.start()
+            end = time.monotonic() + min(5.0, seconds)
             while process.poll() is None and time.monotonic() < end:
                 samples.append(used())
                 time.sleep(0.2)
             was_running = process.poll() is None
             process.kill()
+            reader.join()
         time.sleep(1.0)
-        after = used()
-        result = {"before_mib": before, "samples_mib": samples, "after_mib": after, "killed": was_running}
-        return result if after == before else {**result, "error": f"{after} MiB are used after, {before} before"}
+        result: dict[str, Any] = {"steps": len(lines), "samples_mib": samples, "killed": was_running}
+        result["before_mib"], result["after_mib"] = before, used()
+        if result["after_mib"] != before or not was_running:
+            result["error"] = f"{result['after_mib']} MiB are used after, {before} before"
+        if self.manifest["gpt2"]:
+            # All but 4 GiB is taken.
+            link = Link(self.dry)
+            link.do("cuInit", 0)
+            link.do("cuCtxSetCurrent", link.pointer("cuDevicePrimaryCtxRetain", 0))
+            free, total = ctypes.c_size_t(), ctypes.c_size_t()
+            link.do("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+            taken = link.pointer("cuMemAlloc_v2", ctypes.c_size_t(free.value - (4 << 30)))
+            large = {**self.manifest["gpt2"][-1], "batches": f"scratch/gpt2-{GPT2['bf16']}-batches.safetensors"}
+            done = call(train(self.command, self.folder, large, 1), 60)
+            link.do("cuMemFree_v2", taken)
+            result["too little"] = {"code": done.returncode, "says": done.stderr.strip().splitlines()}
+            if done.returncode != 1 or "device memory" not in done.stderr:
+                result["error"] = f"with 4 GiB free: exit code {done.returncode}: {done.stderr[-500:]}"
+        return result
+
+    def predicted(self, seconds: float) -> dict[str, Any]:
+        """Models by their own profiles: predicted steps beside measured ones."""
+        if "LIGHTERAGE_MLIR" not in os.environ or self.dry:
+            return {"skipped": "no kernel generator: LIGHTERAGE_MLIR names it, or it lies in the folder"}
+        end, result = time.monotonic() + seconds, {}
+        draw = random.Random(2)
+        models = [("llama.json", "bf16", 8, ["--dim", "batch=8", "--dim", "sequence=1024"])]
+        models += [(f"gpt2-{n}.pt2", name, n, []) for name, n in GPT2.items()]
+        wrong = []
+        for name, precision, n, dims in models:
+            model = unpacked(self.folder / name)
+            if not model.exists():
+                continue
+            prof, data = self.scratch / f"{name}.prof", self.scratch / f"{name}.safetensors"
+            names = ("batch.0.input_ids", "batch.0.labels")
+            tensors_file(data, {each: ("I64", [n, 1024], numbers("I64", n * 1024, draw)) for each in names})
+            how = [str(model), *dims, "--device", "cuda:0", "--precision", precision, "--optimizer", "adamw"]
+            try:
+                text = checked(
+                    [self.command, "profile", *how, "-o", str(prof), "--json"], max(1, end - time.monotonic())
+                )
+                result[f"{name} profile"] = json.loads(text)
+                for budget in BUDGETS:
+                    args = [self.command, "train", *how, "--budget", budget, "--profile", str(prof), "--json"]
+                    args += ["--batches", str(data), "--init", "normal:0.02", "--steps", "12"]
+                    text = checked(args, max(1.0, end - time.monotonic()))
+                    each = json.loads(text.splitlines()[-1])["summary"]
+                    result[f"{name} {precision} {budget}"] = each
+                    if not 0.9 <= each["predicted_ms"] / each["measured_ms"] <= 1.1:
+                        wrong.append(f"{name} at {budget}: {each['predicted_ms']} ms, measured {each['measured_ms']}")
+            except (SectionError, subprocess.TimeoutExpired) as error:
+                wrong.append(f"{name}: {error}")
+        return {**result, "error": f"{len(wrong)}: {wrong[:3]}"} if wrong else result
 
     def large(self, seconds: float) -> dict[str, Any]:
         """Time and memory of the models that were given, and how much of the copies kernels hide."""
@@ -497,7 +568,8 @@ class Run:
         tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
         if self.dry or not Path(tool).exists():
             return {"skipped": "no compute-sanitizer"}
-        steps = [step for step in self.manifest["tiny"] if step["budget"] == "60%"]
+        # Of each model the plan with the most copies and reruns that was made.
+        steps = list({step["name"]: step for step in self.manifest["tiny"]}.values())
         work = [(check, step) for step in steps for check in ("memcheck", "racecheck")]
 
         end = time.monotonic() + seconds
@@ -511,7 +583,9 @@ class Run:
             return {"code": done.returncode, "says": (done.stdout + done.stderr).strip()[-1500:]}
 
         with ThreadPoolExecutor(4) as pool:
-            result = {f"{check} {step['lit']}": done for (check, step), done in zip(work, pool.map(one, work))}
+            result = {
+                f"{check} {step['lit']}": done for (check, step), done in zip(work, pool.map(one, work), strict=True)
+            }
         wrong = {name: done for name, done in result.items() if done["code"] not in (0, None)}
         return {**result, "error": json.dumps(wrong)[:1500]} if wrong else result
 
@@ -523,6 +597,14 @@ class Run:
             "no driver": (2, args, {"LIGHTERAGE_CUDA": "/nowhere/libcuda.so.1"}),
             "no such GPU": (2, [*args, "--device", "cuda:63"], {}),
         }
+        if not self.dry:
+            newer = train(self.command, self.folder, {**step, "lit": "newer.lit"}, 1)
+            cases["a newer GPU's kernels"] = (2, newer, {})
+            cases["no cuBLASLt"] = (2, args, {"LIGHTERAGE_CUBLASLT": "/nowhere/libcublasLt.so.13"})
+        if not self.dry:
+            newer = train(self.command, self.folder, {**step, "lit": "newer.lit"}, 1)
+            cases["a newer GPU's kernels"] = (2, newer, {})
+            cases["no cuBLASLt"] = (2, args, {"LIGHTERAGE_CUBLASLT": "/nowhere/libcublasLt.so.13"})
         result = {}
         for name, (code, case, variables) in cases.items():
             done = call(case, seconds, **variables)
@@ -637,7 +719,7 @@ def run(folder: Path, out: Path, dry: bool, only: list[str]) -> int:
         if "error" in found:
             wrong.append(name)
         found["seconds"] = round(time.monotonic() - began, 2)
-        result["sections"][name] = found
+        result["sections"][name] = the_run.found[name] = found
         state = "wrong" if "error" in found else "skipped" if "skipped" in found else "ok"
         print(f"{name:10} {state:8} {found['seconds']:8.2f} s  {found.get('error', '')}", flush=True)
         # So that what is known is there if the machine goes away.

@@ -21,6 +21,9 @@
 //!    together keep less than a thousandth of the operand bytes of the node that reads most.
 //! 5. What updates a parameter and its moments joins one group. A number that several updates read
 //!    is computed by none of their kernels, so that no update waits for the gradient of another.
+//! 6. A cast of the backward to fewer bytes joins the kernel that computes its operand, which others
+//!    read too: it saves one reading of the operand. (In the forward it stays apart, so that it can
+//!    be computed again alone.)
 //!
 //! If a profile shows that a group is slower than its ops, the ops stay separate.
 //!
@@ -254,7 +257,7 @@ impl<'a> Groups<'a> {
         }
     }
 
-    /// Rules 2 to 5. Each copy is grouped with its reader first.
+    /// Rules 2 to 6. Each copy is grouped with its reader first.
     fn find(&mut self, copies: &[(Node, Node)]) {
         for &(copy, reader) in copies {
             self.merge(&[copy, reader]);
@@ -270,6 +273,11 @@ impl<'a> Groups<'a> {
         for &node in &self.graph.order {
             if self.is_sum(node) {
                 self.join_neighbour(node);
+            }
+        }
+        for &node in &self.graph.order {
+            if let Some(maker) = self.narrowed(node) {
+                self.merge(&[node, maker]);
             }
         }
         self.join_moments();
@@ -399,6 +407,18 @@ impl<'a> Groups<'a> {
                 return;
             }
         }
+    }
+
+    /// Rule 6: the node that computes the operand of a cast of the backward to fewer bytes.
+    fn narrowed(&self, node: Node) -> Option<Node> {
+        let (graph, data) = (self.graph, &self.graph.nodes[node]);
+        if !matches!(data.op, Op::Cast(_)) || data.phase != Phase::Backward {
+            return None;
+        }
+        let (from, to) = (data.inputs[0], data.outputs[0]);
+        let bytes = |value: Value| graph.values[value].ty.bytes();
+        let maker = graph.def_node(graph.root(from))?;
+        (bytes(to) < bytes(from)).then_some(maker)
     }
 
     /// Joins the groups of these nodes to one group, if that is allowed.
