@@ -9,6 +9,7 @@ use crate::options::Options;
 use crate::status::Status;
 use crate::world::{Command, Done, World};
 use ptx::{Launch, Param};
+use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ptr;
@@ -408,6 +409,10 @@ fn load(world: &mut World, text: &CStr) -> Result<u64, (Status, String)> {
             return Err((Status::ERROR_UNSUPPORTED_PTX_VERSION, log));
         }
         Some(_) => {}
+    }
+    let mut names = BTreeSet::new();
+    if let Some(again) = ptx::kernels(&text).into_iter().find(|name| !names.insert(*name)) {
+        return invalid(format!("Duplicate definition of function '{again}'"));
     }
     match ptx::parse(&text) {
         Ok(kernels) => {
