@@ -1,8 +1,11 @@
 //! Attention. For heads of 64 or 128 bf16 numbers without a mask: the kernels of
-//! [`crate::attention`]. Otherwise, a block of threads for each query, or for each key. It
-//! recomputes scores in every pass and keeps the scores of some keys in shared memory.
+//! [`crate::attention`]. For other heads of up to 128 numbers, those of [`tiles`]. Otherwise (f64,
+//! wider heads), a block of threads for each query, or for each key. It recomputes scores in every
+//! pass and keeps the scores of some keys in shared memory.
 //!
 //! A query that may use no key gives zeros, a logsumexp of 0 and no gradient.
+
+mod tiles;
 
 use super::Kernel;
 use super::functions::{any_logarithm, exponential};
@@ -55,6 +58,14 @@ enum Part {
     Dq,
     Dk,
     Dv,
+}
+
+/// Where a tensor lies, and its sizes: heads of a sequence, rows of a head, numbers of a row.
+struct Place {
+    layout: Layout,
+    heads: u64,
+    rows: u64,
+    width: u64,
 }
 
 /// Data of all passes.
@@ -115,8 +126,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The first number of a row, which is counted over all heads.
-    fn at(&self, g: &mut Grid, part: Part, row: Value) -> Value {
+    /// Where a tensor lies.
+    fn place(&self, part: Part) -> Place {
         let it = &self.form.it;
         let (layout, is_of_keys, width) = match part {
             Part::Q => (it.qkv[0], false, self.width),
@@ -131,6 +142,22 @@ impl<'a> Call<'a> {
             true => (it.sizes.groups, self.keys),
             false => (it.sizes.heads, self.queries),
         };
+        Place {
+            layout,
+            heads,
+            rows,
+            width,
+        }
+    }
+
+    /// The first number of a row, which is counted over all heads.
+    fn at(&self, g: &mut Grid, part: Part, row: Value) -> Value {
+        let Place {
+            layout,
+            heads,
+            rows,
+            width,
+        } = self.place(part);
         if layout == Layout::of_heads(heads, rows, width) {
             return g.times(row, width);
         }
@@ -324,6 +351,9 @@ fn attend(k: &mut Kernel<'_>, form: &Form) {
         return k.attend(phases);
     }
     let call = Call::new(k, form, 0, 3);
+    if tiles::fit(&call) {
+        return tiles::attend(k, &call);
+    }
     let parts = call.heads * call.queries;
     k.phase(THREADS as u32, parts, |g| {
         g.parts(parts, |g, query| forward(g, &call, query));
@@ -409,6 +439,9 @@ fn derive(k: &mut Kernel<'_>, form: &Form) {
         return k.attend(phases);
     }
     let call = Call::new(k, form, 1, 6);
+    if tiles::fit(&call) {
+        return tiles::derive(k, &call);
+    }
     let parts = call.heads * call.queries;
     k.phase(THREADS as u32, parts, |g| {
         g.parts(parts, |g, query| of_query(g, &call, query));

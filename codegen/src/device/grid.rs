@@ -428,7 +428,7 @@ impl Grid {
     }
 
     /// A number as an element of memory.
-    fn narrowed(&mut self, x: Value, dtype: DType) -> Value {
+    pub(super) fn narrowed(&mut self, x: Value, dtype: DType) -> Value {
         let b = &mut self.b;
         match dtype {
             DType::Bool => {

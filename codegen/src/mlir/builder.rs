@@ -516,6 +516,13 @@ impl Builder {
         })
     }
 
+    /// Sets the number of blocks that a GPU's multiprocessor should hold at once.
+    pub(crate) fn set_blocks(&mut self, n: u32) {
+        if let Body::Gpu { blocks, .. } = &mut self.body {
+            *blocks = n;
+        }
+    }
+
     /// Sets the shared memory.
     pub(crate) fn set_shared(&mut self, shared: Shared) {
         self.shared = Some(shared);
