@@ -4,8 +4,9 @@
 //! The method is FlashAttention-2's (Dao, 2023), as in [`crate::attention`]. Forward: a block has
 //! a tile of queries and goes over tiles of keys, with a running maximum and sum. Backward: one
 //! phase has tiles of keys and goes over the queries of all heads that use them (dk, dv), another
-//! one has tiles of queries and goes over keys (dq). Both compute the scores again, and the sums
-//! over dout · out too: these cost less than a phase of their own. So no scratch is needed.
+//! one has tiles of queries and goes over keys (dq). Both compute the scores again, and each
+//! query's delta, the sum over dout · out, too: it costs one in 256 operations, so it is not worth
+//! scratch.
 //!
 //! A block's own tile has rows, the tiles that it goes over are columns of scores. A thread has
 //! the scores of every eighth row and every 16th column, and sums of every eighth row and every
@@ -230,16 +231,18 @@ struct Rows {
     /// The first number, and the numbers from a row to the next.
     first: Value,
     step: u64,
+    /// The number of rows, and of the numbers in each.
     n: u64,
     width: u64,
     /// Whether four numbers can be moved at once.
     by_four: bool,
 }
 
-/// A tile in shared memory: the first number of a row, and the numbers from a row to the next.
+/// A tile in shared memory.
 #[derive(Clone, Copy)]
 struct Tile {
     room: Tensor,
+    /// Numbers from a row to the next.
     pitch: u64,
     rows: u64,
 }
@@ -915,6 +918,7 @@ impl<'a> Block<'a> {
                 let deltas = self.deltas(g, douts, &outs);
                 self.lead(g, room, &deltas);
                 let products = self.products(g, values, douts, call.values);
+                // The deltas are there.
                 g.b.barrier();
                 let deltas = self.columns_of(g, room);
                 let [p, ds] = self.gradients(g, (&scores, &counts), &products, &logs, &deltas);
@@ -937,7 +941,7 @@ impl<'a> Block<'a> {
         self.write(g, to_v, dv, &one);
     }
 
-    /// Writes a number of every eighth row to shared memory.
+    /// Writes numbers that all lanes of a row have, of every eighth row, to shared memory.
     fn lead(&self, g: &mut Grid, room: Tensor, numbers: &[Value]) {
         let leads = g.below(self.start.lane, 1);
         g.when(leads, |g| {
