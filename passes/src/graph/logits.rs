@@ -6,10 +6,14 @@
 //! targets alone, and the backward computes `x - l` again, inside its own kernel. So neither the
 //! logits in f32 nor the logarithms are ever stored, which are twice the bytes of the logits each.
 //! Both are read from the logits, which the backward's result then replaces.
+//!
+//! `log_softmax_bwd(dy, y)` is `dy - e^y s`, where `s` is the sum over a row of `dy`. A row of the
+//! loss's gradient has at most one number other than 0, so `s` is this number, and the backward is
+//! elementwise.
 
 use super::reshape_to;
 use ir::graph::{self, Readers};
-use ir::op::attrs::{Along, Cast, NllLoss, Number, Reduction, Scalar};
+use ir::op::attrs::{Along, Cast, Full, NllLoss, NllLossBwd, Number, Reduction, Scalar};
 use ir::{DType, Graph, Node, Op, Value};
 
 /// The dimension of the classes.
@@ -26,7 +30,8 @@ struct Found {
     rows: u64,
     /// Each loss, its targets, and the target that does not count.
     losses: Vec<(Node, Value, i64)>,
-    backwards: Vec<Node>,
+    /// Each backward, and the operands and attributes of the gradient of a loss that it reads.
+    backwards: Vec<(Node, Vec<Value>, NllLossBwd)>,
 }
 
 /// Rewrites the graph.
@@ -74,8 +79,12 @@ impl Found {
                 Op::NllSum(loss) if reads(0) => {
                     losses.push((reader, data.inputs[1], loss.ignore));
                 }
-                Op::LogSoftmaxBwd(along) if along.dim == CLASSES && reads(1) && !reads(0) => {
-                    backwards.push(reader);
+                Op::LogSoftmaxBwd(along) if along.dim == CLASSES && reads(1) => {
+                    let gradient = &graph.nodes[graph.def_node(data.inputs[0])?];
+                    let Op::NllLossBwd(loss) = &gradient.op else {
+                        return None;
+                    };
+                    backwards.push((reader, gradient.inputs.clone(), loss.clone()));
                 }
                 _ => return None,
             }
@@ -136,10 +145,41 @@ impl Found {
             picked.push((loss, [logarithm, skipped]));
         }
         let mut again = vec![];
-        for (i, &node) in self.backwards.iter().enumerate() {
-            let x = add(node, wide(), &[self.logits], format!("x.{i}"))?;
-            let logarithms = add(node, Op::Sub, &[x, norm], format!("again.{i}"))?;
-            again.push((node, logarithms));
+        for (i, (node, gradient, loss)) in self.backwards.iter().enumerate() {
+            let (node, names) = (*node, |what: &str| format!("{what}.{i}"));
+            let x = add(node, wide(), &[self.logits], names("x"))?;
+            let logarithms = add(node, Op::Sub, &[x, norm], names("again"))?;
+            let powers = add(node, Op::Exp, &[logarithms], names("e"))?;
+            // The number of a row that counts, and 0 for the others.
+            let mut number = gradient[0];
+            if loss.reduction == NllLoss::MEAN {
+                number = add(node, Op::Div, &[number, gradient[2]], names("mean"))?;
+            } else if loss.reduction == NllLoss::NONE {
+                number = add(
+                    node,
+                    reshape_to([self.rows, 1]),
+                    &[number],
+                    names("of_rows"),
+                )?;
+            }
+            let number = add(node, Op::Neg, &[number], names("negative"))?;
+            let none = Op::Full(Full {
+                dtype: DType::F32,
+                shape: vec![],
+                value: Number::Float(0.0),
+            });
+            let none = add(node, none, &[], names("none"))?;
+            let value = Number::Int(loss.ignore);
+            let counts = add(
+                node,
+                Op::NeScalar(Scalar { value }),
+                &[gradient[1]],
+                names("left"),
+            )?;
+            let counts = add(node, reshape_to([self.rows, 1]), &[counts], names("rows"))?;
+            let sum = add(node, Op::Where, &[counts, number, none], names("row_sum"))?;
+            let share = add(node, Op::Mul, &[powers, sum], names("share"))?;
+            again.push((node, share));
         }
 
         for (loss, [logarithm, skipped]) in picked {
@@ -154,8 +194,9 @@ impl Found {
             }
             edit.set_op(loss, op, inputs);
         }
-        for (node, logarithms) in again {
-            edit.set_input(node, 1, logarithms);
+        for (node, share) in again {
+            let dy = edit.graph().nodes[node].inputs[0];
+            edit.set_op(node, Op::Sub, vec![dy, share]);
         }
         edit.finish();
         Ok(())

@@ -411,7 +411,10 @@ fn load(world: &mut World, text: &CStr) -> Result<u64, (Status, String)> {
         Some(_) => {}
     }
     let mut names = BTreeSet::new();
-    if let Some(again) = ptx::kernels(&text).into_iter().find(|name| !names.insert(*name)) {
+    if let Some(again) = ptx::kernels(&text)
+        .into_iter()
+        .find(|name| !names.insert(*name))
+    {
         return invalid(format!("Duplicate definition of function '{again}'"));
     }
     match ptx::parse(&text) {
