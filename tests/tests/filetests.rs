@@ -157,7 +157,7 @@ impl Header<'_> {
                     .find(|p| p.name() == name)
                     .expect("a planner's name")
             }),
-            kernels: if pass == "fuse" {
+            kernels: if matches!(pass, "fuse" | "logits") {
                 Kernels::Generated
             } else {
                 Kernels::Plain
