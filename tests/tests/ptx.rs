@@ -343,8 +343,8 @@ fn memory_is_accessed_by_16_bytes() {
                     let wider = line.contains(".v8.") || line.contains(".v4.b64");
                     !wide && !wider
                 };
-                // The rest are numbers of a row, options, and writes of a single thread. In a second
-                // phase, which adds up the sums of parts, a thread has one column.
+                // The rest are numbers of a row, options, and writes of a single thread. In a
+                // second phase, which adds up the sums of parts, a thread has one column.
                 let rows = text.match_indices(".entry").nth(1);
                 let accesses: Vec<&str> = text[..rows.map_or(text.len(), |(at, _)| at)]
                     .lines()

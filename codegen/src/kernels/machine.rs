@@ -34,8 +34,8 @@ pub(super) trait Machine: Sized {
     fn lanes(&self) -> u64;
     /// Threads that share a row.
     fn threads(&self) -> u64;
-    /// The number of vectors of a row that a thread has, if it is the same for each row: it then keeps
-    /// them, and its sums over rows, in registers.
+    /// The number of vectors of a row that a thread has, if it is the same for each row: it then
+    /// keeps them, and its sums over rows, in registers.
     fn slots(&self) -> Option<u64>;
     /// The approximate number of elements of a part.
     fn part(&self) -> u64;

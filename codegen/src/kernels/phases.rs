@@ -26,8 +26,8 @@ impl<M: Threads> Emitter<'_, M> {
         self.function(parts)
     }
 
-    /// A part has some rows, and also sums their columns. Rows without folds are cut into pieces, if
-    /// threads keep their sums. Returns the number of parts.
+    /// A part has some rows, and also sums their columns. Rows without folds are cut into pieces,
+    /// if threads keep their sums. Returns the number of parts.
     fn sums_of_rows(&mut self, rows_each: u64, sum_parts: u64, folds: bool) -> u64 {
         let (rows, columns) = (self.plan.space.rows(), self.plan.space.columns());
         let whole = columns / self.lanes * self.lanes;

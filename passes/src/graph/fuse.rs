@@ -21,9 +21,9 @@
 //!    together keep less than a thousandth of the operand bytes of the node that reads most.
 //! 5. What updates a parameter and its moments joins one group. A number that several updates read
 //!    is computed by none of their kernels, so that no update waits for the gradient of another.
-//! 6. A cast of the backward to fewer bytes joins the kernel that computes its operand, which others
-//!    read too: it saves one reading of the operand. (In the forward it stays apart, so that it can
-//!    be computed again alone.)
+//! 6. A cast of the backward to fewer bytes joins the kernel that computes its operand, which
+//!    others read too: it saves one reading of the operand. (In the forward it stays apart, so that
+//!    it can be computed again alone.)
 //!
 //! If a profile shows that a group is slower than its ops, the ops stay separate.
 //!
