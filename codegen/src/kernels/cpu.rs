@@ -61,6 +61,10 @@ impl Machine for Cpu {
         None
     }
 
+    fn rows_at_once(&self) -> u64 {
+        1
+    }
+
     fn part(&self) -> u64 {
         PART
     }
@@ -110,6 +114,10 @@ impl Threads for Cpu {
 
     fn across(_: &mut Emitter<'_, Cpu>, _: Fold, x: Value, _: u64) -> Value {
         x
+    }
+
+    fn row_of_part(_: &mut Emitter<'_, Cpu>) -> Option<Value> {
+        None
     }
 
     fn synchronize(_: &mut Emitter<'_, Cpu>) {}

@@ -141,7 +141,10 @@ pub(super) trait Threads: Machine {
     /// Combines the numbers of all threads for a row to one, which all threads then know; `slot` is
     /// the number of the fold among the row's folds.
     fn across(e: &mut Emitter<'_, Self>, fold: Fold, x: Value, slot: u64) -> Value;
-    /// Waits until every thread has read the bytes that others may overwrite.
+    /// The number of the thread's row among those that a block computes at the same time; none if
+    /// there is one.
+    fn row_of_part(e: &mut Emitter<'_, Self>) -> Option<Value>;
+    /// Waits until every thread of a row has read the bytes that others may overwrite.
     fn synchronize(e: &mut Emitter<'_, Self>);
     /// A bit that is true for the thread that writes a number known to all threads; none if there
     /// is only one thread.
@@ -243,7 +246,7 @@ impl<'a, M: Threads> Emitter<'a, M> {
         Function {
             symbol: self.symbol.clone(),
             parts,
-            threads: self.machine.threads() as u32,
+            threads: (self.machine.threads() * self.machine.rows_at_once()) as u32,
             shared_bytes: 0,
         }
     }

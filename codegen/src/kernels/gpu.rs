@@ -4,7 +4,7 @@
 use super::dag::{Fold, Functions, Prim};
 use super::emit::{Emitter, Threads};
 use super::machine::Machine;
-use super::plan::Plan;
+use super::plan::{Out, Plan};
 use crate::mlir::{
     Body, Builder, Convert, Kind, Parameter, Predicate, Shared, Space, Special, Type, Value,
 };
@@ -26,6 +26,8 @@ const KEEPING: u64 = 512;
 /// The threads of a block with longer rows: as few rows as possible are in work, so that the second
 /// cache has all of them.
 const MOST_THREADS: u64 = 1024;
+/// Short rows that a block computes at the same time.
+const SHORT: u64 = 4;
 /// Threads of a warp.
 const WARP: u64 = 32;
 /// Bytes of shared memory for one fold: a number of 8 bytes from each warp of the largest block.
@@ -37,14 +39,18 @@ pub(super) struct Gpu {
     threads: u64,
     /// The number of a row's vectors that a thread keeps in registers.
     slots: Option<u64>,
+    /// The number of rows that a block computes at the same time, each by a warp.
+    rows: u64,
     shared_bytes: u64,
     thread: Option<Thread>,
 }
 
-/// 64-bit numbers: of the thread in its block, of the block, and the number of blocks.
+/// 64-bit numbers: of the thread among those of its row, of this row in the block if there are
+/// several, of the block, and the number of blocks.
 #[derive(Clone, Copy)]
 struct Thread {
     number: Value,
+    row: Option<Value>,
     block: Value,
     blocks: Value,
 }
@@ -123,10 +129,18 @@ impl Machine for Gpu {
     fn new(plan: &Plan<'_>) -> Gpu {
         let lanes = lanes(plan);
         let (threads, slots) = shares(plan, lanes);
+        // A multiprocessor has room for 64 warps and for 32 blocks: a warp with little to load
+        // should not be a block of its own.
+        let is_short = threads == WARP && slots == Some(1) && !plan.results.iter().any(Out::is_sum);
+        let folds = plan.dag.nodes.iter();
+        let folds = folds
+            .filter(|node| matches!(node.prim, Prim::Fold(_)))
+            .count();
         Gpu {
             lanes,
             threads,
             slots,
+            rows: if is_short && folds > 0 { SHORT } else { 1 },
             shared_bytes: 0,
             thread: None,
         }
@@ -142,6 +156,10 @@ impl Machine for Gpu {
 
     fn slots(&self) -> Option<u64> {
         self.slots
+    }
+
+    fn rows_at_once(&self) -> u64 {
+        self.rows
     }
 
     fn part(&self) -> u64 {
@@ -168,7 +186,7 @@ impl Threads for Gpu {
             ..Parameter::new(format!("a{i}"), Type::Pointer(Space::Global))
         };
         let body = Body::Gpu {
-            threads: self.threads as u32,
+            threads: (self.threads * self.rows) as u32,
             blocks: 1,
         };
         let (mut b, arguments) = Builder::new(symbol, (0..n).map(address).collect(), body);
@@ -177,8 +195,15 @@ impl Threads for Gpu {
                 let x = b.special(which);
                 b.wide(x)
             });
+        let (mut number, mut row) = (number, None);
+        if self.rows > 1 {
+            let [lanes, five] = [WARP - 1, 5].map(|i| b.long(i));
+            row = Some(b.shrui(number, five));
+            number = b.andi(number, lanes);
+        }
         self.thread = Some(Thread {
             number,
+            row,
             block,
             blocks,
         });
@@ -216,8 +241,17 @@ impl Threads for Gpu {
         total
     }
 
+    fn row_of_part(e: &mut Emitter<'_, Gpu>) -> Option<Value> {
+        e.machine.thread().row
+    }
+
     fn synchronize(e: &mut Emitter<'_, Gpu>) {
-        e.b.barrier();
+        // The warps of other rows may be at another place.
+        if e.machine.rows > 1 {
+            e.b.warp_barrier();
+        } else {
+            e.b.barrier();
+        }
     }
 
     fn leads(e: &mut Emitter<'_, Gpu>) -> Option<Value> {

@@ -124,7 +124,7 @@ impl<M: Threads> Emitter<'_, M> {
         let (rows, columns) = (self.plan.space.rows(), self.plan.space.columns());
         // A row with sums keeps all threads of a block busy.
         let each = if folds && !M::PARTS_FOLLOW {
-            1
+            self.machine.rows_at_once()
         } else {
             (self.machine.part() / columns.max(1)).max(1)
         };
@@ -138,8 +138,12 @@ impl<M: Threads> Emitter<'_, M> {
             self.rows_between(from, to, all, &columns);
         } else {
             self.repeat([first, end, step], &[], |e, part, _| {
-                let from = e.b.muli(part, each);
-                let to = e.b.addi(from, each);
+                let mut from = e.b.muli(part, each);
+                let mut n = each;
+                if let Some(row) = M::row_of_part(e) {
+                    (from, n) = (e.b.addi(from, row), e.index(1));
+                }
+                let to = e.b.addi(from, n);
                 e.rows_between(from, to, all, &columns);
                 vec![]
             });
