@@ -479,6 +479,13 @@ fn a_gpu_is_profiled() {
     );
     let planned = run_with(&plan, &[driver]).expect(0);
     assert!(!planned.err.contains("guessed"), "{}", planned.err);
+    // A profile in another precision has that precision's ops.
+    let half = format!("{} --precision bf16", files.graph);
+    let args = format!("profile {half} --device cuda:0 --repeat 2 -o {profile}");
+    run_with(&args, &[driver]).expect(0);
+    let plan = format!("plan {half} --optimizer adamw --device cuda --profile {profile}");
+    let planned = run_with(&plan, &[driver]).expect(0);
+    assert!(!planned.err.contains("guessed"), "{}", planned.err);
     for (option, word) in [("--kernels plain", "--kernels"), ("--link 1GB/s", "--link")] {
         let args = format!(
             "profile {} --device cuda {option} -o {profile}",

@@ -97,6 +97,7 @@ impl Traced {
     ) -> Result<Traced, Failure> {
         let compiling = Compiling {
             optimizer: Some(optimizer),
+            precision: args.precision,
             update: args.update,
             kernels: Some(kernels),
             forward: args.forward.clone(),
