@@ -37,7 +37,8 @@ pub(super) trait Machine: Sized {
     /// The number of vectors of a row that a thread has, if it is the same for each row: it then
     /// keeps them, and its sums over rows, in registers.
     fn slots(&self) -> Option<u64>;
-    /// Rows with folds that the threads of a block compute at the same time, each by its own threads.
+    /// Rows with folds that the threads of a block compute at the same time, each by its own
+    /// threads.
     fn rows_at_once(&self) -> u64;
     /// The approximate number of elements of a part.
     fn part(&self) -> u64;
