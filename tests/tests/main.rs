@@ -19,6 +19,7 @@ mod fuzz;
 mod gpu;
 mod gpu_models;
 mod kernels;
+mod logits;
 mod loss;
 mod mutants;
 mod onnx_gradients;
