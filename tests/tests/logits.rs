@@ -65,7 +65,7 @@ fn the_loss_and_its_gradient_are_the_same() {
             logits::run(&mut after);
             assert_eq!(ir::verify::graph(&after), vec![], "{after}");
             let stays = |node: &ir::Node| matches!(after.nodes[*node].op, Op::LogSoftmax(_));
-            assert!(!after.order.iter().any(|node| stays(node)), "{after}");
+            assert!(!after.order.iter().any(stays), "{after}");
 
             let inputs = inputs(&before, &mut random, counts);
             let [expected, found] = [&before, &after]
