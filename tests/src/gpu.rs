@@ -251,7 +251,18 @@ fn ops() -> Vec<Wanted> {
                 Close::OfLargest(if is_half(dtype) { 2.0 } else { 256.0 }),
             );
         }
-        for shape in [[701, 33], [130, 256]] {
+        // A row whose vectors the threads of one warp keep, and one that is too long to be kept.
+        let along = [("dim", Attr::Int(1))];
+        let mut kept = vec![[2, 1024]];
+        if dtype == DType::F32 {
+            kept.push([1, 16_601]);
+        }
+        for shape in kept {
+            let types = [ty(dtype, &shape)];
+            wishes.push(op("softmax", &along), &types, Plain, of_largest(dtype));
+        }
+        // The last one is cut into pieces of rows, with columns after the last whole vector.
+        for shape in [[701, 33], [130, 256], [33, 1051]] {
             let first = [("dims", ints(&[0])), ("keepdim", Attr::Bool(false))];
             wishes.push(
                 op("sum", &first),

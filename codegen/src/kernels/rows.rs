@@ -255,6 +255,7 @@ impl<M: Threads> Emitter<'_, M> {
     ) {
         let (lanes, n) = (self.lanes, folds.len());
         let round = lanes * self.machine.threads();
+        let vectors = self.plan.space.columns() / lanes * lanes;
         let mut so_far: Vec<Value> = folds
             .iter()
             .map(|folded| self.start(folded.fold, folded.kind, lanes))
@@ -278,9 +279,12 @@ impl<M: Threads> Emitter<'_, M> {
                 next
             };
             let [at, to] = self.slot(columns, slot);
-            let last = if (slot + 1) * round <= columns.whole
-                && (columns.piece.is_none() || columns.whole.is_multiple_of(round * slots))
-            {
+            // Whether every thread has this vector, in each piece of the row.
+            let full = match columns.piece {
+                None => (slot + 1) * round <= columns.whole,
+                Some(_) => vectors.is_multiple_of(round * slots),
+            };
+            let last = if full {
                 body(self, at, &starts)
             } else {
                 // It runs at most once.
