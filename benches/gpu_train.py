@@ -224,7 +224,7 @@ def unpacked(program: Path) -> Path:
 
 
 def library() -> str | None:
-    """CuBLASLt of PyTorch's packages."""
+    """Where PyTorch's packages have cuBLASLt."""
     for folder in map(Path, sys.path):
         for found in sorted(folder.glob("nvidia/cu*/lib/libcublasLt.so.1[23]")):
             return str(found)

@@ -7,9 +7,6 @@ use ir::DType;
 use ir::op::attrs::{ClipScale, NllLoss, NllSum};
 use ir::op::square_parts;
 
-/// Terms of a loss that a thread reads at once; it divides the threads of a block.
-const AT_ONCE: u64 = 8;
-
 /// The terms of some rows: -logp[i, target[i]], and whether the row counts.
 struct Terms {
     rows: u64,
@@ -95,16 +92,12 @@ fn in_order(g: &mut Grid, terms: &Terms, start: Value) -> [Value; 2] {
             g.put(room, g.thread, own);
         }
         g.b.barrier();
-        // Several terms are read at once: only the additions wait for each other.
-        let sums = g.count(n / AT_ONCE, sums, |g, i, sums| {
-            let first = g.times(i, AT_ONCE);
-            let places: Vec<Value> = (0..AT_ONCE).map(|k| g.plus(first, k as i64)).collect();
-            let all = |g: &mut Grid, room: Tensor, sum| {
-                let read = |&at: &Value| g.get(room, at);
-                let terms: Vec<Value> = places.iter().map(read).collect();
-                terms.into_iter().fold(sum, |sum, x| g.add(sum, x))
+        let sums = g.count(n, sums, |g, i, sums| {
+            let one = |g: &mut Grid, room: Tensor, sum| {
+                let x = g.get(room, i);
+                g.add(sum, x)
             };
-            vec![all(g, room[0], sums[0]), all(g, room[1], sums[1])]
+            vec![one(g, room[0], sums[0]), one(g, room[1], sums[1])]
         });
         g.b.barrier();
         sums

@@ -504,10 +504,10 @@ impl<'a, M: Threads> Emitter<'a, M> {
         let mut known: BTreeMap<Id, Value> = BTreeMap::new();
         for &id in &pass.needs {
             let node = &dag.nodes[id];
-            let slot = self.held.slot.unwrap_or_default();
-            let held = self.held.values.get(&(id, slot)).copied();
+            let slot = self.held.slot;
+            let held = slot.and_then(|slot| self.held.values.get(&(id, slot)).copied());
             let value = match (held, &node.prim) {
-                (Some(x), _) if self.held.slot.is_some() => x,
+                (Some(x), _) => x,
                 _ if pass.kept.contains(&id) => self.kept(id, at, width),
                 (_, &Prim::Load(i, axes)) => {
                     let from = self.row_elements(i, axes, node.kind);

@@ -4,7 +4,7 @@
 use super::dag::{Fold, Functions, Prim};
 use super::emit::{Emitter, Threads};
 use super::machine::Machine;
-use super::plan::{Out, Plan};
+use super::plan::Plan;
 use crate::mlir::{
     Body, Builder, Convert, Kind, Parameter, Predicate, Shared, Space, Special, Type, Value,
 };
@@ -128,19 +128,16 @@ impl Machine for Gpu {
 
     fn new(plan: &Plan<'_>) -> Gpu {
         let lanes = lanes(plan);
-        let (threads, slots) = shares(plan, lanes);
-        // A multiprocessor has room for 64 warps and for 32 blocks: a warp with little to load
-        // should not be a block of its own.
-        let is_short = threads == WARP && slots == Some(1) && !plan.results.iter().any(Out::is_sum);
-        let folds = plan.dag.nodes.iter();
-        let folds = folds
-            .filter(|node| matches!(node.prim, Prim::Fold(_)))
-            .count();
+        let Shares {
+            threads,
+            slots,
+            rows,
+        } = Shares::of(plan, lanes);
         Gpu {
             lanes,
             threads,
             slots,
-            rows: if is_short && folds > 0 { SHORT } else { 1 },
+            rows,
             shared_bytes: 0,
             thread: None,
         }
@@ -290,37 +287,59 @@ fn lanes(plan: &Plan<'_>) -> u64 {
     (VECTOR / narrowest).clamp(2, 8)
 }
 
-/// The threads of a block, and how many vectors of a row each of them keeps.
-///
-/// Rows with folds are read once, if registers have room for them: by one warp if it has room, so
-/// that no thread waits for another warp, else by as few threads as possible. The sums over rows of
-/// other rows need a vector of each thread.
-fn shares(plan: &Plan<'_>, lanes: u64) -> (u64, Option<u64>) {
-    let vectors = plan.space.columns() / lanes;
-    let nodes = || plan.dag.nodes.iter();
-    let folds = nodes().any(|node| matches!(node.prim, Prim::Fold(_)));
-    let sums = plan.results.iter().filter(|out| out.is_sum()).count() as u64;
-    let warps = |threads: u64| threads.next_multiple_of(WARP).max(WARP);
-    // The number of threads that a row can keep busy.
-    let busy = vectors.max(1).next_power_of_two().clamp(WARP, 256);
-    if vectors == 0 || (!folds && sums == 0) {
-        return (busy, None);
+/// How the threads of a block share rows.
+struct Shares {
+    /// Threads of a row.
+    threads: u64,
+    /// The vectors of a row that each of them keeps.
+    slots: Option<u64>,
+    /// Rows at the same time.
+    rows: u64,
+}
+
+impl Shares {
+    /// Rows with folds are read once, if registers have room for them: by one warp if it has room,
+    /// so that no thread waits for another warp, else by as few threads as possible. The sums over
+    /// rows of other rows need a vector of each thread.
+    fn of(plan: &Plan<'_>, lanes: u64) -> Shares {
+        let one = |threads: u64, slots: Option<u64>| Shares {
+            threads,
+            slots,
+            rows: 1,
+        };
+        let vectors = plan.space.columns() / lanes;
+        let nodes = || plan.dag.nodes.iter();
+        let folds = nodes().any(|node| matches!(node.prim, Prim::Fold(_)));
+        let sums = plan.results.iter().filter(|out| out.is_sum()).count() as u64;
+        if vectors == 0 || (!folds && sums == 0) {
+            // The number of threads that a row can keep busy.
+            let busy = vectors.max(1).next_power_of_two();
+            return one(busy.clamp(WARP, 256), None);
+        }
+        let threads = |slots: u64| vectors.div_ceil(slots).next_multiple_of(WARP);
+        if !folds {
+            // The pieces of a row should be full.
+            let pieces = vectors.div_ceil(SUMMING);
+            return one(threads(pieces), Some(1));
+        }
+        let loads = nodes().filter(|node| {
+            matches!(node.prim, Prim::Load(..)) && node.span.columns && node.span.rows
+        });
+        let loaded: u64 = loads.map(|node| node.kind.bytes().max(4)).sum();
+        let registers = (lanes * (loaded + 4 * sums) / 4).max(1);
+        let most = (KEPT / registers).clamp(1, MOST_SLOTS);
+        let full = (1..=most).rev().find(|&n| threads(n) * n == vectors);
+        let slots = full.unwrap_or_else(|| most.min(vectors.div_ceil(WARP)));
+        if threads(slots) > KEEPING {
+            return one(MOST_THREADS, None);
+        }
+        // A multiprocessor has room for 64 warps and for 32 blocks: a warp with little to load
+        // should not be a block of its own.
+        let is_short = threads(slots) == WARP && slots == 1 && sums == 0;
+        Shares {
+            threads: threads(slots),
+            slots: Some(slots),
+            rows: if is_short { SHORT } else { 1 },
+        }
     }
-    if !folds {
-        // The pieces of a row should be full.
-        let pieces = vectors.div_ceil(SUMMING);
-        return (warps(vectors.div_ceil(pieces)), Some(1));
-    }
-    let loads = nodes()
-        .filter(|node| matches!(node.prim, Prim::Load(..)) && node.span.columns && node.span.rows);
-    let loaded: u64 = loads.map(|node| node.kind.bytes().max(4)).sum();
-    let registers = (lanes * (loaded + 4 * sums) / 4).max(1);
-    let threads = |slots: u64| warps(vectors.div_ceil(slots));
-    let most = (KEPT / registers).clamp(1, MOST_SLOTS);
-    let full = (1..=most).rev().find(|&n| threads(n) * n == vectors);
-    let slots = full.unwrap_or_else(|| most.min(vectors.div_ceil(WARP)));
-    if threads(slots) > KEEPING {
-        return (MOST_THREADS, None);
-    }
-    (threads(slots), Some(slots))
 }

@@ -30,7 +30,6 @@ impl<M: Threads> Emitter<'_, M> {
     /// if threads keep their sums. Returns the number of parts.
     fn sums_of_rows(&mut self, rows_each: u64, sum_parts: u64, folds: bool) -> u64 {
         let (rows, columns) = (self.plan.space.rows(), self.plan.space.columns());
-        let whole = columns / self.lanes * self.lanes;
         let slots = self.machine.slots();
         let size = slots.map(|slots| slots * self.lanes * self.machine.threads());
         let pieces = size
@@ -59,9 +58,8 @@ impl<M: Threads> Emitter<'_, M> {
             let to = e.b.addi(from, each);
             let to = e.b.minui(to, all);
             // The sums that threads keep.
-            let some = if whole == 0 { 0 } else { slots.unwrap_or(0) };
             let held: Vec<(usize, u64)> = (e.sums.keys())
-                .flat_map(|&j| (0..some).map(move |slot| (j, slot)))
+                .flat_map(|&j| (0..slots.unwrap_or(0)).map(move |slot| (j, slot)))
                 .collect();
             let starts: Vec<Value> = held
                 .iter()

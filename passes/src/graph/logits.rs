@@ -1,11 +1,12 @@
 //! Keeps the logits of a loss instead of the logarithm of their softmax, if the logits are in half
 //! precision and the loss is in f32.
 //!
-//! Before: forward and backward, with casts. After: `log_softmax(x)` is `x - l`, where `l`, one
-//! number for each row, is the logarithm of the sum of `e^x`. The loss reads the logits of its
-//! targets alone, and the backward computes `x - l` again, inside its own kernel. So neither the
-//! logits in f32 nor the logarithms are ever stored, which are twice the bytes of the logits each.
-//! Both are read from the logits, which the backward's result then replaces.
+//! Before: forward and backward, with casts. After: `log_softmax(x)` is `(x - m) - l`. Each row has
+//! two numbers: `m`, its largest element, and `l`, the logarithm of the sum of `e^(x - m)`. (Their
+//! sum would be one number, but it would lose the last digits of `l` if `m` is large.) The loss
+//! reads the logits of its targets alone, and the backward computes `(x - m) - l` again, inside its
+//! own kernel. So the logits in f32 and the logarithms are never stored. Each of them has twice the
+//! bytes of the logits, which are kept instead until the backward's result takes their place.
 //!
 //! `log_softmax_bwd(dy, y)` is `dy - e^y s`, where `s` is the sum over a row of `dy`. A row of the
 //! loss's gradient has at most one number other than 0, so `s` is this number, and the backward is
@@ -118,7 +119,6 @@ impl Found {
         let powers = add(self.node, Op::Exp, &[below], first("powers"))?;
         let sum = add(self.node, Op::Sum(over_classes()), &[powers], first("sum"))?;
         let log = add(self.node, Op::Log, &[sum], first("log"))?;
-        let norm = add(self.node, Op::Add, &[log, most], first("norm"))?;
 
         // A target that does not count becomes class 0 here, and is told apart by a number.
         let mut picked = vec![];
@@ -139,16 +139,18 @@ impl Found {
             let class = add(loss, Op::Mul, &[targets, counts], names("class"))?;
             let class = add(loss, reshape_to([self.rows, 1]), &[class], names("column"))?;
             let of = Op::Gather(Along { dim: CLASSES });
-            let logit = add(loss, of, &[self.logits, class], names("logit"))?;
+            let logit = add(loss, of, &[self.logits, class], names("logit_of_target"))?;
             let logit = add(loss, wide(), &[logit], names("wide"))?;
-            let logarithm = add(loss, Op::Sub, &[logit, norm], names("logarithm"))?;
+            let below = add(loss, Op::Sub, &[logit, most], names("below"))?;
+            let logarithm = add(loss, Op::Sub, &[below, log], names("logarithm"))?;
             picked.push((loss, [logarithm, skipped]));
         }
         let mut again = vec![];
         for (i, (node, gradient, loss)) in self.backwards.iter().enumerate() {
             let (node, names) = (*node, |what: &str| format!("{what}.{i}"));
             let x = add(node, wide(), &[self.logits], names("x"))?;
-            let logarithms = add(node, Op::Sub, &[x, norm], names("again"))?;
+            let below = add(node, Op::Sub, &[x, most], names("again"))?;
+            let logarithms = add(node, Op::Sub, &[below, log], names("logarithms"))?;
             let powers = add(node, Op::Exp, &[logarithms], names("e"))?;
             // The number of a row that counts, and 0 for the others.
             let mut number = gradient[0];

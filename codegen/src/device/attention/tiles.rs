@@ -52,7 +52,7 @@ pub(super) fn attend(k: &mut Kernel<'_>, call: &Call<'_>) {
     k.phase(THREADS as u32, parts, |g| {
         g.b.set_blocks(form.blocks(call, if is_wide(call) { 3 } else { 4 }));
         let start = Start::new(g);
-        let sizes = form.sizes(call);
+        let sizes = form.sizes(call, true);
         // Probabilities take the place of keys.
         let [own, pairs, values] = [sizes.queries, sizes.keys.max(sizes.pairs), sizes.values];
         let rooms = rooms(g, [own, pairs, values]);
@@ -76,7 +76,7 @@ pub(super) fn derive(k: &mut Kernel<'_>, call: &Call<'_>) {
     k.phase(THREADS as u32, parts, |g| {
         g.b.set_blocks(form.blocks(call, 2));
         let start = Start::new(g);
-        let s = form.turned_sizes(call);
+        let s = form.sizes(call, false);
         let sizes = [s.keys, s.values, s.queries, s.out, s.pairs, form.columns];
         let rooms = rooms(g, sizes);
         g.parts(parts, |g, part| {
@@ -89,7 +89,7 @@ pub(super) fn derive(k: &mut Kernel<'_>, call: &Call<'_>) {
     k.phase(THREADS as u32, parts, |g| {
         g.b.set_blocks(form.blocks(call, 3));
         let start = Start::new(g);
-        let s = form.sizes(call);
+        let s = form.sizes(call, true);
         // The gradients of scores take the place of values.
         let rooms = rooms(g, [s.queries, s.out, s.keys, s.values.max(s.pairs)]);
         g.parts(parts, |g, part| {
@@ -186,26 +186,17 @@ impl Form {
         LANES * ((self.columns / LANES) | 1)
     }
 
-    /// If rows are queries.
-    fn sizes(&self, call: &Call<'_>) -> Room {
+    fn sizes(&self, call: &Call<'_>, is_of_queries: bool) -> Room {
         let [q, v] = [call.width, call.values].map(pitch);
+        let [queries, keys] = match is_of_queries {
+            true => [self.rows, self.columns],
+            false => [self.columns, self.rows],
+        };
         Room {
-            queries: self.rows * q,
-            keys: self.columns * q,
-            values: self.columns * v,
-            out: self.rows * v,
-            pairs: self.rows * self.pitch(),
-        }
-    }
-
-    /// If rows are keys.
-    fn turned_sizes(&self, call: &Call<'_>) -> Room {
-        let [q, v] = [call.width, call.values].map(pitch);
-        Room {
-            queries: self.columns * q,
-            keys: self.rows * q,
-            values: self.rows * v,
-            out: self.columns * v,
+            queries: queries * q,
+            keys: keys * q,
+            values: keys * v,
+            out: queries * v,
             pairs: self.rows * self.pitch(),
         }
     }
