@@ -4,6 +4,7 @@
 #   ir <- placement; ir, artifact, papers, placement <- passes <- codegen <- lighterage, cli
 #   placement <- papers, addresses <- trace <- cli      ir <- lower <- torch, onnx, config, trace <- cli
 #   passes, torch <- report <- cli, python      papers, codegen, runtime <- python
+#   codegen, runtime, report <- gpu <- cli, python
 #   artifact <- codegen, runtime                        runtime <- cli, tests    ptx <- standin <- tests
 #   artifact <- checkpoint <- cli
 #   ops <- ir, runtime
@@ -33,13 +34,14 @@ allowed() {
     passes) echo ir artifact papers placement ;;
     trace) echo addresses lower placement ;;
     report) echo ir passes torch ;;
-    python) echo ir papers passes codegen runtime artifact torch report ;;
+    gpu) echo ir passes codegen runtime report ;;
+    python) echo ir papers passes codegen runtime artifact torch report gpu ;;
     lighterage) echo ir passes codegen trace papers placement ;;
     codegen) echo ir passes artifact ;;
     runtime) echo ops artifact ;;
     checkpoint) echo artifact ;;
     standin) echo ptx ;;
-    cli | tests) echo ops ir passes codegen lower torch onnx config trace report artifact runtime checkpoint alloc ptx standin placement addresses papers ;;
+    cli | tests) echo ops ir passes codegen lower torch onnx config trace report gpu artifact runtime checkpoint alloc ptx standin placement addresses papers ;;
     *) return 1 ;;
     esac
 }

@@ -44,8 +44,8 @@ pub fn emit(compiled: &Compiled, data: &Data, target: Option<Target>) -> Result<
     emit_step(compiled, data, target, false)
 }
 
-/// The same for a program that computes ops without a kernel itself, on a processor: their launches
-/// are in the artifact, and only such a program can run it.
+/// The same for a program that computes ops without a kernel itself: their launches are in the
+/// artifact, and only such a program can run it.
 pub fn emit_calling(
     compiled: &Compiled,
     data: &Data,
@@ -69,7 +69,7 @@ fn emit_step(
         targets,
         tf32: compiled.options.tf32,
         cancel: &compiled.options.cancel,
-        may_call: may_call && !target.is_some_and(|target| target.is_gpu()),
+        may_call,
         kernels: BTreeMap::new(),
         like: HashMap::new(),
         generated: vec![],
@@ -356,7 +356,8 @@ impl Emitter<'_> {
             return Ok(index);
         }
         let generated = generated_for(graph, (node, &ins), scratch, target.as_ref(), self.tf32)?;
-        if let (None, Some(gpu)) = (&generated, target.filter(Target::is_gpu)) {
+        let is_called = matches!(data.op, Op::Extern(_));
+        if let (None, Some(gpu), false) = (&generated, target.filter(Target::is_gpu), is_called) {
             self.lacks(node, gpu);
         }
         let on_gpu = target.as_ref().is_some_and(Target::is_gpu);

@@ -45,8 +45,8 @@ pub use error::Error;
 pub use foreign::{Foreign, ForeignCall};
 pub use init::StateInit;
 pub use machine::{
-    Backend, CommandError, CommandId, Copy, Evaluation, EventId, Files, Launch, Lent, LentPlace,
-    Machine, NotEvaluable, Options, Part, Port, Ran, StepReport, Steps, StreamId,
+    Backend, CommandError, CommandId, Copy, Evaluation, EventId, Files, Holder, Launch, Lent,
+    LentPlace, Machine, NotEvaluable, Options, Part, Port, Ran, StepReport, Steps, StreamId,
 };
 #[cfg(feature = "cuda")]
 pub use machine::{Cuda, CudaOptions, ProductLibrary};

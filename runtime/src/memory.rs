@@ -168,7 +168,8 @@ impl Drop for Block {
     }
 }
 
-/// Memory of the caller that a machine works on: a state, an input or an output.
+/// Memory of the caller that a machine works on: a state, an input or an output. For a machine of
+/// a GPU it is memory of this GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Borrowed {
     start: NonNull<u8>,
@@ -209,8 +210,7 @@ impl Borrowed {
             end.is_some_and(|end| end <= self.bytes as u64),
             "a validated tensor should lie in the caller's memory"
         );
-        // SAFETY: offset is at most the size of the memory, by the assertion.
-        unsafe { self.start.as_ptr().add(offset as usize) }
+        self.start.as_ptr().wrapping_add(offset as usize)
     }
 
     /// Some of the bytes as a tensor of bytes. Panics if they are not in it.

@@ -2,7 +2,6 @@
 
 use crate::args::DevicesArgs;
 use crate::failure::Failure;
-use crate::gpu;
 use crate::out::out;
 use crate::size::{flops, rate, short};
 use ir::Device;

@@ -28,6 +28,12 @@ pub(crate) enum Failure {
     Interrupted(String),
 }
 
+impl From<gpu::Error> for Failure {
+    fn from(error: gpu::Error) -> Failure {
+        Failure::Input(format!("--{error}"))
+    }
+}
+
 impl Failure {
     /// The exit code.
     pub(crate) fn code(&self) -> u8 {

@@ -3,7 +3,6 @@
 
 use crate::args::{Compiling, FitArgs, MicroBatches};
 use crate::failure::Failure;
-use crate::gpu;
 use crate::model;
 use crate::observe::Dumps;
 use crate::out::{self, out};

@@ -19,7 +19,6 @@ mod failure;
 mod finite;
 mod fit;
 mod generate;
-mod gpu;
 mod groups;
 mod import;
 mod inspect;

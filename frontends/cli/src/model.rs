@@ -4,7 +4,7 @@ use crate::args::{Compiling, ForwardArgs, MicroBatches, Reading};
 use crate::data::read_whole;
 use crate::disk;
 use crate::failure::Failure;
-use crate::gpu::{self, Here};
+use gpu::Here;
 use crate::groups;
 use crate::observe::{Dumps, Observer};
 use crate::out;
@@ -423,7 +423,7 @@ pub(crate) fn device(name: &str) -> Result<Device, Failure> {
             .map_err(|e| Failure::Input(format!("{name}: {}", e.to_string().trim_end())));
     }
     if let Some(number) = gpu::number(name) {
-        return Here::find(number?).map(|here| here.device);
+        return Ok(Here::find(number?)?.device);
     }
     devices::named(name).map_err(|e| Failure::Input(e.to_string()))
 }

@@ -51,7 +51,7 @@ const STEPS_APART: f64 = 0.7;
 pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
     check_writable("--output", &args.output)?;
     let optimizer = args.optimizer.unwrap_or(Optimizer::AdamW);
-    if let Some(number) = args.device.as_deref().and_then(crate::gpu::number) {
+    if let Some(number) = args.device.as_deref().and_then(::gpu::number) {
         return gpu::run(args, optimizer, number?);
     }
     let kernels = args.kernels.unwrap_or_default();

@@ -14,13 +14,23 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use runtime::{Borrowed, Lent};
+use runtime::{Borrowed, Holder, Lent};
 use std::ffi::{CStr, c_void};
 
 /// The name of a capsule that nobody has taken yet.
 const FRESH: &CStr = c"dltensor";
-/// `kDLCPU`, and the number of the device.
+/// A kind of device, and the number of one: `kDLCPU`.
 pub(crate) const CPU: (i32, i32) = (1, 0);
+/// `kDLCUDA`.
+const CUDA: i32 = 2;
+
+/// What can use a lent tensor's address.
+fn place(lent: &Lent) -> (i32, i32) {
+    match lent.holder() {
+        Holder::Host => CPU,
+        Holder::Gpu(number) => (CUDA, number as i32),
+    }
+}
 
 #[repr(C)]
 struct Device {
@@ -101,7 +111,8 @@ fn data_type(dtype: DType) -> Option<DataType> {
 
 #[pymethods]
 impl View {
-    /// The capsule. A CPU has no streams, so the options of the protocol say nothing here.
+    /// The capsule. Whoever lends has waited for the step, also on a GPU. So the protocol's options,
+    /// such as the consumer's stream, say nothing here.
     #[pyo3(signature = (**_options))]
     fn __dlpack__<'py>(
         &self,
@@ -112,7 +123,7 @@ impl View {
     }
 
     fn __dlpack_device__(&self) -> (i32, i32) {
-        CPU
+        place(&self.lent)
     }
 }
 
@@ -128,7 +139,7 @@ impl Capsule {
             bits: 64,
             lanes: 1,
         };
-        Capsule::new(start.cast_mut().cast(), dtype, vec![1], owner)
+        Capsule::new((start.cast_mut().cast(), CPU), dtype, vec![1], owner)
     }
 
     /// The capsule as Python's object.
@@ -146,7 +157,7 @@ impl Capsule {
     }
 
     fn new(
-        data: *mut c_void,
+        (data, (kind, id)): (*mut c_void, (i32, i32)),
         dtype: DataType,
         shape: Vec<i64>,
         owner: Box<dyn Send + Sync>,
@@ -160,7 +171,6 @@ impl Capsule {
             strides,
             _owner: owner,
         });
-        let (kind, id) = CPU;
         Capsule(Box::new(Managed {
             tensor: Tensor {
                 data,
@@ -184,7 +194,8 @@ impl View {
         let shape = tensor.shape.iter().map(|&d| d as i64).collect();
         let dtype = DataType { ..self.dtype };
         let owner = Box::new(self.lent.clone());
-        Capsule::new(tensor.start().cast(), dtype, shape, owner)
+        let start = (tensor.start().cast(), place(&self.lent));
+        Capsule::new(start, dtype, shape, owner)
     }
 }
 

@@ -9,6 +9,7 @@ use crate::process::{Threaded, needs_threads};
 use artifact::{Artifact, CommandKind, Operand, Place, StateKind};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use runtime::cuda::{Device, DeviceBlock, Driver, DriverError};
 use runtime::{Foreign, Machine, Part, Port};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -17,7 +18,34 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// The states of the random generator, as the artifact has them: seed and step. Kernels rely on the
 /// alignment.
 #[repr(align(64))]
-struct Generator([i64; 2]);
+struct Numbers([i64; 2]);
+
+/// Their memory, where the kernels run.
+enum Generator {
+    Host(Box<Numbers>),
+    Gpu(DeviceBlock),
+}
+
+impl Generator {
+    const BYTES: usize = size_of::<[i64; 2]>();
+
+    /// On the host, or on the GPU of this number.
+    fn new(gpu: Option<u32>) -> Result<Generator, DriverError> {
+        let Some(number) = gpu else {
+            return Ok(Generator::Host(Box::new(Numbers([0; 2]))));
+        };
+        let device = Device::new(Driver::open(None)?, number)?;
+        let block = DeviceBlock::new(&device, Generator::BYTES as u64)?;
+        Ok(Generator::Gpu(block))
+    }
+
+    fn address(&mut self) -> usize {
+        match self {
+            Generator::Host(numbers) => (&raw mut numbers.0).expose_provenance(),
+            Generator::Gpu(block) => block.range(0, Generator::BYTES as u64).address() as usize,
+        }
+    }
+}
 
 /// A machine, with the addresses of the states that it was loaded for.
 struct Loaded {
@@ -188,10 +216,12 @@ impl Arenas {
             borrowed.insert(tensor.name.clone(), memory);
         }
         let names = &self.generators;
-        let mut generators: Vec<_> = names.iter().map(|_| Generator([0; 2])).collect();
-        for (path, generator) in names.iter().zip(&mut generators) {
-            let address = (&raw mut generator.0).expose_provenance();
-            let memory = dlpack::borrowed(address, size_of::<[i64; 2]>());
+        let gpu = self.artifact.gpu().map(|_| self.options.gpu);
+        let mut generators = vec![];
+        for path in names {
+            let mut generator = Generator::new(gpu).map_err(error)?;
+            let memory = dlpack::borrowed(generator.address(), Generator::BYTES);
+            generators.push(generator);
             borrowed.insert(path.clone(), memory.ok_or_else(|| error("no memory"))?);
         }
         let foreign = self.calls.clone().map(|calls| calls as Arc<dyn Foreign>);

@@ -76,6 +76,10 @@ fn chosen<T: Copy>(
 }
 
 fn device(name: &str) -> PyResult<Device> {
+    if let Some(number) = gpu::number(name) {
+        let here = number.and_then(gpu::Here::find).map_err(error)?;
+        return Ok(here.device);
+    }
     if !name.ends_with(".toml") {
         return passes::devices::named(name).map_err(|e| error(format!("device: {e}")));
     }
@@ -95,10 +99,10 @@ pub(crate) fn generator_at(program: PathBuf) {
     kernels::installed_at(program);
 }
 
-/// The kind of kernels. `auto` generates them if the generator is installed.
-fn kind_of_kernels(given: &str) -> PyResult<Kernels> {
+/// The kind of kernels. `auto` generates them if the generator is installed; a GPU has no others.
+fn kind_of_kernels(given: &str, on_gpu: bool) -> PyResult<Kernels> {
     if given == "auto" {
-        let generated = kernels::find().is_ok() && Target::host().is_some();
+        let generated = on_gpu || kernels::find().is_ok() && Target::host().is_some();
         return Ok(match generated {
             true => Kernels::Generated,
             false => Kernels::Plain,
@@ -111,16 +115,17 @@ fn kind_of_kernels(given: &str) -> PyResult<Kernels> {
 /// Compiles a traced step, the bytes of a joint `.pt2` file.
 /// `groups`: the group of options of a parameter, by its path. `parts`: names of the inputs that
 /// come at the pause of a step in two parts, and of the outputs that leave there. `calls`: for a
-/// step that is to run, on this machine's processor. It gets the calls without a kernel (operator,
+/// step that is to run. It gets the calls without a kernel (operator,
 /// node, module, reason), and raises an exception or returns the function that computes them,
 /// `compute(node, operands, results)`. Without it the step is planned for the device. `loss_scale`:
 /// of fp16, the first scale, its growth, its backoff, and the updates until it grows. `beside`: the
-/// step on larger batches in whose memory this one is to run.
+/// step on larger batches in whose memory this one is to run. `gpu`: the number of the GPU that runs
+/// the step; without it, the processor does.
 #[pyfunction]
 #[pyo3(signature = (pt2, *, optimizer, budget=None, device="cpu", host=None, kernels="auto",
     planner="auto", clip_norm=None, groups=None, parts=None, calls=None, precision="f32",
     loss_scale=None, micro_batches=None, reduction="auto", master="none", rounding="nearest",
-    base="whole", whole_groups=None, beside=None, command=""))]
+    base="whole", whole_groups=None, beside=None, gpu=None, command=""))]
 #[expect(
     clippy::too_many_arguments,
     reason = "Python's keyword arguments; its callers name each"
@@ -147,6 +152,7 @@ pub(crate) fn compile(
     base: &str,
     whole_groups: Option<BTreeSet<usize>>,
     beside: Option<PyRef<'_, Plan>>,
+    gpu: Option<u32>,
     command: &str,
 ) -> PyResult<Plan> {
     let host = host.map(|text| parse_bytes(text).map_err(|e| error(format!("host: {e}"))));
@@ -161,14 +167,18 @@ pub(crate) fn compile(
         optimizer: chosen("optimizer", optimizer, &Optimizer::ALL, Optimizer::name)?,
         budget: self::budget(budget)?,
         host: host.transpose()?,
-        kernels: kind_of_kernels(kernels)?,
+        kernels: kind_of_kernels(kernels, gpu.is_some())?,
         planner: chosen("planner", planner, &Planner::ALL, Planner::name)?,
         clip_norm,
         groups: groups.unwrap_or_default(),
         grad_norm: false,
         group_options: vec![],
         whole_groups: whole_groups.unwrap_or_default(),
-        parts: parts.map(|(late, early)| Parts { late, early }),
+        parts: parts.map(|(late, early)| Parts {
+            late,
+            early,
+            on_device: gpu.is_some(),
+        }),
         extent: Extent::Plan,
         precision,
         loss_scale: loss_scale.unwrap_or_default(),
@@ -186,9 +196,14 @@ pub(crate) fn compile(
     };
     drop(beside);
     let mut device = self::device(device)?;
-    if calls.is_some() {
+    match gpu {
+        Some(_) if device.sm.is_none() => {
+            let why = format!("device: {} is no GPU, and the step is to run on one", device.name);
+            return Err(error(why));
+        }
         // Scratch differs by what runs the kernels.
-        device.sm = None;
+        None if calls.is_some() => device.sm = None,
+        Some(_) | None => {}
     }
     let command = command.to_string();
     let model = py.detach(|| torch::read_bytes(&pt2, "step", &BTreeMap::new()));
@@ -205,14 +220,21 @@ pub(crate) fn compile(
             cancel: cancel.clone(),
             ..options
         };
-        planned(model, options, device, compute, command)
+        let machine = Where { device, gpu };
+        planned(model, options, machine, compute, command)
     })
+}
+
+/// What a step is planned for, and the GPU that runs it, if one does.
+struct Where {
+    device: Device,
+    gpu: Option<u32>,
 }
 
 fn planned(
     model: torch::Model,
     options: Options,
-    device: Device,
+    Where { device, gpu }: Where,
     compute: Option<Py<PyAny>>,
     command: String,
 ) -> PyResult<Plan> {
@@ -234,6 +256,7 @@ fn planned(
         compute,
         data: tensors.map(|(path, tensor)| (path, tensor.data)).collect(),
         device,
+        gpu,
         times,
         command,
     })
@@ -270,6 +293,8 @@ pub(crate) struct Plan {
     compute: Option<Py<PyAny>>,
     data: codegen::Data,
     device: Device,
+    /// The GPU that runs it; else the processor does.
+    gpu: Option<u32>,
     times: Vec<PassTime>,
     command: String,
 }
@@ -398,7 +423,8 @@ impl Plan {
         Ok(py.detach(|| self.page(all)))
     }
 
-    /// The step, loaded on this machine's processor: pools are allocated, kernels compiled.
+    /// The step, loaded on this machine's processor or its GPU: pools are allocated, kernels
+    /// compiled.
     /// `threads`: how many share a kernel, by default all of the process.
     /// `beside`: the machine in whose memory it runs.
     #[pyo3(signature = (threads=None, beside=None))]
@@ -411,10 +437,7 @@ impl Plan {
         let beside = beside.as_ref().map(Py::get);
         interruptible(py, |cancel| {
             let (artifact, calls) = self.emitted(cancel)?;
-            let options = runtime::Options {
-                threads,
-                ..runtime::Options::default()
-            };
+            let options = self.running(threads);
             let foreign = calls.clone().map(|calls| calls as Arc<dyn Foreign>);
             let machine = match (beside, foreign) {
                 (Some(first), foreign) => first.another(artifact, options, foreign),
@@ -430,11 +453,7 @@ impl Plan {
     fn arenas(&self, py: Python<'_>, threads: Option<usize>) -> PyResult<Arenas> {
         interruptible(py, |cancel| {
             let (artifact, calls) = self.emitted(cancel)?;
-            let options = runtime::Options {
-                threads,
-                ..runtime::Options::default()
-            };
-            Arenas::new(artifact, options, calls)
+            Arenas::new(artifact, self.running(threads), calls)
         })
     }
 
@@ -472,16 +491,36 @@ impl Plan {
         Roofline::new(&self.device).with_tf32(self.compiled.options.tf32)
     }
 
+    /// How it runs.
+    fn running(&self, threads: Option<usize>) -> runtime::Options {
+        runtime::Options {
+            threads,
+            gpu: self.gpu.unwrap_or(0),
+            ..runtime::Options::default()
+        }
+    }
+
+    /// What its kernels are for. An error if no kernels are generated for the GPU.
+    fn target(&self) -> PyResult<Option<Target>> {
+        if self.gpu.is_none() {
+            return Ok(Target::host());
+        }
+        let target = self.device.sm.and_then(Target::gpu);
+        let why = || format!("device {}: no kernels are generated for it", self.device.name);
+        target.map(Some).ok_or_else(|| error(why()))
+    }
+
     /// The artifact, and what computes the calls in it that have no kernel.
     fn emitted(&self, cancel: &Cancel) -> PyResult<(Artifact, Option<Arc<Calls>>)> {
         let (mut compiled, data) = (self.compiled.clone(), &self.data);
         compiled.options.cancel = cancel.clone();
         let compiled = &compiled;
+        let target = self.target()?;
         let Some(compute) = &self.compute else {
-            let artifact = codegen::emit(compiled, data, Target::host());
+            let artifact = codegen::emit(compiled, data, target);
             return Ok((artifact.map_err(error)?, None));
         };
-        let artifact = codegen::emit_calling(compiled, data, Target::host()).map_err(error)?;
+        let artifact = codegen::emit_calling(compiled, data, target).map_err(error)?;
         let calls = Python::attach(|py| Calls::new(compute.clone_ref(py)));
         Ok((artifact, Some(Arc::new(calls))))
     }

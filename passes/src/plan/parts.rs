@@ -22,6 +22,8 @@ pub struct Parts {
     pub late: BTreeSet<String>,
     /// Outputs that leave at the pause. All others leave at the end.
     pub early: BTreeSet<String>,
+    /// Whether the caller's memory is the device's. Else inputs and outputs are on the host.
+    pub on_device: bool,
 }
 
 impl Parts {

@@ -57,12 +57,14 @@ pub fn run(problem: &Problem<'_>, decisions: &Decisions, named: bool) -> Result<
 fn pools(problem: &Problem<'_>) -> Table<Pool, PoolData> {
     let (device, beyond) = (MemorySpace::Device(0), beyond(problem.device));
     let own = [device, beyond].map(|space| (space.name(), space));
-    let lent = [
-        ("parameters", device),
-        ("forward", MemorySpace::Host),
-        ("backward", MemorySpace::Host),
-    ];
-    let lent = lent.into_iter().filter(|_| problem.parts.is_some());
+    let lent = problem.parts.as_ref().map(|parts| {
+        let io = match parts.on_device {
+            true => device,
+            false => MemorySpace::Host,
+        };
+        [("parameters", device), ("forward", io), ("backward", io)]
+    });
+    let lent = lent.into_iter().flatten();
     let lent = lent.map(|(name, space)| (name.to_string(), space));
     let mut pools: Table<Pool, PoolData> = own
         .into_iter()

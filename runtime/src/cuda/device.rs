@@ -1,7 +1,7 @@
 //! A GPU. Everything that is made of a device keeps its context, and is destroyed in it.
 
 use super::context::Context;
-use super::driver::{Attribute, Driver, DriverError};
+use super::driver::{Attribute, DeviceRange, Driver, DriverError, Status};
 use super::stream::{Event, Priority, Stream};
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -107,6 +107,17 @@ impl Device {
     /// Bytes of its memory that are free, and all of them.
     pub fn memory(&self) -> Result<(u64, u64), DriverError> {
         self.context.call(Driver::memory_info)
+    }
+
+    /// Whether the driver knows an address: it does not know what a program allocates elsewhere.
+    pub fn knows(&self, range: DeviceRange) -> Result<bool, DriverError> {
+        let kind = self
+            .context
+            .call(|driver| driver.is_of_host(range.address()));
+        match kind {
+            Err(e) if e.status() == Some(Status::INVALID_VALUE) => Ok(false),
+            kind => kind.map(|_| true),
+        }
     }
 
     /// Makes the calling thread one that may use the device: the first thing it does with it.

@@ -11,6 +11,7 @@
 
 #![allow(unsafe_code, reason = "the driver is a C library")]
 
+use crate::memory::Borrowed;
 use libloading::Library;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt;
@@ -54,6 +55,8 @@ pub struct Status(pub c_int);
 
 impl Status {
     const SUCCESS: Status = Status(0);
+    /// An argument means nothing to the function.
+    pub const INVALID_VALUE: Status = Status(1);
     /// There is no more memory of the kind that was wanted.
     pub const OUT_OF_MEMORY: Status = Status(2);
     /// What was asked about is not done yet.
@@ -202,6 +205,18 @@ impl Handle {
 }
 
 impl DeviceRange {
+    /// Bytes of the device that no memory has been given for.
+    pub(crate) fn nowhere(bytes: u64) -> DeviceRange {
+        DeviceRange { address: 0, bytes }
+    }
+    /// Bytes from an offset on of memory of the caller, which is on the device. Panics if they are
+    /// not in it.
+    pub(crate) fn borrowed(memory: &Borrowed, offset: u64, bytes: u64) -> DeviceRange {
+        DeviceRange {
+            address: memory.at(offset, bytes).addr() as u64,
+            bytes,
+        }
+    }
     /// Where it begins, for a kernel's arguments.
     pub fn address(&self) -> u64 {
         self.address
@@ -307,6 +322,7 @@ functions! {
     set_current = "cuCtxSetCurrent" (Raw);
     synchronize = "cuCtxSynchronize" ();
     memory_info = "cuMemGetInfo_v2" (*mut usize, *mut usize);
+    pointer_attribute = "cuPointerGetAttribute" (Raw, c_int, u64);
     allocate = "cuMemAlloc_v2" (*mut u64, usize);
     free = "cuMemFree_v2" (u64);
     host_allocate = "cuMemHostAlloc" (*mut Raw, usize, c_uint);
@@ -549,7 +565,19 @@ impl Driver {
 
 // --- memory ---
 
+/// CU_POINTER_ATTRIBUTE_MEMORY_TYPE of cuda.h, and its value for memory of the host.
+const MEMORY_TYPE: c_int = 2;
+const HOST_MEMORY: c_uint = 1;
+
 impl Driver {
+    /// Whether an address, which the driver knows, is one of the host's memory.
+    pub(super) fn is_of_host(&self, address: u64) -> Result<bool, DriverError> {
+        // SAFETY: the out is valid for the call, and has the type of the attribute.
+        let kind: c_uint = self.given("cuPointerGetAttribute", 0, |to| unsafe {
+            (self.functions.pointer_attribute)(to.cast(), MEMORY_TYPE, address)
+        })?;
+        Ok(kind == HOST_MEMORY)
+    }
     pub(super) fn allocate(&self, bytes: usize) -> Result<u64, DriverError> {
         // SAFETY: the out is valid for the call.
         self.given("cuMemAlloc", 0, |to| unsafe {

@@ -11,16 +11,18 @@ use super::device::Device;
 use super::driver::{DeviceRange, Driver, DriverError};
 use super::stream::{Event, Priority, Stream};
 use crate::kernel::Tensor;
-use crate::memory::Arena;
+use crate::memory::{Arena, Borrowed};
+use crate::sync::unpoisoned;
 use std::fmt;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// A block of the device's memory, of exactly the bytes that were wanted.
 pub struct DeviceBlock {
     context: Arc<Context>,
     address: u64,
     bytes: u64,
+    is_of_host: bool,
 }
 
 impl DeviceBlock {
@@ -31,16 +33,24 @@ impl DeviceBlock {
     pub fn new(device: &Device, bytes: u64) -> Result<DeviceBlock, DriverError> {
         let context = device.context().clone();
         let n_bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let address = match n_bytes {
-            // There is no block without bytes, and no place in it has any.
-            0 => 0,
-            _ => context.call(|driver| driver.allocate(n_bytes))?,
-        };
-        Ok(DeviceBlock {
+        let mut block = DeviceBlock {
             context,
-            address,
+            address: 0,
             bytes,
-        })
+            is_of_host: false,
+        };
+        // There is no block without bytes, and no place in it has any.
+        if n_bytes > 0 {
+            let context = block.context.clone();
+            block.address = context.call(|driver| driver.allocate(n_bytes))?;
+            block.is_of_host = context.call(|driver| driver.is_of_host(block.address))?;
+        }
+        Ok(block)
+    }
+
+    /// Whether the host can use its addresses. No memory of a GPU is such.
+    pub fn is_of_host(&self) -> bool {
+        self.is_of_host
     }
 
     /// Its size.
@@ -64,7 +74,7 @@ impl DeviceBlock {
 
 impl Drop for DeviceBlock {
     fn drop(&mut self) {
-        if self.bytes > 0 {
+        if self.address != 0 {
             self.context.destroy(|driver| driver.free(self.address));
         }
     }
@@ -239,7 +249,7 @@ impl Drop for Registered {
 
 /// A copy between pools, one of which is the device's.
 pub(crate) struct Transfer {
-    way: Way,
+    way: Mutex<Way>,
     /// Offsets and sizes of what is copied at a time.
     pieces: Box<[(u64, u64)]>,
 }
@@ -264,31 +274,56 @@ impl Transfer {
     /// From the host, where the bytes begin at an offset of their pool.
     pub(crate) fn copy_in(from: Tensor, offset: u64, to: DeviceRange, cut: Cut) -> Transfer {
         let pieces = pieces(offset, to.bytes, cut.copy_bytes, cut.register_bytes);
-        let way = Way::In { from, to };
-        Transfer { way, pieces }
+        Transfer::new(Way::In { from, to }, pieces)
     }
     /// To the host, where the bytes begin at an offset of their pool.
     pub(crate) fn copy_out(from: DeviceRange, to: Tensor, offset: u64, cut: Cut) -> Transfer {
         let pieces = pieces(offset, from.bytes, cut.copy_bytes, cut.register_bytes);
-        let way = Way::Out { from, to };
-        Transfer { way, pieces }
+        Transfer::new(Way::Out { from, to }, pieces)
     }
     /// On the device.
     pub(crate) fn within(from: DeviceRange, to: DeviceRange) -> Transfer {
         let pieces = Box::new([(0, to.bytes)]);
-        let way = Way::Within { from, to };
+        Transfer::new(Way::Within { from, to }, pieces)
+    }
+
+    fn new(way: Way, pieces: Box<[(u64, u64)]>) -> Transfer {
+        let way = Mutex::new(way);
         Transfer { way, pieces }
+    }
+
+    /// Says where its source, or else its destination, lies from now on: `offset` bytes into memory
+    /// of the caller on the device. Panics if the bytes are not in it.
+    pub(crate) fn point(&self, is_source: bool, memory: &Borrowed, offset: u64) {
+        let mut way = unpoisoned(&self.way);
+        let end = match &mut *way {
+            Way::In { to, .. } => to,
+            Way::Out { from, .. } => from,
+            Way::Within { from, .. } if is_source => from,
+            Way::Within { to, .. } => to,
+        };
+        *end = DeviceRange::borrowed(memory, offset, end.bytes);
+    }
+
+    /// False if an end of it is memory of the caller that no [`Transfer::point`] gave.
+    pub(crate) fn has_memory(&self) -> bool {
+        let has_memory = |end: &DeviceRange| end.address != 0;
+        match &*unpoisoned(&self.way) {
+            Way::In { to: end, .. } | Way::Out { from: end, .. } => has_memory(end),
+            Way::Within { from, to } => has_memory(from) && has_memory(to),
+        }
     }
 
     /// Submits it. Tensors are ranges of pools, which the machine keeps until the device is done;
     /// that nothing else touches their bytes meanwhile is `validate`'s proof.
     pub(crate) fn submit(&self, stream: &Stream) -> Result<(), DriverError> {
-        for &(at, bytes) in &self.pieces {
-            self.piece(stream, at, bytes)?;
-        }
-        Ok(())
+        let way = unpoisoned(&self.way);
+        let mut pieces = self.pieces.iter();
+        pieces.try_for_each(|&(at, bytes)| way.piece(stream, at, bytes))
     }
+}
 
+impl Way {
     fn piece(&self, stream: &Stream, at: u64, bytes: u64) -> Result<(), DriverError> {
         let (offset, n) = (at as usize, bytes as usize);
         let host = |tensor: &Tensor| {
@@ -296,7 +331,7 @@ impl Transfer {
             // SAFETY: by the assertion.
             unsafe { tensor.data.add(offset) }
         };
-        match &self.way {
+        match self {
             Way::In { from, to } => {
                 let (from, to) = (host(from), to.part(at, bytes).address);
                 // SAFETY: a Tensor lies in its pool, which the machine keeps until the device is

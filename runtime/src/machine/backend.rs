@@ -1,6 +1,7 @@
 //! The seam between a machine and the hardware that it runs on: [`Backend`].
 
 use super::Options;
+use super::lent::Holder;
 use crate::Error;
 use crate::foreign::Foreign;
 use crate::kernel::Tensor;
@@ -246,8 +247,8 @@ pub trait Backend: Send + Sync {
     /// Sets each byte of a range.
     fn fill(&self, range: Range, byte: u8) -> Result<(), Error>;
 
-    /// The tensor of an operand, if the host can address its memory.
-    fn tensor(&self, _operand: &Operand) -> Option<Tensor> {
+    /// The tensor of an operand, if its memory has addresses, and whose memory that is.
+    fn tensor(&self, _operand: &Operand) -> Option<(Tensor, Holder)> {
         None
     }
 

@@ -4,6 +4,7 @@
 
 use super::backend::{Backend, CommandError, CommandId, Copy, Launch, LentPlace, StreamId};
 use super::host::{HostWork, put};
+use super::lent::Holder;
 use super::options::Options;
 use crate::Error;
 use crate::disk::{DiskCopy, Disks};
@@ -57,8 +58,10 @@ impl Cpu {
     /// A backend without pools. `foreign` computes what has no kernel. An error if the options ask
     /// for a link that cannot be played.
     pub(crate) fn new(options: &Options, foreign: Option<Arc<dyn Foreign>>) -> Result<Cpu, Error> {
+        let mut host = HostWork::new(options.team());
+        host.call(foreign);
         Ok(Cpu {
-            host: HostWork::new(options.team()).calling(foreign),
+            host,
             spaces: Vec::new(),
             disks: Disks::default(),
             copies: Vec::new(),
@@ -222,10 +225,10 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn tensor(&self, operand: &Operand) -> Option<Tensor> {
+    fn tensor(&self, operand: &Operand) -> Option<(Tensor, Holder)> {
         match self.disks.has(operand.place) {
             true => None,
-            false => Some(self.host.tensor(operand)),
+            false => Some((self.host.tensor(operand), Holder::Host)),
         }
     }
 

@@ -16,12 +16,15 @@
 //!
 //! Nothing is allocated after [`Backend::start`].
 
-use super::backend::{Backend, CommandError, CommandId, Copy, EventId, Launch, Ran, StreamId};
+use super::backend::{
+    Backend, CommandError, CommandId, Copy, EventId, Launch, LentPlace, Ran, StreamId,
+};
 use super::cuda_graphs::{Graphs, Start};
 use super::cuda_indices::Indices;
 use super::cuda_products::{ProductLibrary, Products};
 use super::cuda_times::Times;
-use super::host::{HostWork, put};
+use super::host::{ForeignLaunch, HostWork, put};
+use super::lent::{Holder, Lent};
 use super::options::Options;
 use crate::Error;
 use crate::cuda::{
@@ -31,9 +34,10 @@ use crate::cuda::{
 use crate::disk::{DiskCopy, Disks};
 use crate::foreign::Foreign;
 use crate::kernel::Tensor;
-use crate::memory;
+use crate::memory::{self, Borrowed};
 use crate::sync::unpoisoned;
-use artifact::{Attr, Code, Kernel, MemorySpace, Object, Place, Pool, Range, Sm, Target};
+use artifact::{Attr, Code, Kernel, MemorySpace, Object, Operand, Place, Pool, Range, Sm, Target};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -124,6 +128,8 @@ pub struct Cuda {
     synchronized: AtomicU64,
     /// Looks at indices before launches that have some.
     indices: Indices,
+    /// The copies that read or write a tensor of the caller.
+    lent: BTreeMap<Place, Vec<LentEnd>>,
     /// cuBLASLt, if it is used. Products that are prepared keep it.
     products: Products,
     /// Streams of waits, and what they wait for.
@@ -141,6 +147,8 @@ pub struct Cuda {
     given: Vec<Memory>,
     host: HostWork,
     disks: Disks,
+    /// Who can use the addresses of the device's memory.
+    holder: Holder,
     /// Whether commands should end early.
     halted: AtomicBool,
     /// In a synchronous run, the command that was submitted last.
@@ -192,6 +200,16 @@ enum Memory {
     Host(#[allow(dead_code, reason = "its drop is what it is kept for")] Arc<Registered>),
     /// It is one of the [`Disks`].
     Disk,
+    /// It is the caller's, on the device: the [`HostWork`] knows its tensors.
+    Lent,
+}
+
+/// An end of a copy in memory of the caller.
+struct LentEnd {
+    copy: CommandId,
+    is_source: bool,
+    /// Where it begins in the tensor.
+    offset: u64,
 }
 
 /// A kernel of the artifact, resolved.
@@ -217,6 +235,8 @@ enum Does {
     Transfer(Transfer),
     /// A kernel on the host.
     HostLaunch,
+    /// What the caller computes, on the device by queues of its own.
+    Foreign(ForeignLaunch),
     /// A copy on the host.
     HostCopy { src: Tensor, dst: Tensor },
     /// A copy between the host and a disk, which the host runs.
@@ -233,6 +253,12 @@ impl Cuda {
         let driver = Driver::open(cuda.library.as_deref()).map_err(|e| broken(&e))?;
         let device = Device::new(driver, cuda.device).map_err(|e| broken(&e))?;
         Cuda::of_device(device, options, cuda)
+    }
+
+    /// The same with the caller's functions for what has no kernel.
+    pub(crate) fn calling(mut self, foreign: Option<Arc<dyn Foreign>>) -> Cuda {
+        self.host.call(foreign);
+        self
     }
 
     /// The same on a device that is known already.
@@ -263,7 +289,9 @@ impl Cuda {
             pools: Vec::new(),
             given: Vec::new(),
             host: HostWork::new(options.team()),
+            lent: BTreeMap::new(),
             disks: Disks::new(cuda.disk.as_deref()),
+            holder: Holder::Gpu(cuda.device),
             halted: AtomicBool::new(false),
             running: AtomicUsize::new(usize::MAX),
             has_failed: Mutex::new(false),
@@ -398,8 +426,40 @@ impl Cuda {
     fn device_range(&self, place: Place, bytes: u64) -> Option<DeviceRange> {
         match &self.pools[place.pool as usize] {
             Memory::Device(block) => Some(block.range(place.offset, bytes)),
+            Memory::Lent => {
+                let (lent, offset) = self.host.lent(place)?;
+                Some(match &lent.memory {
+                    Some(memory) => DeviceRange::borrowed(memory, offset, bytes),
+                    None => DeviceRange::nowhere(bytes),
+                })
+            }
             Memory::Host(_) | Memory::Disk => None,
         }
+    }
+
+    /// A tensor in a pool of the device.
+    fn device_tensor(&self, operand: &Operand) -> (Tensor, Holder) {
+        let bytes = operand.bytes().unwrap_or(0);
+        let range = self.device_range(operand.place, bytes);
+        let range = range.expect("a device's tensor should lie in its pools");
+        let shape = operand.shape.iter().map(|&d| d as usize);
+        let tensor = Tensor {
+            dtype: operand.dtype,
+            shape: shape.collect(),
+            data: std::ptr::with_exposed_provenance_mut(range.address() as usize),
+            bytes: bytes as usize,
+        };
+        (tensor, self.holder)
+    }
+
+    /// A tensor for what the caller computes, with what keeps its memory.
+    fn lend(&self, operand: &Operand) -> Lent {
+        let block = match &self.pools[operand.place.pool as usize] {
+            Memory::Host(_) | Memory::Disk => return self.host.lend(operand),
+            Memory::Device(block) => Some(block.clone()),
+            Memory::Lent => None,
+        };
+        Lent::new(self.device_tensor(operand), Arc::new(block))
     }
 
     /// A device's launch of a kernel.
@@ -432,7 +492,13 @@ impl Cuda {
                 Some(Does::Launch(..) | Does::Product(_) | Does::Transfer(_)) => {
                     times.add(&self.device, CommandId(number))?;
                 }
-                Some(Does::HostLaunch | Does::HostCopy { .. } | Does::DiskCopy(_)) | None => {}
+                Some(
+                    Does::HostLaunch
+                    | Does::Foreign(_)
+                    | Does::HostCopy { .. }
+                    | Does::DiskCopy(_),
+                )
+                | None => {}
             }
         }
         for &(command, stream, event) in &self.waits {
@@ -642,6 +708,9 @@ impl Cuda {
                 done.and_then(|()| self.submitted(queue))
                     .map_err(|e| self.failed(&e))
             }
+            Does::Transfer(transfer) if !transfer.has_memory() => {
+                Err("the caller gave no memory for it".to_string().into())
+            }
             Does::Transfer(transfer) => {
                 let queue = self.stream(*stream);
                 let done = transfer.submit(queue);
@@ -651,6 +720,10 @@ impl Cuda {
             Does::HostLaunch => {
                 self.host_turn(*stream)?;
                 self.host.launch(command)
+            }
+            Does::Foreign(launch) => {
+                self.host_turn(*stream)?;
+                launch.run()
             }
             Does::HostCopy { src, dst } => {
                 self.host_turn(*stream)?;
@@ -759,13 +832,11 @@ impl Backend for Cuda {
         options: &Options,
         foreign: Option<Arc<dyn Foreign>>,
     ) -> Result<Box<dyn Backend>, Error> {
-        if foreign.is_some() {
-            let why = "a step with calls of its caller's functions runs on the processor";
-            return Err(Error::Unsupported(why.into()));
-        }
-        let mut other = Cuda::of_device(self.device.clone(), options, self.options.clone())?;
+        let other = Cuda::of_device(self.device.clone(), options, self.options.clone())?;
+        let mut other = other.calling(foreign);
         other.host.share(&self.host);
         other.given.clone_from(&self.pools);
+        other.holder = self.holder;
         other.disks = self.disks.sharing();
         Ok(Box::new(other))
     }
@@ -774,7 +845,7 @@ impl Backend for Cuda {
         self.disks.allocate(pool)?;
         if let Some(memory) = self.given.get(self.pools.len()) {
             match memory {
-                Memory::Device(_) | Memory::Disk => self.host.skip_pool(),
+                Memory::Device(_) | Memory::Disk | Memory::Lent => self.host.skip_pool(),
                 Memory::Host(_) => self.host.allocate(pool)?,
             }
             self.pools.push(memory.clone());
@@ -783,7 +854,11 @@ impl Backend for Cuda {
         let memory = match pool.space {
             MemorySpace::Device(_) => {
                 self.host.skip_pool();
-                Memory::Device(Arc::new(self.allocate_device(pool)?))
+                let block = self.allocate_device(pool)?;
+                if block.is_of_host() {
+                    self.holder = Holder::Host;
+                }
+                Memory::Device(Arc::new(block))
             }
             MemorySpace::Host => {
                 let number = self.pools.len() as u32;
@@ -795,6 +870,38 @@ impl Backend for Cuda {
             }
         };
         self.pools.push(memory);
+        Ok(())
+    }
+
+    fn borrow(&mut self, pool: &Pool, lent: &[LentPlace]) -> Result<(), Error> {
+        match pool.space {
+            MemorySpace::Device(_) => {}
+            MemorySpace::Host | MemorySpace::Disk => {
+                let why = format!("pool {} of the caller is not on the device", pool.name);
+                return Err(Error::Unsupported(why));
+            }
+        }
+        for memory in lent.iter().filter_map(|lent| lent.memory.as_ref()) {
+            let range = DeviceRange::borrowed(memory, 0, memory.bytes() as u64);
+            let known = self.device.knows(range).map_err(|e| broken(&e))?;
+            if !known {
+                let why = "a state of the caller is not in the GPU's memory";
+                return Err(Error::Host(why.into()));
+            }
+        }
+        self.disks.skip();
+        self.host.borrow(lent);
+        self.pools.push(Memory::Lent);
+        Ok(())
+    }
+
+    fn point(&self, place: Place, to: Borrowed) -> Result<(), Error> {
+        for end in self.lent.get(&place).map_or(&[][..], |ends| ends) {
+            match self.work[end.copy.0].as_ref().map(|work| &work.does) {
+                Some(Does::Transfer(copy)) => copy.point(end.is_source, &to, end.offset),
+                _ => unreachable!("a copy with an end on the device should be a transfer"),
+            }
+        }
         Ok(())
     }
 
@@ -823,9 +930,14 @@ impl Backend for Cuda {
                 does
             }
             None => {
-                self.host.prepare(command, launch);
                 self.queues[stream.0].has_host = true;
-                Does::HostLaunch
+                match self.host.foreign(&launch, |operand| self.lend(operand)) {
+                    Some(foreign) => Does::Foreign(foreign),
+                    None => {
+                        self.host.prepare(command, launch);
+                        Does::HostLaunch
+                    }
+                }
             }
         };
         self.queues[stream.0].order.push(Item::Work(command));
@@ -863,12 +975,23 @@ impl Backend for Cuda {
                 dst: host(dst),
             },
         };
+        for (place, is_source) in [(src, true), (dst, false)] {
+            if let Some((lent, offset)) = self.host.lent(place) {
+                let ends = self.lent.entry(lent.place).or_default();
+                ends.push(LentEnd {
+                    copy: command,
+                    is_source,
+                    offset,
+                });
+            }
+        }
         let queue = &mut self.queues[stream.0];
         match does {
             Does::Transfer(_) => queue.has_device = true,
             Does::Launch(..)
             | Does::Product(_)
             | Does::HostLaunch
+            | Does::Foreign(_)
             | Does::HostCopy { .. }
             | Does::DiskCopy(_) => {}
         }
@@ -957,6 +1080,14 @@ impl Backend for Cuda {
                 self.host.arena(from).read(from.offset, bytes);
                 Ok(())
             }
+        }
+    }
+
+    fn tensor(&self, operand: &Operand) -> Option<(Tensor, Holder)> {
+        match self.pools[operand.place.pool as usize] {
+            Memory::Host(_) => Some((self.host.tensor(operand), Holder::Host)),
+            Memory::Device(_) | Memory::Lent => Some(self.device_tensor(operand)),
+            Memory::Disk => None,
         }
     }
 

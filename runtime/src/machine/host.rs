@@ -8,7 +8,7 @@
 //! outlives the launch.
 
 use super::backend::{CommandError, CommandId, Launch as Prepared, LentPlace};
-use super::lent::Lent;
+use super::lent::{Holder, Lent};
 use crate::Error;
 use crate::code::{self, CodeLaunch, Loaded};
 use crate::foreign::{Foreign, ForeignCall};
@@ -65,7 +65,7 @@ enum Work {
 }
 
 /// A launch that the caller computes.
-struct ForeignLaunch {
+pub(crate) struct ForeignLaunch {
     name: String,
     node: String,
     ins: Box<[Lent]>,
@@ -74,7 +74,7 @@ struct ForeignLaunch {
 }
 
 impl ForeignLaunch {
-    fn run(&self) -> Result<(), CommandError> {
+    pub(crate) fn run(&self) -> Result<(), CommandError> {
         let call = ForeignCall {
             name: &self.name,
             node: &self.node,
@@ -101,9 +101,9 @@ impl HostWork {
         }
     }
 
-    /// The same with the caller's functions for what has no kernel.
-    pub(crate) fn calling(self, foreign: Option<Arc<dyn Foreign>>) -> HostWork {
-        HostWork { foreign, ..self }
+    /// Takes the caller's functions for what has no kernel.
+    pub(crate) fn call(&mut self, foreign: Option<Arc<dyn Foreign>>) {
+        self.foreign = foreign;
     }
 
     /// Takes the pools of other work, which does nothing meanwhile.
@@ -183,8 +183,30 @@ impl HostWork {
         self.kernels.push(None);
     }
 
+    /// A launch of a kernel of the caller, whose tensors `lend` lends; `None` for other kernels.
+    pub(crate) fn foreign(
+        &self,
+        launch: &Prepared<'_>,
+        lend: impl Fn(&Operand) -> Lent,
+    ) -> Option<ForeignLaunch> {
+        let Some(HostKernel::Foreign { name, node }) = &self.kernels[launch.kernel] else {
+            return None;
+        };
+        let foreign = self.foreign.clone();
+        Some(ForeignLaunch {
+            name: name.clone(),
+            node: node.clone(),
+            ins: launch.ins.iter().map(&lend).collect(),
+            outs: launch.outs.iter().map(&lend).collect(),
+            compute: foreign.expect("such a kernel should have been refused"),
+        })
+    }
+
     /// Resolves a launch.
     pub(crate) fn prepare(&mut self, command: CommandId, launch: Prepared<'_>) {
+        if let Some(foreign) = self.foreign(&launch, |operand| self.lend(operand)) {
+            return put(&mut self.launches, command, Work::Foreign(foreign));
+        }
         let all = |operands: &[Operand]| -> Box<[Tensor]> {
             operands.iter().map(|x| self.tensor(x)).collect()
         };
@@ -202,29 +224,16 @@ impl HostWork {
                 let object = object.expect("a checked kernel should have its object");
                 Work::Generated(CodeLaunch::new(code, object, &tensors))
             }
-            HostKernel::Foreign { name, node } => {
-                let foreign = self.foreign.clone();
-                let lend = |operands: &[Operand], tensors: Box<[Tensor]>| {
-                    let pairs = operands.iter().zip(tensors);
-                    pairs.map(|(x, tensor)| self.lend(x, tensor)).collect()
-                };
-                Work::Foreign(ForeignLaunch {
-                    name: name.clone(),
-                    node: node.clone(),
-                    ins: lend(launch.ins, ins),
-                    outs: lend(launch.outs, outs),
-                    compute: foreign.expect("such a kernel should have been refused"),
-                })
-            }
+            HostKernel::Foreign { .. } => unreachable!("its launch was made above"),
         };
         put(&mut self.launches, command, work);
     }
 
     /// A tensor with what keeps its memory. The caller keeps its own.
-    fn lend(&self, operand: &Operand, tensor: Tensor) -> Lent {
+    pub(crate) fn lend(&self, operand: &Operand) -> Lent {
         let arena = self.own(operand.place);
         let keeper = arena.map_or_else(|| Arc::new(()) as Arc<dyn Send + Sync>, Arena::keeper);
-        Lent::new(tensor, keeper)
+        Lent::new((self.tensor(operand), Holder::Host), keeper)
     }
 
     /// Starts the team, if a launch can be shared.

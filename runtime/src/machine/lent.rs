@@ -14,6 +14,15 @@ pub enum Port<'a> {
     State(&'a str),
 }
 
+/// Whose memory a lent tensor lies in, and so who can use its address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Holder {
+    /// This process.
+    Host,
+    /// The GPU of that number, from 0.
+    Gpu(u32),
+}
+
 /// A tensor in a pool, lent to the host. The pool's memory stays until the last loan has ended,
 /// even if the machine is dropped before.
 ///
@@ -25,13 +34,15 @@ pub enum Port<'a> {
 #[derive(Clone)]
 pub struct Lent {
     tensor: Tensor,
+    holder: Holder,
     _memory: Arc<dyn Send + Sync>,
 }
 
 impl Lent {
-    pub(crate) fn new(tensor: Tensor, memory: Arc<dyn Send + Sync>) -> Lent {
+    pub(crate) fn new((tensor, holder): (Tensor, Holder), memory: Arc<dyn Send + Sync>) -> Lent {
         Lent {
             tensor,
+            holder,
             _memory: memory,
         }
     }
@@ -39,6 +50,11 @@ impl Lent {
     /// Where it lies, its element type and its shape; row-major.
     pub fn tensor(&self) -> &Tensor {
         &self.tensor
+    }
+
+    /// Whose memory that is.
+    pub fn holder(&self) -> Holder {
+        self.holder
     }
 }
 

@@ -60,7 +60,7 @@ use dead::Dead;
 pub use evaluation::{Evaluation, NotEvaluable};
 use executor::Executor;
 pub use executor::Part;
-pub use lent::{Lent, Port};
+pub use lent::{Holder, Lent, Port};
 pub use options::{Files, Options};
 use shared::Core;
 use shuffle::Shuffle;
@@ -153,19 +153,18 @@ impl Machine {
         validate::validate(&artifact)?;
         let backend: Box<dyn Backend> = match artifact.gpu() {
             None => Box::new(Cpu::new(&options, None)?.with_disk(files.disk)),
-            Some(sm) => gpu((sm, artifact.tf32), &options, files)?,
+            Some(sm) => gpu((sm, artifact.tf32), &options, files, None)?,
         };
         Machine::validated(backend, artifact, options, Memory::Own)
     }
 
-    /// The same for a step with ops that have no kernel: `foreign` computes them. Such a step runs
-    /// on the processor.
+    /// The same for a step with ops that have no kernel: `foreign` computes them.
     pub fn calling(
         artifact: Artifact,
         options: Options,
         foreign: Arc<dyn Foreign>,
     ) -> Result<Machine, Error> {
-        Machine::on_processor(artifact, options, &BTreeMap::new(), Some(foreign))
+        Machine::with(artifact, options, Memory::Own, Some(foreign))
     }
 
     /// Loads a step in two parts, whose states lie in memory of the caller, by path. Its inputs and
@@ -180,26 +179,24 @@ impl Machine {
             let what = "a step in two parts does not run shuffled";
             return Err(Error::Unsupported(what.into()));
         }
-        Machine::on_processor(artifact, options, states, foreign)
+        Machine::with(artifact, options, Memory::Borrowed(states), foreign)
     }
 
-    fn on_processor(
+    fn with(
         artifact: Artifact,
         options: Options,
-        states: &BTreeMap<String, Borrowed>,
+        memory: Memory<'_>,
         foreign: Option<Arc<dyn Foreign>>,
     ) -> Result<Machine, Error> {
         match foreign {
             Some(_) => validate::validate_calls(&artifact)?,
             None => validate::validate(&artifact)?,
         }
-        if artifact.gpu().is_some() {
-            let what = "a step in two parts, or with calls of its caller's functions, runs on the \
-                        processor";
-            return Err(Error::Unsupported(what.into()));
-        }
-        let cpu = Cpu::new(&options, foreign)?;
-        Machine::validated(Box::new(cpu), artifact, options, Memory::Borrowed(states))
+        let backend: Box<dyn Backend> = match artifact.gpu() {
+            None => Box::new(Cpu::new(&options, foreign)?),
+            Some(sm) => gpu((sm, artifact.tf32), &options, Files::default(), foreign)?,
+        };
+        Machine::validated(backend, artifact, options, memory)
     }
 
     /// The same on any backend. Of the options, `trace` and `shuffle` count; the others are the
@@ -405,8 +402,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Lends a tensor, so that the host reads and writes it where it lies: see [`Lent`]. `None` for
-    /// an unknown name, and for memory that the host cannot address.
+    /// Lends a tensor, to be read and written where it lies: see [`Lent`]. `None` for an unknown
+    /// name, and for memory without addresses.
     pub fn lend(&self, port: Port<'_>) -> Option<Lent> {
         let binding = |slots: &[Slot<Binding>], name: &str| {
             let slot = slots.iter().find(|slot| slot.what.name == name)?;
@@ -699,6 +696,7 @@ fn gpu(
     (sm, tf32): (Sm, bool),
     options: &Options,
     files: Files<'_>,
+    foreign: Option<Arc<dyn Foreign>>,
 ) -> Result<Box<dyn Backend>, Error> {
     let cuda = CudaOptions {
         device: options.gpu,
@@ -708,7 +706,7 @@ fn gpu(
         ..CudaOptions::default()
     };
     match Cuda::new(options, cuda) {
-        Ok(cuda) => Ok(Box::new(cuda)),
+        Ok(cuda) => Ok(Box::new(cuda.calling(foreign))),
         Err(Error::Unsupported(why)) => Err(Error::Unsupported(format!(
             "{why}; the artifact's kernels are for {sm}, a GPU: compile it with --target cpu to \
              run it on this processor"
@@ -717,7 +715,12 @@ fn gpu(
     }
 }
 #[cfg(not(feature = "cuda"))]
-fn gpu((sm, _): (Sm, bool), _: &Options, _: Files<'_>) -> Result<Box<dyn Backend>, Error> {
+fn gpu(
+    (sm, _): (Sm, bool),
+    _: &Options,
+    _: Files<'_>,
+    _: Option<Arc<dyn Foreign>>,
+) -> Result<Box<dyn Backend>, Error> {
     Err(Error::Unsupported(format!(
         "the artifact's kernels are for {sm}, a GPU; this program was built without `cuda`"
     )))

@@ -33,6 +33,9 @@ const MAX_SHARED_PER_BLOCK_OPTIN: c_int = 97;
 const FUNC_MAX_DYNAMIC_SHARED: c_int = 8;
 const JIT_ERROR_LOG: c_int = 5;
 const JIT_ERROR_LOG_BYTES: c_int = 6;
+const MEMORY_TYPE: c_int = 2;
+const HOST_MEMORY: c_uint = 1;
+const DEVICE_MEMORY: c_uint = 2;
 const EVENT_DISABLE_TIMING: c_uint = 2;
 
 pub(crate) fn world() -> MutexGuard<'static, World> {
@@ -136,6 +139,21 @@ driver! { true:
     fn cuMemGetInfo_v2(world, free: *mut usize, total: *mut usize) {
         give(free, world.free_bytes() as usize)?;
         give(total, world.options.device_bytes as usize)
+    }
+    fn cuPointerGetAttribute(
+        world,
+        value: *mut c_uint,
+        attribute: c_int,
+        address: u64
+    ) {
+        match attribute {
+            MEMORY_TYPE if world.memory.slice(address, 1).is_none() => {
+                Err(Status::ERROR_INVALID_VALUE)
+            }
+            MEMORY_TYPE if world.is_unified() => give(value, HOST_MEMORY),
+            MEMORY_TYPE => give(value, DEVICE_MEMORY),
+            _ => Err(Status::ERROR_INVALID_VALUE),
+        }
     }
     fn cuMemAlloc_v2(world, address: *mut u64, bytes: usize) {
         give(address, world.allocate(bytes)?)

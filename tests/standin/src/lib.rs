@@ -17,6 +17,9 @@
 //! * The functions of cuBLASLt that the runtime uses compute products with sums in f64 that are
 //!   rounded once. Matrices, workspaces and algorithms that do not fit are reported.
 //!
+//! With [`Options::unified`], device memory has addresses of the process: a program may then use it
+//! as its own, such as PyTorch without a GPU.
+//!
 //! Each report is a finding: [`Standin::findings`]. Graphs are chains of kernels. Not supported:
 //! other graphs, capture, host functions, waits for values, virtual memory, the legacy default
 //! stream, and kernels that access host memory that the program registered. Kernels do not

@@ -28,6 +28,9 @@ pub struct Options {
     pub remembers: u32,
     /// The version of cuBLASLt: 130100 is 13.1. `STANDIN_CUBLASLT`.
     pub cublaslt: u64,
+    /// 1: an address of device memory is an address of the process, so that a program without a GPU
+    /// can use the memory. Bounds of allocations are less exact. `STANDIN_UNIFIED`.
+    pub unified: u32,
 }
 
 impl Default for Options {
@@ -43,6 +46,7 @@ impl Default for Options {
             hang_at: 0,
             remembers: 0,
             cublaslt: 130_100,
+            unified: 0,
         }
     }
 }
@@ -75,6 +79,7 @@ impl Options {
             hang_at: number("STANDIN_HANG_AT", or.hang_at),
             remembers: small("STANDIN_REMEMBERS", or.remembers),
             cublaslt: number("STANDIN_CUBLASLT", or.cublaslt),
+            unified: small("STANDIN_UNIFIED", or.unified),
         }
     }
 }

@@ -145,6 +145,8 @@ pub(crate) struct World {
     signals: BTreeMap<u64, Clock>,
     pub(crate) memory: Memory,
     next_address: u64,
+    /// By the address of an allocation, where its memory begins, if that is before it.
+    starts: BTreeMap<u64, u64>,
     free_bytes: u64,
     pub(crate) pinned: Pinned,
     ledger: Ledger,
@@ -181,6 +183,7 @@ impl World {
             signals: BTreeMap::new(),
             memory: Memory::new(),
             next_address: DEVICE_BASE,
+            starts: BTreeMap::new(),
             free_bytes: options.device_bytes,
             pinned: Pinned::default(),
             ledger: Ledger::default(),
@@ -343,25 +346,40 @@ impl World {
         if bytes == 0 {
             return Err(Status::ERROR_INVALID_VALUE);
         }
-        let rounded = (bytes as u64).next_multiple_of(ALIGN);
+        // An aligned address of the process needs room before it.
+        let before = if self.is_unified() { ALIGN as usize } else { 0 };
+        let memory = vec![0xFF; bytes + before];
+        let rounded = (memory.len() as u64).next_multiple_of(ALIGN);
         self.free_bytes = self
             .free_bytes
             .checked_sub(rounded)
             .ok_or(Status::ERROR_OUT_OF_MEMORY)?;
+        self.make();
+        if self.is_unified() {
+            let start = memory.as_ptr().expose_provenance() as u64;
+            let address = start.next_multiple_of(ALIGN);
+            self.memory.place(start, memory);
+            self.starts.insert(address, start);
+            return Ok(address);
+        }
         let address = self.next_address;
         // A gap follows each allocation, and no address is used twice.
         self.next_address += rounded + ALIGN;
-        self.memory.place(address, vec![0xFF; bytes]);
-        self.make();
+        self.memory.place(address, memory);
         Ok(address)
+    }
+    /// Whether addresses of device memory are addresses of the process.
+    pub(crate) fn is_unified(&self) -> bool {
+        self.options.unified != 0
     }
     /// Frees an allocation after all commands have run, like the driver.
     pub(crate) fn free(&mut self, address: u64) -> Done<()> {
         self.synchronize()?;
-        let bytes = self.memory.remove(address);
+        let start = self.starts.remove(&address).unwrap_or(address);
+        let bytes = self.memory.remove(start);
         let bytes = bytes.ok_or(Status::ERROR_INVALID_VALUE)?.len() as u64;
         self.free_bytes += bytes.next_multiple_of(ALIGN);
-        self.ledger.forget(address..address + bytes);
+        self.ledger.forget(start..start + bytes);
         Ok(())
     }
     /// The number of free bytes.

@@ -4,7 +4,7 @@
 use super::{LONGEST, Measured, PART, ROUNDS, SHORTEST, Step, failure, finish};
 use crate::args::{Compiling, ProfileArgs};
 use crate::failure::Failure;
-use crate::gpu::Here;
+use gpu::Here;
 use crate::model::{self, Model};
 use crate::observe::Dumps;
 use artifact::Artifact;

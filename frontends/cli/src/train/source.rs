@@ -5,7 +5,7 @@ use crate::args::{CodeFor, Compiling, TrainArgs};
 use crate::buckets;
 use crate::compile;
 use crate::failure::Failure;
-use crate::gpu::{self, Here};
+use gpu::Here;
 use crate::model::{self, Format};
 use crate::observe::Dumps;
 use crate::out;
@@ -110,14 +110,14 @@ pub(super) fn of(args: &TrainArgs) -> Result<Source, Failure> {
 /// The GPU of this machine that `--device` names, if it names one.
 pub(super) fn gpu(args: &TrainArgs) -> Result<Option<Here>, Failure> {
     match gpu_number(args)? {
-        Some(number) => Here::find(number).map(Some),
+        Some(number) => Ok(Some(Here::find(number)?)),
         None => Ok(None),
     }
 }
 
 pub(super) fn gpu_number(args: &TrainArgs) -> Result<Option<u32>, Failure> {
     let name = args.compiling.device.as_deref();
-    name.and_then(gpu::number).transpose()
+    Ok(name.and_then(gpu::number).transpose()?)
 }
 
 /// Options that were decided when the file was written cannot be chosen again.

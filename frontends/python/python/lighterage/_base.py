@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ._lighterage import Machine, nf4, nf4_numbers
-from ._optimizer import lent
+from ._optimizer import lent, write_bytes
 
 # The states of a matrix are these names, a dot, and its path.
 _STATES = ("nf4", "nf4_sizes", "nf4_largest", "nf4_offset")
@@ -36,11 +36,11 @@ class Base:
             states = nf4(_bytes(tensor.float()))
             for name, state in zip(_STATES, states, strict=True):
                 view = lent(machine, "state", f"{name}.{path}")
-                ctypes.memmove(view.data_ptr(), state, view.nbytes)
+                write_bytes(view, state)
                 machine.written(f"{name}.{path}")
             codes, sizes, largest, offset = states
             numbers = nf4_numbers(tensor.numel(), codes, sizes, largest, ctypes.c_float.from_buffer_copy(offset).value)
-            tensor.copy_(torch.frombuffer(bytearray(numbers), dtype=torch.float32).view_as(tensor))
+            tensor.copy_(torch.frombuffer(bytearray(numbers), dtype=torch.float32).view(tensor.shape))
 
     def restore(self) -> None:
         """Give the model the numbers that it had."""
@@ -58,5 +58,5 @@ class Base:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    tensor = tensor.contiguous()
+    tensor = tensor.cpu().contiguous()
     return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)

@@ -75,12 +75,14 @@ def capture(
     loss: Loss | None = None,
     trainable: Callable[[nn.Parameter], bool] | None = None,
     dynamic_shapes: Sequence[Any] | None = None,
+    on: torch.device | None = None,
 ) -> Captured:
     """Record `loss(model, *args, **kwargs)` and its gradients.
 
     loss: by default the model is called, and its result is the loss, or has it as `loss`.
     trainable: which parameters get a gradient, by default those that require one.
     dynamic_shapes: for each of `args`, None or a dict from dimension to `torch.export.Dim`.
+    on: the device on which operations are recorded, by default where the tensors are.
 
     Raises CaptureError: the model cannot be traced, or keeps state where a trace cannot follow.
     """
@@ -89,8 +91,8 @@ def capture(
     tied = _tied(model)
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     batch = _Batch.of(signature(model, loss), tuple(args), dict(kwargs or {}))
-    mode, values, ranges = _fakes(batch.tensors, dynamic_shapes)
-    owned = {name: _fake(value, mode) for name, value in {**parameters, **buffers}.items()}
+    mode, values, ranges = _fakes(batch.tensors, dynamic_shapes, on)
+    owned = {name: _fake(value, mode, on) for name, value in {**parameters, **buffers}.items()}
     may_train = trainable or (lambda parameter: True)
     candidates = [name for name, p in parameters.items() if p.requires_grad and may_train(p)]
     specs = [_spec(InputKind.PARAMETER, "p_", name) for name in parameters]
@@ -183,12 +185,12 @@ def signature(model: nn.Module, loss: Loss | None) -> inspect.Signature:
 
 
 def _fakes(
-    tensors: list[torch.Tensor], dynamic_shapes: Sequence[Any] | None
+    tensors: list[torch.Tensor], dynamic_shapes: Sequence[Any] | None, on: torch.device | None
 ) -> tuple[FakeTensorMode, list[torch.Tensor], dict[Any, Any]]:
     """Tensors of the same types without memory, their mode, and the ranges of symbolic sizes."""
     if dynamic_shapes is None:
         mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-        return mode, [_fake(tensor, mode) for tensor in tensors], {}
+        return mode, [_fake(tensor, mode, on) for tensor in tensors], {}
 
     class Symbols(nn.Module):
         """Torch's exporter gives equal `Dim`s one symbol, and knows their ranges."""
@@ -203,9 +205,10 @@ def _fakes(
     return mode, values, dict(program.range_constraints)
 
 
-def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+def _fake(tensor: torch.Tensor, mode: FakeTensorMode, on: torch.device | None = None) -> torch.Tensor:
+    device = on or tensor.device
     with mode:
-        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     return empty.requires_grad_(tensor.requires_grad)
 
 

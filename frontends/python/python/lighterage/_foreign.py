@@ -94,7 +94,10 @@ class Calls:
         try:
             # Modes of PyTorch belong to threads, and this is one of the runtime's.
             with torch.no_grad():
-                call.run([from_dlpack(operand) for operand in operands], [from_dlpack(result) for result in results])
+                places = [from_dlpack(result) for result in results]
+                call.run([from_dlpack(operand) for operand in operands], places)
+            if places[0].is_cuda:
+                torch.cuda.current_stream(places[0].device).synchronize()
         except Exception as error:
             raise Error(f"{call.label}: {type(error).__name__}: {error}") from error
 
@@ -251,7 +254,7 @@ class _Call:
         kwargs = {a.name: node.kwargs[a.name] for a in target._schema.arguments if a.name in node.kwargs}
         arguments = fx.node.map_arg((node.args, kwargs), operand)
         for value in tensors:
-            if value.device.type != "cpu" or value.dtype not in TYPES or _why_not(value):
+            if value.device.type not in ("cpu", "cuda") or value.dtype not in TYPES or _why_not(value):
                 kind = f"{str(value.dtype).removeprefix('torch.')} on {value.device}"
                 raise _Refusal(f"a tensor of it, {kind}, cannot be lent to PyTorch")
         leaves, spec = pytree.tree_flatten(arguments)
@@ -262,12 +265,16 @@ class _Call:
         """Compute the results."""
 
         def given(leaf: Any) -> Any:
+            if isinstance(leaf, torch.device):
+                # Where it was traced. A model that was on the CPU then may be on a GPU now.
+                return results[0].device
             if not isinstance(leaf, _Operand):
                 return leaf
             tensor = operands[leaf.number]
             if leaf.strides is None:
                 return tensor
-            return torch.empty_strided(tensor.shape, leaf.strides, dtype=tensor.dtype).copy_(tensor)
+            empty = torch.empty_strided(tensor.shape, leaf.strides, dtype=tensor.dtype, device=tensor.device)
+            return empty.copy_(tensor)
 
         args, kwargs = pytree.tree_unflatten([given(leaf) for leaf in self.leaves], self.spec)
         if self.out is not None:

@@ -71,6 +71,15 @@ class Joint:
     constants: list[torch.Tensor]
     nodes: int
 
+    def given(self) -> list[tuple[str, torch.Tensor]]:
+        """Names and types of what the graph reads: those on a GPU, if any are.
+
+        A graph for a GPU may also read numbers that are on the CPU.
+        """
+        holders = [node for node in self.graph.nodes if node.op == "placeholder"]
+        tensors = [(node.name, node.meta["val"]) for node in holders]
+        return [(name, tensor) for name, tensor in tensors if tensor.is_cuda] or tensors
+
 
 def joint(gm: fx.GraphModule, n_forward: int, static: set[int], paths: dict[int, str]) -> Joint | None:
     """Describe a graph whose first results are the forward's. None if it computes nothing: its results are its inputs.
@@ -294,7 +303,7 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """The same values at an address that kernels can work on."""
     if tensor.is_contiguous() and tensor.data_ptr() % ALIGN == 0:
         return tensor
-    room = torch.empty(tensor.numel() * tensor.element_size() + ALIGN, dtype=torch.uint8)
+    room = torch.empty(tensor.numel() * tensor.element_size() + ALIGN, dtype=torch.uint8, device=tensor.device)
     start = -room.data_ptr() % ALIGN
     place = room[start : start + tensor.numel() * tensor.element_size()].view(tensor.dtype).view(tensor.shape)
     return place.copy_(tensor)

@@ -206,10 +206,37 @@ def lent(machine: Machine, kind: str, name: str) -> torch.Tensor:
     return tensor
 
 
-def _memory(tensor: torch.Tensor) -> memoryview:
-    """A tensor's memory, which the tensor keeps alive. A few bytes are read and written so without a call of torch."""
-    n = tensor.nbytes
-    return memoryview((ctypes.c_char * n).from_address(tensor.data_ptr())).cast("B") if n else memoryview(b"")
+def write_bytes(tensor: torch.Tensor, data: bytes) -> None:
+    """Write all bytes of a tensor."""
+    if tensor.device.type == "cpu":
+        ctypes.memmove(tensor.data_ptr(), data, tensor.nbytes)
+    else:
+        tensor.copy_(torch.frombuffer(bytearray(data), dtype=tensor.dtype).view(tensor.shape))
+
+
+class Cell:
+    """A few bytes of a step's memory. On the host they are read and written without a call of torch."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        # The tensor keeps the memory alive.
+        self._tensor = tensor
+        self._memory: memoryview | None = None
+        if tensor.device.type == "cpu":
+            array = ctypes.c_char * tensor.nbytes
+            self._memory = memoryview(array.from_address(tensor.data_ptr())).cast("B") if tensor.nbytes else memoryview(b"")
+
+    def read(self) -> bytes:
+        """The bytes."""
+        if self._memory is None:
+            return Cell(self._tensor.cpu()).read()
+        return bytes(self._memory)
+
+    def write(self, data: bytes) -> None:
+        """Replace the bytes."""
+        if self._memory is None:
+            write_bytes(self._tensor, data)
+        else:
+            self._memory[:] = data
 
 
 class Hyper:
@@ -218,8 +245,8 @@ class Hyper:
     def __init__(self, optimizer: torch.optim.Optimizer, machine: Machine) -> None:
         inputs = {group: _HYPER + (f".{group}" if group else "") for group in range(len(optimizer.param_groups))}
         # A group in which nothing is trained has no input.
-        self._tensors = {g: lent(machine, "input", name) for g, name in inputs.items() if name in machine.inputs}
-        self.memory = {group: _memory(tensor) for group, tensor in self._tensors.items()}
+        self.rows = {g: Cell(lent(machine, "input", name)) for g, name in inputs.items() if name in machine.inputs}
+        """The options of each group."""
 
 
 class State:
@@ -230,7 +257,7 @@ class State:
     ) -> None:
         """paths: the trained parameters, by the path of their state."""
         self._optimizer, self._kind, self._options = optimizer, kind, options
-        self._trained_groups = list(Hyper(optimizer, machine).memory)
+        self._trained_groups = list(Hyper(optimizer, machine).rows)
         # The options of the last step, as they were read, and what they became.
         self._options_read: list[list[Any]] = []
         self._rows: list[tuple[int, bytes]] = []
@@ -252,12 +279,12 @@ class State:
         }
         self._parameters: dict[str, nn.Parameter] = paths
         self._count = lent(machine, "state", _STEP) if _STEP in states else torch.zeros((), dtype=torch.int64)
-        self._count_memory = _memory(self._count)
+        self._count_cell = Cell(self._count)
         # Torch has the count for each parameter. These are views of one tensor, so that one write sets all.
         self._counts = torch.zeros(len(paths), dtype=kind.count_type)
-        self._counts_memory = _memory(self._counts)
+        self._counts_cell = Cell(self._counts)
         self._views = list(self._counts)
-        self._seen = bytes(self._counts_memory)
+        self._seen = self._counts_cell.read()
         self._members = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
         # Where all was when it was last adopted.
         self._state: dict[Any, Any] | None = None
@@ -282,7 +309,7 @@ class State:
             self._options_read = options if is_fixed else []
         # Always, because the step may have used the memory of its inputs for other tensors.
         for group, row in self._rows:
-            hyper.memory[group][:] = row
+            hyper.rows[group].write(row)
 
     def _take_options(self, groups: list[dict[str, Any]], probe: bool) -> None:
         if kind_of(self._optimizer) != self._kind and self._kind != MOMENTUM:
@@ -361,20 +388,20 @@ class State:
 
     def _take_count(self) -> None:
         """The count is torch's if the user changed it, by a load or a step of the optimizer itself."""
-        if self._counts_memory == self._seen:
+        if self._counts_cell.read() == self._seen:
             return
         counts = self._counts.tolist()
         if counts.count(counts[0]) != len(counts):
             raise StaleError("parameters differ in their number of steps; the compiled step has one count for all")
         self._count.fill_(int(counts[0]))
-        self._seen = bytes(self._counts_memory)
+        self._seen = self._counts_cell.read()
 
     def stepped(self) -> None:
         """Tell the user's optimizer, and its schedulers, that a step was made."""
         if self._kind.counts_steps:
-            count = int.from_bytes(self._count_memory, sys.byteorder)
+            count = int.from_bytes(self._count_cell.read(), sys.byteorder)
             self._seen = struct.pack("q" if self._kind.of_large else "f", count) * len(self._views)
-            self._counts_memory[:] = self._seen
+            self._counts_cell.write(self._seen)
         if self._masters:
             self._versions = [parameter._version for parameter in self._parameters.values()]
         # Schedulers warn if they see no call of `step` before their own.

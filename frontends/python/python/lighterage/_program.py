@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import _foreign, _kernels, _lighterage
+from . import _device, _foreign, _kernels, _lighterage
 from ._joint import ALIGN, Joint, Result, Source, aligned
 from ._lighterage import Arenas
 from ._stats import counts
@@ -20,8 +20,11 @@ logger = logging.getLogger("lighterage")
 
 # As `torch.empty_strided` and `Tensor.data_ptr`. A backward makes a tensor for each gradient, and this takes a fraction
 # of the time; inductor's programs call it too.
-_empty: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
-_empty = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
+_Empty = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
+_empty_on: dict[str, _Empty] = {
+    "cpu": torch._C._dynamo.guards._empty_strided_cpu,  # type: ignore[attr-defined]
+    "cuda": torch._C._dynamo.guards._empty_strided_cuda,  # type: ignore[attr-defined]
+}
 _data_ptr = torch.Tensor.data_ptr
 
 
@@ -41,7 +44,7 @@ class Options:
     budget: str | int | float | None = None
     strict: bool = False
     fallback: str = "torch"
-    device: str = "cpu"
+    device: str | None = None
     host: str | None = None
     kernels: str = "auto"
     planner: str = "auto"
@@ -71,13 +74,20 @@ class Program:
 
     def __init__(self, described: Joint, options: Options) -> None:
         self._joint = described
+        given = described.given()
+        self._place = place = _device.Place.of(given, options.device)
+        # Where the caller's tensors are.
+        self._on = on = given[0][1].device if given else torch.device("cpu")
+        self._empty = _empty_on[on.type]
+        described.constants[:] = [aligned(constant.to(on)) for constant in described.constants]
         _foreign.check(described.graph)
         calls = _foreign.Calls(described.graph, options.fallback)
         self.plan = _lighterage.compile(
             described.file,
             optimizer="none",
             budget=options.budget,
-            device=options.device,
+            device=place.device,
+            gpu=place.gpu,
             host=options.host,
             kernels=options.kernels,
             planner=options.planner,
@@ -91,10 +101,10 @@ class Program:
         results = [*described.forward, *(value for _, value in described.mutations), *described.backward]
         like = {result.output: result.like for result in results if result.output is not None}
         self._outputs = [[_made_of(like[name]) for name in names] for names in self.arenas.outputs]
-        self._forward = _Results(described.forward, self.arenas.outputs[0])
+        self._forward = _Results(described.forward, self.arenas.outputs[0], on)
         self._mutations = [index for index, _ in described.mutations]
-        self._mutated = _Results([value for _, value in described.mutations], self.arenas.outputs[0])
-        self._backward = _Results(described.backward, self.arenas.outputs[1])
+        self._mutated = _Results([value for _, value in described.mutations], self.arenas.outputs[0], on)
+        self._backward = _Results(described.backward, self.arenas.outputs[1], on)
         self._random = self.arenas.is_random
         late_states = [described.states[name] for name in self.arenas.read_late]
         returned = [r.source for r in described.backward if r.source is not None]
@@ -103,9 +113,10 @@ class Program:
         self.saved = sorted({source.index for source in late})
         states = [described.states[name] for name in self.arenas.states]
         staged: dict[int, torch.Tensor] = {}
-        self._states = _States(states, {s.index: s.index for s in states}, described.constants, staged)
+        rest = (described.constants, staged, on)
+        self._states = _States(states, {s.index: s.index for s in states}, *rest)
         at = {index: i for i, index in enumerate(self.saved)}
-        self._late_states = _States(late_states, at, described.constants, staged)
+        self._late_states = _States(late_states, at, *rest)
         changed = {index for index, _ in described.mutations} & set(self.saved)
         if changed:
             raise Unsupported(f"the backward reads a tensor that the forward changes (primals_{min(changed) + 1})")
@@ -124,7 +135,8 @@ class Program:
         held: list[torch.Tensor] = []
         states = self._states.addresses(primals)
         inputs = [self._address(self._find(source, primals, ()), held) for source in self._inputs[0]]
-        made = list(starmap(_empty, self._outputs[0]))
+        made = list(starmap(self._empty, self._outputs[0]))
+        self._place.settle()
         seed = int(torch.randint(2**62, ())) if self._random else 0
         ticket = self.arenas.forward(states, inputs, list(map(_data_ptr, made)), seed)
         results = self._filled(self._forward, made, primals, ())
@@ -140,7 +152,8 @@ class Program:
         held: list[torch.Tensor] = []
         states = self._late_states.addresses(saved)
         inputs = [self._address(self._find(source, primals, tangents), held) for source in self._inputs[1]]
-        made = list(starmap(_empty, self._outputs[1]))
+        made = list(starmap(self._empty, self._outputs[1]))
+        self._place.settle()
         self.arenas.backward(number, states, inputs, list(map(_data_ptr, made)))
         return self._filled(self._backward, made, primals, tangents)
 
@@ -151,8 +164,8 @@ class Program:
 
     def _address(self, tensor: torch.Tensor, held: list[torch.Tensor]) -> int:
         """The address of a tensor with its elements in order; `held` keeps a copy that this needs."""
-        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-            tensor = tensor.detach().contiguous().resolve_conj().resolve_neg()
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg() or tensor.device != self._on:
+            tensor = tensor.detach().to(self._on).contiguous().resolve_conj().resolve_neg()
             held.append(tensor)
         return tensor.data_ptr()
 
@@ -172,8 +185,13 @@ class _States:
         at: dict[int, int],
         constants: list[torch.Tensor],
         staged: dict[int, torch.Tensor],
+        on: torch.device,
     ) -> None:
-        """At: where each primal is in the list that a call gets. staged: copies of primals, for both parts."""
+        """At: where each primal is in the list that a call gets. staged: copies of primals, for both parts.
+
+        on: where kernels read them.
+        """
+        self._on = on
         self._sources, self._at, self._constants, self._staged = sources, at, constants, staged
         self._addresses: list[int] = []
         # The addresses of the last call, by their index in its list, in the form that torch compares.
@@ -197,7 +215,7 @@ class _States:
             tensor = primals[index]
             known[index] = tensor.data_ptr()
             indices.append(index)
-            if tensor.data_ptr() % ALIGN or not tensor.is_contiguous():
+            if tensor.data_ptr() % ALIGN or not tensor.is_contiguous() or tensor.device != self._on:
                 tensor, is_staged = self._copied(source.index, tensor), True
             addresses.append(tensor.data_ptr())
         # A copy is made anew at each call.
@@ -206,7 +224,7 @@ class _States:
     def _copied(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
         # One copy for all calls: addresses of states should not change.
         if index not in self._staged:
-            self._staged[index] = aligned(tensor.detach().contiguous())
+            self._staged[index] = aligned(tensor.detach().to(self._on).contiguous())
         staged = self._staged[index]
         staged.copy_(tensor.detach())
         return staged
@@ -226,12 +244,15 @@ def _made_of(like: torch.Tensor | None) -> _Made:
 class _Results:
     """How the results of a part come about: most are outputs of the plan."""
 
-    def __init__(self, results: list[Result], outputs: list[str]) -> None:
+    def __init__(self, results: list[Result], outputs: list[str], on: torch.device) -> None:
+        """on: where outputs are."""
         index = {name: i for i, name in enumerate(outputs)}
         # Constants stand behind the outputs.
         self._constants: list[Any] = []
         self._order: list[int] = []
         self._strides: list[tuple[int, tuple[int, ...]]] = []
+        # The results that a program expects elsewhere.
+        self._devices: dict[int, torch.device] = {}
         self.given: list[tuple[int, Source]] = []
         """Which results are tensors that the part was given."""
         for i, result in enumerate(results):
@@ -244,18 +265,22 @@ class _Results:
             self._order.append(index[result.output])
             if not result.like.is_contiguous():
                 self._strides.append((i, tuple(result.like.stride())))
+            if result.like.device != on:
+                self._devices[i] = result.like.device
 
     def of(self, made: list[torch.Tensor]) -> list[Any]:
         """The results, without those that were given."""
         found = list(map([*made, *self._constants].__getitem__, self._order))
         for i, strides in self._strides:
             found[i] = _laid_out(found[i], strides)
+        for i, device in self._devices.items():
+            found[i] = found[i].to(device)
         return found
 
 
 def _laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """The same values with these strides. Where a stride is 0, all elements along the dimension are one."""
-    result = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+    result = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     place = result
     for dim, stride in enumerate(strides):
         if stride == 0 and tensor.shape[dim] > 1:

@@ -14,8 +14,10 @@ Numbers = tuple[float, float, float, int]
 SCALE, TRACKER = "optimizer.scale", "optimizer.growth_tracker"
 
 
-def scaler_of(precision: str, given: GradScaler | None) -> GradScaler | None:
+def scaler_of(precision: str, given: GradScaler | None, device: str = "cpu") -> GradScaler | None:
     """The scaler of a step: the given one, or one with PyTorch's defaults if the precision needs one.
+
+    device: torch's name of what the model is on.
 
     Raises Error: one is given that the precision does not use, or that is not enabled.
     """
@@ -23,9 +25,9 @@ def scaler_of(precision: str, given: GradScaler | None) -> GradScaler | None:
         if given is not None:
             raise Error(f"scaler: precision={precision!r} does not scale the loss; precision='fp16' does")
         return None
-    scaler = GradScaler("cpu") if given is None else given
+    scaler = GradScaler(device) if given is None else given
     if not scaler.is_enabled():
-        raise Error("scaler: it is not enabled, and fp16 needs a scaled loss; GradScaler('cpu') is enabled")
+        raise Error(f"scaler: it is not enabled, and fp16 needs a scaled loss; GradScaler({device!r}) is enabled")
     return scaler
 
 

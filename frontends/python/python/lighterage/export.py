@@ -153,6 +153,7 @@ def export_joint(
     attention: Attention = "fused",
     trainable: Callable[[nn.Parameter], bool] | None = None,
     dynamic_shapes: Sequence[Any] | None = None,
+    on: torch.device | None = None,
 ) -> Step:
     """Trace the loss of `model(*args, **kwargs)`, and its gradients.
 
@@ -161,13 +162,15 @@ def export_joint(
     attention: "math" spells attention out; "fused" keeps one operation forward and one backward.
     trainable: which parameters get a gradient, by default all that require one.
     dynamic_shapes: for each of `args`, None or a dict from dimension to `torch.export.Dim`.
+    on: the device on which operations are recorded, by default where the tensors are.
 
     Raises CaptureError, with the path of a module and a remedy where they are known.
     """
     with contextlib.ExitStack() as stack:
         if attention == "math":
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        captured = capture(model, args, kwargs, loss=loss, trainable=trainable, dynamic_shapes=dynamic_shapes)
+        shapes = dynamic_shapes
+        captured = capture(model, args, kwargs, loss=loss, trainable=trainable, dynamic_shapes=shapes, on=on)
         with quiet():
             lowered = _lower(captured, _decompositions(level))
             program = _program(captured, lowered)

@@ -25,7 +25,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.utils import _pytree as pytree
 
-from . import _base, _check, _foreign, _kernels, _lighterage, _micro, _optimizer, _scaler
+from . import _base, _check, _device, _foreign, _kernels, _lighterage, _micro, _optimizer, _scaler
 from ._capture import Loss, call_model
 from ._guard import Batch, Guard
 from ._lighterage import Machine, Plan
@@ -48,7 +48,7 @@ def plan(
     *,
     example: Example,
     budget: Budget = None,
-    device: str = "cpu",
+    device: str | None = None,
     host: str | None = None,
     planner: str = "auto",
     clip_grad_norm: float | None = None,
@@ -63,7 +63,8 @@ def plan(
     """Plan a training step for a machine, without running it. A weightless model (`export.weightless`) is enough.
 
     optimizer: of torch or `lighterage.optim`, or the compiler's name of one: `adamw`, `adamw-8bit`, `lion`, `none`, ..
-    device: a name of `lighterage.devices()`, or the path of a `.toml` file.
+    device: a name of `lighterage.devices()`, the path of a `.toml` file, or a GPU of this machine, such as `cuda`; by
+        default what the model is on.
     precision: as of `compile`; with `tf32`, a GPU may round the factors of f32 products to TF32. With `fp16`, the scale
         of the loss has the defaults of torch's GradScaler.
     The others are those of `compile`. Calls that have no kernel are planned, and listed in `plan.unsupported`.
@@ -72,6 +73,7 @@ def plan(
     """
     name = optimizer if isinstance(optimizer, str) else _optimizer.kind_of(optimizer).name
     _check_loss(loss_fn)
+    place = _place(model, device)
     planning = _Planning(
         model,
         loss_fn,
@@ -80,7 +82,7 @@ def plan(
         _batches(accumulate),
         {
             "optimizer": name,
-            "device": device,
+            "device": place.device,
             # Planning needs no generator.
             "kernels": "generated",
             "clip_norm": clip_grad_norm,
@@ -90,9 +92,10 @@ def plan(
             "rounding": rounding,
             "base": base,
             **({} if isinstance(optimizer, str) else _groups(optimizer, model)),
-            "command": f"lighterage.plan(..., optimizer={name!r}, budget={budget!r}, device={device!r})",
+            "command": f"lighterage.plan(..., optimizer={name!r}, budget={budget!r}, device={place.device!r})",
         },
         {"budget": budget, "host": host, "planner": planner},
+        place.on,
     )
     return planning.plan(planning.number(micro_batches))
 
@@ -104,7 +107,7 @@ def compile(
     *,
     example: Example,
     budget: Budget = None,
-    device: str = "cpu",
+    device: str | None = None,
     host: str | None = None,
     kernels: str = "auto",
     planner: str = "auto",
@@ -125,7 +128,7 @@ def compile(
 ) -> Step:
     """Compile a whole training step: forward, backward, clipping and update, within a budget of memory.
 
-    model: on the CPU, in the mode (`train()` or `eval()`) in which it is to be trained.
+    model: on the CPU or on a GPU of NVIDIA, in the mode (`train()` or `eval()`) in which it is to be trained.
     optimizer: SGD, Adam, AdamW, Adafactor or Muon of torch, or one of `lighterage.optim`. Its options are read before
         each step.
     loss_fn: `loss_fn(model, *args, **kwargs)` gives a scalar. By default the model returns it, or a result with `loss`.
@@ -133,10 +136,13 @@ def compile(
         are those of all batches.
     budget: bytes (`"20GiB"`, `4096`), or a share of what keeping everything needs (`"60%"`, `0.6`); by default the
         device's memory. It covers parameters, moments and activations.
-    device: the machine that is planned for, a name of `lighterage.devices()` or a `.toml` file. The step runs on this
-        machine's CPU in any case.
+    device: what is planned for: by default what the model is on. A name of `lighterage.devices()` or a `.toml` file
+        changes the plan, and not what runs it. `cuda`, or `cuda:1`, is a GPU of this machine, which also runs the step
+        of a model on the CPU: so the model need not fit into the GPU's memory. Parameters and moments then move to
+        where the plan has them, most to the GPU.
     host: the limit of the memory on the other side of the device's link, such as `"64GiB"`.
-    kernels: `generated`, `plain`, or `auto`, which generates them if the kernel generator is installed.
+    kernels: `generated`, `plain`, or `auto`, which generates them if the kernel generator is installed. A GPU needs
+        generated ones.
     planner: `auto`, `keep`, `greedy`, `offload` or `protrain`.
     clip_grad_norm: the largest norm over all gradients, as in `torch.nn.utils.clip_grad_norm_`.
     accumulate: how many batches a step takes, one after the other, in the memory of one. Its gradients and its loss are
@@ -177,15 +183,17 @@ def compile(
         raise Error(f"max_plans={max_plans!r}: it is a number of plans, from 1")
     if base != "whole" and max_plans > 1:
         raise Error(f"max_plans={max_plans}: matrices are encoded for one plan; with base={base!r} there is one")
-    scaler = _scaler.scaler_of(precision, scaler)
+    place = _place(model, device)
+    on_gpu = place.gpu is not None and torch.cuda.is_available()
+    scaler = _scaler.scaler_of(precision, scaler, "cuda" if on_gpu else "cpu")
     args, kwargs = _arguments(example)
     _check_loss(loss_fn)
-    _check_cpu(model)
     start = time.perf_counter()
     n_batches, trained = _batches(accumulate), _trained_by(optimizer)
     options: dict[str, Any] = {
         "optimizer": kind.name,
-        "device": device,
+        "device": place.device,
+        "gpu": place.gpu,
         "kernels": kernels,
         "clip_norm": clip_grad_norm,
         "reduction": reduction,
@@ -195,12 +203,12 @@ def compile(
         "rounding": rounding,
         "base": base,
         **_groups(optimizer, model),
-        "command": f"lighterage.compile(..., budget={budget!r}, device={device!r})",
+        "command": f"lighterage.compile(..., budget={budget!r}, device={place.device!r})",
     }
 
     def planning_of(batch: _micro.Arguments) -> _Planning:
         limits = {"budget": budget, "host": host, "planner": planner}
-        return _Planning(model, loss_fn, trained, batch, n_batches, options, limits)
+        return _Planning(model, loss_fn, trained, batch, n_batches, options, limits, place.on)
 
     planning = planning_of((args, kwargs))
     parts = planning.number(micro_batches)
@@ -222,7 +230,9 @@ def compile(
     )
     seed = int(torch.randint(2**62, ())) if seed is None else seed
     batch = Batch(model, loss_fn, args, kwargs)
-    step = Step(model, optimizer, loss_fn, plan, machine, batch, kind, accumulate, parts, seed, scaler)
+    step = Step(model, optimizer, loss_fn, plan, machine, batch, kind, accumulate, parts, seed, scaler, place)
+    # The model's former memory.
+    place.give_back()
     matrices = _base.Base(model, machine, keep=check)
     step.base = matrices.paths
     random = calls.is_random or any(kind == "rng" and path != _optimizer.RNG for path, kind in machine.states)
@@ -327,7 +337,9 @@ class Step:
         micro_batches: int,
         seed: int,
         scaler: GradScaler | None,
+        place: _device.Place,
     ) -> None:
+        self._place = place
         self.scaler, self.base = scaler, []
         self.plan, self.check, self._turn = plan, None, threading.Lock()
         self._accumulate, self._parts = accumulate, micro_batches
@@ -431,12 +443,15 @@ class Step:
             leaves = [leaf for batch in batches for part in _micro.cut(batch, self._parts) for leaf in part]
         for i, view in run.inputs:
             view.copy_(leaves[i])
+        self._place.settle()
         run.machine.step()
         # What the user computed of the former values cannot be differentiated any more, and autograd says so.
         torch.autograd.graph.increment_version(self._changed)
 
     def _loss_of_its_own(self, run: _Run) -> torch.Tensor:
         """The loss in memory that no step uses."""
+        if run.loss.device.type != "cpu":
+            return run.loss.clone()
         if not self._spare:
             # Several at a time: after a step, one call of torch takes as long as ten calls in a row.
             with torch.inference_mode(False):
@@ -502,13 +517,19 @@ class Step:
         clip_norm: float | None,
         types: set[torch.dtype],
         half: torch.dtype | None,
-    ) -> _check.Check:
+    ) -> _check.Check | None:
         """Run one step and compare it with eager's. Parameters, buffers and moments are left as they were.
 
         types: of what was traced. half: the step computes as in autocast to this type, and so does eager mode.
 
         Raises MismatchError: the step is further from eager than rounding explains.
         """
+        devices = {bound.tensor.device for bound in self._bound}
+        if len(devices) > 1:
+            logger.info("not compared with eager: a part of the model is in the host's memory")
+            return None
+        on = next(iter(devices), torch.device("cpu"))
+        args, kwargs = _device.moved((args, kwargs), on)
         eager = _check.Eager(
             self._model,
             self._loss_fn or call_model,
@@ -518,8 +539,14 @@ class Step:
             self._accumulate,
             is_sum=self.plan.loss_kind == "sum",
         )
-        with torch.autocast("cpu", half or torch.bfloat16, enabled=half is not None):
-            outcome = eager.run().clipped(clip_norm)
+        try:
+            with torch.autocast(on.type, half or torch.bfloat16, enabled=half is not None):
+                outcome = eager.run().clipped(clip_norm)
+        except torch.OutOfMemoryError:
+            logger.warning("not compared with eager: eager mode needs more memory of the GPU than the step leaves")
+            return None
+        finally:
+            self._place.give_back()
         types = types | ({half} if half else set())
         probe = self._probe(run, args, kwargs)
         return _check.check(probe, outcome, lambda: eager.exact().clipped(clip_norm), types)
@@ -592,7 +619,7 @@ def _check_of_twin(
         torch.optim.SGD(trained, lr=0.0),
         loss_fn,
         example=example,
-        kernels="plain",
+        kernels="auto" if next(twin.parameters()).is_cuda else "plain",
         planner="keep",
         clip_grad_norm=clip_grad_norm,
         accumulate=accumulate,
@@ -615,8 +642,13 @@ class _Planning:
         batches: int,
         options: dict[str, Any],
         limits: dict[str, Any],
+        on: torch.device,
     ) -> None:
-        """batch: an example. batches: how many a step takes. options, limits: of the native `compile`."""
+        """batch: an example. batches: how many a step takes. options, limits: of the native `compile`.
+
+        on: where the model was before it had a step.
+        """
+        self._on = on
         self._model, self._loss_fn, self._trainable, self._batch = model, loss_fn, trainable, batch
         self._batches, self._options, self._limits = batches, options, limits
         # The last number, and what was traced for it.
@@ -629,7 +661,8 @@ class _Planning:
         """
         if self._last is None or self._last[0] != n:
             args, kwargs = _micro.first(self._batch, n)
-            traced = export_joint(self._model, args, kwargs, loss=self._loss_fn, trainable=self._trainable)
+            loss, trainable, on = self._loss_fn, self._trainable, self._on
+            traced = export_joint(self._model, args, kwargs, loss=loss, trainable=trainable, on=on)
             _foreign.check(traced.program.graph)
             self._last = n, traced
         return self._last[1]
@@ -751,7 +784,7 @@ def _check_loss(loss_fn: Loss | None) -> None:
         )
 
 
-def _check_cpu(model: nn.Module) -> None:
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.device.type != "cpu":
-            raise Error(f"{name} is on {tensor.device}; steps run on the CPU so far: model.cpu()")
+def _place(model: nn.Module, device: str | None) -> _device.Place:
+    """Where the step of a model runs. Weightless parameters are nowhere."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return _device.Place.of([(name, tensor) for name, tensor in tensors if not tensor.is_meta], device)

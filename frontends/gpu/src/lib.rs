@@ -1,37 +1,62 @@
-//! The GPUs of this machine, and which machine that `--device` knows describes them.
+//! The GPUs of this machine, as devices to plan for: the command line's and Python's `cuda:0`.
 
-use crate::failure::Failure;
-use crate::size::{rate, short};
 use codegen::kernels::Target;
 use ir::Device;
 use passes::devices;
+use report::size::{rate, short};
 use runtime::cuda::{self, Driver, DriverError, Found};
 use runtime::profile;
 
+/// Why there is no such device.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("device {device}: {why}")]
+pub struct Error {
+    device: String,
+    why: String,
+}
+
+impl Error {
+    fn new(device: impl Into<String>, why: impl ToString) -> Error {
+        Error {
+            device: device.into(),
+            why: why.to_string(),
+        }
+    }
+
+    fn of(number: u32, why: impl ToString) -> Error {
+        Error::new(format!("cuda:{number}"), why)
+    }
+}
+
 /// A GPU's number from `cuda` or `cuda:1`; `None` for other names of devices.
-pub(crate) fn number(name: &str) -> Option<Result<u32, Failure>> {
+///
+/// # Errors
+/// It is no number.
+pub fn number(name: &str) -> Option<Result<u32, Error>> {
     if name == "cuda" {
         return Some(Ok(0));
     }
     let number = name.strip_prefix("cuda:")?;
     Some(number.parse().map_err(|_| {
-        Failure::Input(format!(
-            "--device {name}: cuda:0 is the first GPU; `lighterage devices` lists them"
-        ))
+        Error::new(
+            name,
+            "cuda:0 is the first GPU; `lighterage devices` lists them",
+        )
     }))
 }
 
 /// A GPU of this machine, as the planner sees it.
-pub(crate) struct Here {
+#[derive(Clone, Debug)]
+pub struct Here {
     /// The GPU.
-    pub(crate) found: Found,
+    pub found: Found,
     /// Its figures. The memory is what is free beside the driver's context, and the link's rate is
     /// measured.
-    pub(crate) device: Device,
+    pub device: Device,
     /// Memory of the context and of other programs, bytes.
-    pub(crate) taken: u64,
+    pub taken: u64,
     /// True if no known machine describes it: times are those of a similar one.
-    pub(crate) is_similar: bool,
+    pub is_similar: bool,
 }
 
 /// Planned memory is a multiple of this, so that small changes of what is free change no plan.
@@ -41,14 +66,16 @@ const SPARE: u64 = 128 << 20;
 
 impl Here {
     /// The GPU of a number.
-    pub(crate) fn find(number: u32) -> Result<Here, Failure> {
-        let refused = |e: DriverError| Failure::Input(format!("--device cuda:{number}: {e}"));
+    ///
+    /// # Errors
+    /// There is no such GPU, its driver refuses, or no kernels are generated for it.
+    pub fn find(number: u32) -> Result<Here, Error> {
+        let refused = |e: DriverError| Error::of(number, e);
         let mut all = Found::all(&Driver::open(None).map_err(refused)?).map_err(refused)?;
         let n = all.len();
         if number as usize >= n {
-            return Err(Failure::Input(format!(
-                "--device cuda:{number}: this machine has {n} GPUs, counted from 0"
-            )));
+            let why = format!("this machine has {n} GPUs, counted from 0");
+            return Err(Error::of(number, why));
         }
         let found = all.swap_remove(number as usize);
         let driver = Driver::open(None).map_err(refused)?;
@@ -72,7 +99,7 @@ impl Here {
     }
 
     /// What is to be known beside the plan.
-    pub(crate) fn note(&self) -> String {
+    pub fn note(&self) -> String {
         let Found { number, name, .. } = &self.found;
         let like = match self.is_similar {
             true => format!(
@@ -108,13 +135,13 @@ fn two_digits(rate: f64) -> f64 {
 }
 
 /// The machines that `--device` knows by name.
-pub(crate) fn known() -> Vec<Device> {
+pub fn known() -> Vec<Device> {
     let named = |name| devices::named(name).expect("a machine that comes with Lighterage reads");
     devices::names().into_iter().map(named).collect()
 }
 
 /// The known machine that describes a GPU, if any.
-pub(crate) fn described<'a>(known: &'a [Device], gpu: &Found) -> Option<&'a Device> {
+pub fn described<'a>(known: &'a [Device], gpu: &Found) -> Option<&'a Device> {
     let words = |text: &str| text.to_uppercase().replace([' ', '-', '_'], "");
     let name = words(&gpu.name);
     let model = |device: &&Device| {
@@ -136,7 +163,7 @@ fn target(gpu: &Found) -> Option<Target> {
 
 /// The known GPU that is most like another: of its architecture or the newest one before, and with
 /// about its memory.
-fn similar<'a>(known: &'a [Device], gpu: &Found) -> Result<&'a Device, Failure> {
+fn similar<'a>(known: &'a [Device], gpu: &Found) -> Result<&'a Device, Error> {
     let older = known.iter().filter_map(|d| d.sm.map(|sm| (sm, d)));
     let older = older.filter(|(sm, _)| *sm <= gpu.sm);
     let like = older.max_by_key(|(sm, device)| {
@@ -144,10 +171,8 @@ fn similar<'a>(known: &'a [Device], gpu: &Found) -> Result<&'a Device, Failure> 
         (*sm, u64::MAX - difference)
     });
     let unsupported = || {
-        Failure::Input(format!(
-            "--device cuda:{}: no kernels are generated for {}, sm_{}",
-            gpu.number, gpu.name, gpu.sm
-        ))
+        let why = format!("no kernels are generated for {}, sm_{}", gpu.name, gpu.sm);
+        Error::of(gpu.number, why)
     };
     match (like, target(gpu)) {
         (Some((_, device)), Some(_)) => Ok(device),
