@@ -61,8 +61,8 @@ papers: setup ## write docs/papers.md: figures and tables of five papers, theirs
 accuracy: build ## compare predicted with measured peaks and step times; needs `make venv`
 	$(PYTHON) benches/accuracy.py
 
-native: setup ## build the Python package's native module where its tests find it
-	$(CARGO) build --locked -p lighterage-python
+native: setup ## build the native module of the Python package, and what its tests use in the place of a GPU
+	$(CARGO) build --locked -p lighterage-python -p lighterage-standin -p lighterage-mlir
 	install target/debug/lib_lighterage.so $(python)/python/lighterage/_lighterage.abi3.so
 
 # With zig, whose linker knows the symbols of every glibc, the wheel runs on each Linux of the last ten years.

@@ -8,7 +8,8 @@ usage: gpu_torch.py fixtures MODELS NAME ... --out FOLDER
 `fixtures` runs the exported graphs MODELS/NAME/joint_core.pt2 on the device with PyTorch's AdamW. It writes
 NAME-init.safetensors, and FOLDER/losses.json with the losses of 20 steps. `gpt2` trains the model of examples/gpt2 at
 the sizes of a GPT-2. It writes its initial weights and batches, if they are not there, and prints one JSON object:
-losses, the step's time in ms, and the peak of memory. `rates` prints products, copies and attention.
+losses, the step's time in ms, and the peak of memory. Its way is PyTorch's, or one of Lighterage's: `step` is
+lighterage.compile, `backend` is torch.compile(backend="lighterage"). `rates` prints products, copies and attention.
 """
 
 from __future__ import annotations
@@ -108,6 +109,38 @@ def serve_memory(path: str) -> None:
     torch.cuda.memory.change_current_allocator(allocator)
 
 
+def stepped(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    example: tuple[torch.Tensor, ...],
+    args: argparse.Namespace,
+) -> tuple[Callable[..., torch.Tensor], Callable[[], dict[str, Any]]]:
+    """What a step calls, and figures of its plans afterwards."""
+    if args.way in ("eager", "compile"):
+        return (torch.compile(model) if args.way == "compile" else model), dict
+    sys.path.insert(0, str(ROOT / "frontends/python/python"))
+    import lighterage
+
+    if args.way == "step":
+        step = lighterage.compile(
+            model, optimizer, example=example, budget=args.budget, precision=args.precision, check=args.check
+        )
+
+        def of_step() -> dict[str, Any]:
+            peaks = {"planned_bytes": step.plan.peak, "measured_bytes": step.measured_peak}
+            return {**peaks, "predicted_ms": step.plan.micros / 1e3, "check": step.check and vars(step.check)}
+
+        return step, of_step
+    from lighterage.backend import backend
+
+    def of_graphs() -> dict[str, Any]:
+        stats = lighterage.stats()
+        return {"planned_bytes": [plan.peak for plan in stats.plans], "eager_graphs": stats.eager_graphs}
+
+    options = {"budget": args.budget, "strict": True}
+    return torch.compile(model, backend=functools.partial(backend, options=options)), of_graphs
+
+
 def gpt2(args: argparse.Namespace) -> None:
     """Train it."""
     from model import Config, Gpt2
@@ -143,8 +176,9 @@ def gpt2(args: argparse.Namespace) -> None:
     batches = {name: tensor.to(DEVICE) for name, tensor in load_file(data).items()}
     fused = DEVICE == "cuda"
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, fused=fused)
-    step: Callable[..., torch.Tensor] = torch.compile(model) if args.way == "compile" else model
     half = torch.autocast(DEVICE, torch.bfloat16) if args.precision == "bf16" else contextlib.nullcontext()
+    example = tuple(batches[f"batch.0.{name}"] for name in ("input_ids", "labels"))
+    step, planned = stepped(model, optimizer, example, args)
     losses, times = [], []
     for k in range(args.steps):
         ids, labels = (batches[f"batch.{k % N_BATCHES}.{name}"] for name in ("input_ids", "labels"))
@@ -152,11 +186,14 @@ def gpt2(args: argparse.Namespace) -> None:
             torch.cuda.reset_peak_memory_stats()
         synchronize()
         start = time.perf_counter()
-        optimizer.zero_grad(set_to_none=True)
-        with half:
+        if args.way == "step":
             loss = step(ids, labels)
-        loss.backward()
-        optimizer.step()
+        else:
+            optimizer.zero_grad(set_to_none=True)
+            with half:
+                loss = step(ids, labels)
+            loss.backward()
+            optimizer.step()
         synchronize()
         times.append((time.perf_counter() - start) * 1e3)
         losses.append(loss.item())
@@ -165,6 +202,7 @@ def gpt2(args: argparse.Namespace) -> None:
         result["ms"] = median(times[WARM_UP:])
         result["least_ms"] = min(times[WARM_UP:])
     result["first_ms"] = times[0]
+    result |= planned()
     if DEVICE == "cuda":
         free, total = torch.cuda.mem_get_info()
         result["used_bytes"] = total - free
@@ -258,7 +296,9 @@ def main() -> None:
     two.add_argument("--precision", choices=["f32", "bf16"], default="bf16")
     two.add_argument("--deterministic", action="store_true", help="the same bits in every run")
     two.add_argument("--allocator", help="liblighterage_alloc.so, which serves the device's memory")
-    two.add_argument("--way", choices=["eager", "compile"], default="eager")
+    two.add_argument("--way", choices=["eager", "compile", "step", "backend"], default="eager")
+    two.add_argument("--budget", help="of Lighterage's ways")
+    two.add_argument("--check", action="store_true", help="compare the step with eager mode first")
     three = modes.add_parser("export")
     three.add_argument("out", type=Path)
     for mode in (two, three):

@@ -62,6 +62,7 @@ ALONE = {
     "times": 120,
     "gpt2": 240,
     "compiled": 120,
+    "python": 150,
     "memory": 60,
     "allocator": 120,
     "link": 60,
@@ -414,6 +415,35 @@ class Run:
                 if not off <= 2e-3 * max(result["losses"]):
                     result["error"] = f"{lit}: losses differ by {off}"
         return result
+
+    def python(self, seconds: float) -> dict[str, Any]:
+        """GPT-2 124M in bf16 by the Python package: whole steps, and the backend of torch.compile."""
+        packed = [self.folder / f"_lighterage.abi3.so{end}" for end in ("", ".xz")]
+        if not any(path.exists() for path in packed) or not self.has_torch or "LIGHTERAGE_MLIR" not in os.environ:
+            return {"skipped": "no _lighterage.abi3.so, no kernel generator, or no PyTorch"}
+        shutil.copy(unpacked(packed[0]), ROOT / "frontends/python/python/lighterage")
+        end, result, wrong = time.monotonic() + seconds, {}, []
+        common = ["gpt2", "--out", str(self.scratch), "--batch", str(GPT2["bf16"])]
+        expected = self.found.get("compiled", {}).get("losses")
+        for way, budgets in (("step", (None, "60%")), ("backend", (None, "50%"))):
+            for budget in budgets:
+                # One comparison with eager mode is enough: it takes long.
+                more = ["--budget", budget] if budget else ["--check"]
+                args = [*common, "--way", way, "--steps", "15", *more]
+                name = f"{way} {budget or '100%'}"
+                try:
+                    each = result[name] = self.peer(max(1.0, end - time.monotonic()), *args)
+                except (SectionError, subprocess.TimeoutExpired) as error:
+                    wrong.append(f"{name}: {error}")
+                    continue
+                if expected:
+                    off = max(abs(a - b) for a, b in zip(each["losses"], expected, strict=False))
+                    each["difference"] = off
+                    if not off <= 2e-3 * max(expected):
+                        wrong.append(f"{name}: losses differ by {off}")
+                if way == "step" and each["measured_bytes"] != each["planned_bytes"]:
+                    wrong.append(f"{name}: {each['measured_bytes']} bytes measured, {each['planned_bytes']} planned")
+        return {**result, "error": "; ".join(wrong)} if wrong else result
 
     def compiling(self, seconds: float) -> dict[str, Any]:
         """Fills the cache of torch.compile, which takes processors and not the GPU."""

@@ -5,7 +5,7 @@
 #   scripts/gpu.sh run [OUT.json] [SECTION ...]    there, with Python and NVIDIA's driver; torch is optional
 #   scripts/gpu.sh --dry [OUT.json]                both, on the library that replaces the driver in tests
 #
-# .gpu has the stripped command, the kernel generator and the run-time allocator (compressed), kernels with stored
+# .gpu has the stripped command, the kernel generator, the run-time allocator and Python's module (compressed), kernels with stored
 # results, compiled steps of tiny models, of a GPT-2 124M if PYTHON names a Python with PyTorch, and of the models given
 # at three budgets: less than 40 MiB. git ignores it. DEVICE is the machine that models are planned for (h100).
 # LIGHTERAGE names a command that is built already, STANDIN the library that replaces the driver.
@@ -21,7 +21,7 @@ pack() {
     rm -rf "$folder"
     mkdir -p "$folder"
     if [ -z "${LIGHTERAGE:-}" ]; then
-        cargo build --release --locked -p lighterage-cli -p lighterage-mlir -p lighterage-alloc
+        cargo build --release --locked -p lighterage-cli -p lighterage-mlir -p lighterage-alloc -p lighterage-python
         LIGHTERAGE=target/release/lighterage
     fi
     export LIGHTERAGE
@@ -37,7 +37,10 @@ pack() {
             cp "$(dirname "$LIGHTERAGE")/$each" "$folder/$each"
             strip "$folder/$each"
         done
-        xz -9 -T0 -f "$folder"/kernels/* "$folder"/*.pt2 "$folder/lighterage" "$folder/lighterage-mlir"
+        cp "$(dirname "$LIGHTERAGE")/lib_lighterage.so" "$folder/_lighterage.abi3.so"
+        strip "$folder/_lighterage.abi3.so"
+        xz -9 -T0 -f "$folder"/kernels/* "$folder"/*.pt2 "$folder/lighterage" "$folder/lighterage-mlir" \
+            "$folder/_lighterage.abi3.so"
     fi
     size=$(du -sm "$folder" | cut -f1)
     echo "$folder: $size MiB"

@@ -334,8 +334,10 @@ impl Shares {
             return one(MOST_THREADS, None);
         }
         // A multiprocessor has room for 64 warps and for 32 blocks: a warp with little to load
-        // should not be a block of its own.
+        // should not be a block of its own. Warps without a row would read a number of the whole
+        // tensor while the row's warp writes a result in its place.
         let is_short = threads(slots) == WARP && slots == 1 && sums == 0;
+        let is_short = is_short && plan.space.rows() >= SHORT;
         Shares {
             threads: threads(slots),
             slots: Some(slots),

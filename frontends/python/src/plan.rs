@@ -109,7 +109,10 @@ fn kind_of_kernels(given: &str, on_gpu: bool) -> PyResult<Kernels> {
         });
     }
     let all = [Kernels::Plain, Kernels::Generated];
-    chosen("kernels", given, &all, Kernels::name)
+    match chosen("kernels", given, &all, Kernels::name)? {
+        Kernels::Plain if on_gpu => Err(error("kernels: a GPU has no plain ones; leave it out")),
+        kind => Ok(kind),
+    }
 }
 
 /// Compiles a traced step, the bytes of a joint `.pt2` file.

@@ -832,6 +832,8 @@ impl Backend for Cuda {
         options: &Options,
         foreign: Option<Arc<dyn Foreign>>,
     ) -> Result<Box<dyn Backend>, Error> {
+        // The calling thread may be another than the one that loaded this step.
+        self.device.bind().map_err(|e| broken(&e))?;
         let other = Cuda::of_device(self.device.clone(), options, self.options.clone())?;
         let mut other = other.calling(foreign);
         other.host.share(&self.host);

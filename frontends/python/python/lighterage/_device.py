@@ -51,13 +51,18 @@ class Place:
 
     def settle(self) -> None:
         """Wait for what torch has queued on the GPU, so that a step finds it done."""
-        if self.gpu is not None and torch.cuda.is_initialized():
+        if self.gpu is not None and _is_used():
             torch.cuda.current_stream(self.gpu).synchronize()
 
     def give_back(self) -> None:
         """Let the GPU's driver have the memory that torch has freed and keeps."""
-        if self.gpu is not None and torch.cuda.is_initialized():
+        if self.gpu is not None and _is_used():
             torch.cuda.empty_cache()
+
+
+def _is_used() -> bool:
+    """Whether torch has done something on a GPU."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def number(device: str | None) -> int | None:

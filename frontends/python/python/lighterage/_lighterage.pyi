@@ -102,7 +102,7 @@ class Plan:
         """A page for the browser that shows the whole plan."""
 
     def load(self, threads: int | None = None, beside: Machine | None = None) -> Machine:
-        """The step in memory, on this machine's processor.
+        """The step in memory, on this machine's processor or its GPU.
 
         threads: how many share a kernel, by default all that the process may use.
         beside: the machine of the plan that it was planned beside. Both have one memory, and run in turn.
@@ -247,6 +247,7 @@ def compile(
     base: str = "whole",
     whole_groups: set[int] | None = None,
     beside: Plan | None = None,
+    gpu: int | None = None,
     command: str = "",
 ) -> Plan:
     """Compile a traced step, the bytes of a joint `.pt2` file.
@@ -259,7 +260,8 @@ def compile(
     reduction, master, rounding, base: as of `lighterage.compile`.
     whole_groups: the groups whose moments are f32 where the optimizer has codes.
     beside: the plan of a step on larger batches in whose memory this one is to run, in turn with it.
-    calls: for a step that is to run, on this machine's processor. It gets the calls without a kernel (operator, node,
+    gpu: the number of the GPU that runs the step; without it, this machine's processor does.
+    calls: for a step that is to run. It gets the calls without a kernel (operator, node,
         module, reason), and raises an exception or returns what computes them: `compute(node, operands, results)`,
         with capsules of DLPack. Without it, the step is planned for the device.
 

@@ -223,7 +223,8 @@ class Cell:
         self._memory: memoryview | None = None
         if tensor.device.type == "cpu":
             array = ctypes.c_char * tensor.nbytes
-            self._memory = memoryview(array.from_address(tensor.data_ptr())).cast("B") if tensor.nbytes else memoryview(b"")
+            is_empty = tensor.nbytes == 0
+            self._memory = memoryview(b"" if is_empty else array.from_address(tensor.data_ptr())).cast("B")
 
     def read(self) -> bytes:
         """The bytes."""

@@ -1,0 +1,260 @@
+"""Steps on a GPU, which is simulated: the same losses as on the processor, within the budget."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from lighterage import _device, _program, optim
+from lighterage.backend import backend
+from standin import Gpu
+from standin import gpu as simulated
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+
+import lighterage as lt
+
+BATCH = torch.randint(50, (2, 2, 8), generator=torch.Generator().manual_seed(0)).unbind(0)
+
+
+@pytest.fixture(scope="module", name="gpu")
+def _gpu() -> Iterator[Gpu]:
+    with simulated() as gpu:
+        yield gpu
+        assert not gpu.races()
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch._dynamo.reset()
+    lt.reset()
+
+
+class Net(nn.Module):
+    """An embedding, two layers with a norm and dropout, and the loss over a small vocabulary."""
+
+    def __init__(self, dropout: float = 0.0, function: Callable[[torch.Tensor], torch.Tensor] = torch.tanh) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.first, self.norm = nn.Embedding(50, 32), nn.Linear(32, 64), nn.LayerNorm(64)
+        self.second, self.dropout, self.function = nn.Linear(64, 50), nn.Dropout(dropout), function
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        hidden = self.function(self.first(self.embedding(ids)))
+        logits = self.second(self.dropout(self.norm(hidden)))
+        return F.cross_entropy(logits.view(-1, 50), labels.view(-1))
+
+
+def trained(model: nn.Module, n: int = 4, batch: Any = BATCH, **options: Any) -> tuple[lt.Step, list[float]]:
+    optimizer = options.pop("optimizer", torch.optim.AdamW)(model.parameters(), lr=1e-2)
+    step = lt.compile(model, optimizer, example=batch, seed=3, **options)
+    return step, [step(*batch).item() for _ in range(n)]
+
+
+# Whole steps ---------------------------------------------------------------------------------------------------------
+
+
+def test_losses_are_the_processors_and_equal_bits_at_every_budget(gpu: Gpu) -> None:
+    _, expected = trained(Net())
+    found = []
+    for budget in (None, "80%", "50%"):
+        model = Net()
+        step, losses = trained(model, device="cuda", budget=budget)
+        assert losses == pytest.approx(expected, abs=1e-5)
+        assert step.measured_peak == step.plan.peak
+        assert step.check is not None
+        found.append((losses, model.first.weight.tolist()))
+    assert found[1:] == found[:1] * 2
+
+
+def test_model_and_optimizer_are_the_steps_bytes(gpu: Gpu) -> None:
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    step = lt.compile(model, optimizer, example=BATCH, device="cuda")
+    step(*BATCH)
+    state = optimizer.state[model.first.weight]
+    assert int(state["step"]) == 1 and float(state["exp_avg"].abs().sum()) > 0
+    # A step of PyTorch's, and then one of ours on what it left.
+    twin = copy.deepcopy(model)
+    twins = torch.optim.AdamW(twin.parameters(), lr=1e-2)
+    twins.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for each, owner in ((model, optimizer), (twin, twins)):
+        each(*BATCH).backward()
+        owner.step()
+        owner.zero_grad()
+    assert step(*BATCH).item() == pytest.approx(twin(*BATCH).item(), abs=1e-5)
+    assert int(state["step"]) == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "bf16"},
+        {"precision": "fp16"},
+        {"clip_grad_norm": 0.1},
+        {"micro_batches": 2},
+        {"optimizer": optim.AdamW8bit},
+        {"optimizer": torch.optim.Adafactor},
+        {"optimizer": lambda parameters, lr: torch.optim.SGD(parameters, lr, momentum=0.9)},
+    ],
+    ids=["bf16", "fp16", "clipped", "micro-batches", "8-bit", "adafactor", "momentum"],
+)
+def test_options_mean_the_same(gpu: Gpu, options: dict[str, Any]) -> None:
+    (_, expected), (step, losses) = trained(Net(), **options), trained(Net(), device="cuda", **options)
+    tolerance = 2e-2 if "precision" in options else 1e-3
+    assert losses == pytest.approx(expected, abs=tolerance)
+    assert step.measured_peak == step.plan.peak
+
+
+def test_batches_accumulate(gpu: Gpu) -> None:
+    losses = []
+    for device in (None, "cuda"):
+        model = Net()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        step = lt.compile(model, optimizer, example=BATCH, accumulate=3, device=device)
+        losses.append([step([BATCH] * 3).item() for _ in range(3)])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
+
+
+def test_smaller_batches_share_the_memory(gpu: Gpu) -> None:
+    losses = []
+    small = tuple(tensor[:1] for tensor in BATCH)
+    for device in (None, "cuda"):
+        step, found = trained(Net(), device=device, max_plans=2)
+        losses.append([*found, step(*small).item(), step(*BATCH).item()])
+        assert len(step.plans) == 2
+        assert step.measured_peak == step.plan.peak
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
+
+
+def test_dropout_repeats_with_its_seed(gpu: Gpu) -> None:
+    expected = trained(Net(0.2))[1]
+    assert trained(Net(0.2), device="cuda", budget="60%")[1] == pytest.approx(expected, abs=1e-5)
+
+
+def test_frozen_matrices_have_codes(gpu: Gpu) -> None:
+    losses = []
+    for device in (None, "cuda"):
+        model = Net()
+        for parameter in (model.first.weight, model.second.weight):
+            parameter.requires_grad_(False)
+        step, found = trained(model, device=device, base="nf4")
+        assert sorted(step.base) == ["first.weight", "second.weight"]
+        losses.append(found)
+    assert losses[1] == pytest.approx(losses[0], abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:PyTorch computes")
+def test_pytorch_computes_what_has_no_kernel(gpu: Gpu) -> None:
+    (plain, expected), (step, losses) = (trained(Net(function=torch.special.i0e), device=d) for d in (None, "cuda"))
+    assert plain.plan.externs and [call[:2] for call in step.plan.externs] == [call[:2] for call in plain.plan.externs]
+    assert losses == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(lt.Unsupported, match="i0e"):
+        trained(Net(function=torch.special.i0e), device="cuda", fallback="error")
+
+
+def test_what_no_step_can_have_is_refused_by_name(gpu: Gpu) -> None:
+    for options, why in (
+        ({"device": "cuda:7"}, "this machine has 1 GPUs"),
+        ({"device": "cuda", "kernels": "plain"}, "a GPU has no plain ones"),
+        ({"device": "cuda", "budget": 4096}, "no plan"),
+    ):
+        with pytest.raises(lt.Error, match=why):
+            trained(Net(), **options)
+    with pytest.raises(lt.Error, match="index 99"):
+        step, _ = trained(Net(), device="cuda")
+        step(BATCH[0] + 99 - BATCH[0], BATCH[1])
+
+
+# Where a step runs ---------------------------------------------------------------------------------------------------
+
+
+def test_a_step_runs_where_its_model_is() -> None:
+    def on(*devices: str) -> list[tuple[str, torch.Tensor]]:
+        with FakeTensorMode():
+            return [(f"p{i}", torch.empty(1, device=device)) for i, device in enumerate(devices)]
+
+    of = _device.Place.of
+    assert (of(on("cpu"), None).device, of(on("cpu"), None).gpu) == ("cpu", None)
+    assert (of(on("cuda:1", "cuda:1"), None).device, of(on("cuda:1"), None).gpu) == ("cuda:1", 1)
+    # What is planned for does not change what runs it, unless it is a GPU of this machine.
+    assert (of(on("cpu"), "h100").device, of(on("cpu"), "h100").gpu) == ("h100", None)
+    assert (of(on("cuda:1"), "h100").device, of(on("cuda:1"), "h100").gpu) == ("h100", 1)
+    assert (of(on("cpu"), "cuda").device, of(on("cpu"), "cuda").gpu) == ("cuda", 0)
+    for devices, device, why in (
+        (("cuda:1",), "cuda:0", "the model is on cuda:1"),
+        (("cpu", "cuda:0"), None, "p0 is on cpu and p1 on cuda:0"),
+        (("xpu:0",), None, "p0 is on xpu:0"),
+    ):
+        with pytest.raises(lt.Error, match=why):
+            of(on(*devices), device)
+
+
+# The backend of torch.compile ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="tensors")
+def _tensors(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """What a step makes for PyTorch lies in the GPU's memory."""
+    monkeypatch.setitem(_program._empty_on, "cpu", gpu.empty)
+    return gpu
+
+
+def losses_of(model: nn.Module, on: Gpu | None, n: int = 4, **options: Any) -> list[float]:
+    put: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.clone if on is None else on.copy
+    for parameter in model.parameters():
+        parameter.data = put(parameter)
+    given = {"strict": True, **({} if on is None else {"device": "cuda"}), **options}
+    compiled: Any = torch.compile(model, backend=backend, options=given)
+    optimizer, batch = torch.optim.AdamW(model.parameters(), lr=1e-2), [put(tensor) for tensor in BATCH]
+    losses = []
+    torch.manual_seed(5)
+    for _ in range(n):
+        loss = compiled(*batch)
+        loss.backward(put(torch.ones(())))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_graphs_of_torch_compile_run_on_the_gpu(tensors: Gpu, dropout: float) -> None:
+    expected = losses_of(Net(dropout), None)
+    for budget in (None, "75%"):
+        torch._dynamo.reset()
+        lt.reset()
+        assert losses_of(Net(dropout), tensors, budget=budget) == pytest.approx(expected, abs=1e-5)
+        stats = lt.stats()
+        assert (stats.graphs, stats.eager_graphs, stats.arenas) == (1, 0, 1)
+        (plan,) = stats.plans
+        # Nothing crosses the link but what the plan swaps.
+        assert budget is not None or plan.swapped_bytes == 0
+
+
+def test_two_forwards_may_wait_for_their_backwards(tensors: Gpu) -> None:
+    results = []
+    for on in (None, tensors):
+        torch._dynamo.reset()
+        put: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.clone if on is None else on.copy
+        model = Net()
+        for parameter in model.parameters():
+            parameter.data = put(parameter)
+        options = {"strict": True, "budget": "75%", "device": None if on is None else "cuda"}
+        compiled: Any = torch.compile(model, backend=backend, options=options)
+        first, second = (compiled(*map(put, batch)) for batch in (BATCH, BATCH[::-1]))
+        for loss in (second, first):
+            loss.backward(put(torch.ones(())))
+        results.append([model.first.weight.grad.clone(), model.embedding.weight.grad.clone()])
+    for found, expected in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+
+
+def test_parameters_that_the_gpu_cannot_read_are_refused(tensors: Gpu) -> None:
+    compiled: Any = torch.compile(Net(), backend=backend, options={"device": "cuda", "strict": True})
+    with pytest.raises(lt.Error, match="not in the GPU's memory"):
+        compiled(*map(tensors.copy, BATCH))
