@@ -105,7 +105,7 @@ def serve_memory(path: str) -> None:
         ("set_record_stream_fn", "lighterage_record_stream"),
         ("set_reset_fn", "lighterage_empty_cache"),
     ):
-        getattr(allocator.allocator(), setter)(ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
+        getattr(allocator.allocator(), setter)(ctypes.cast(getattr(library, name), ctypes.c_void_p).value)  # type: ignore[no-untyped-call]
     torch.cuda.memory.change_current_allocator(allocator)
 
 
@@ -192,7 +192,7 @@ def gpt2(args: argparse.Namespace) -> None:
             optimizer.zero_grad(set_to_none=True)
             with half:
                 loss = step(ids, labels)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         synchronize()
         times.append((time.perf_counter() - start) * 1e3)
@@ -229,7 +229,7 @@ def export(args: argparse.Namespace) -> None:
 
 def millis(does: Callable[[], Any], rounds: int = 20) -> float:
     """The median time of a call on the device, by its clock."""
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(rounds)]
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(rounds)]  # type: ignore[no-untyped-call]
     for _ in range(3):
         does()
     for start, end in events:

@@ -1,4 +1,4 @@
-"""A GPU that is simulated: the library that replaces NVIDIA's driver in tests, with memory that PyTorch's CPU can use."""
+"""A simulated GPU: the library that replaces NVIDIA's driver in tests, with memory that PyTorch's CPU can use."""
 
 from __future__ import annotations
 

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from lighterage import _device, _program, optim
+from lighterage._capture import draws_in_attention
+from lighterage._joint import joint
 from lighterage.backend import backend
 from standin import Gpu
 from standin import gpu as simulated
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
+from torch.utils.dlpack import from_dlpack
 
 import lighterage as lt
+from lighterage import _device, _program, optim
 
 BATCH = torch.randint(50, (2, 2, 8), generator=torch.Generator().manual_seed(0)).unbind(0)
 
@@ -77,7 +82,8 @@ def test_model_and_optimizer_are_the_steps_bytes(gpu: Gpu) -> None:
     step = lt.compile(model, optimizer, example=BATCH, device="cuda")
     step(*BATCH)
     state = optimizer.state[model.first.weight]
-    assert int(state["step"]) == 1 and float(state["exp_avg"].abs().sum()) > 0
+    assert int(state["step"]) == 1
+    assert float(state["exp_avg"].abs().sum()) > 0
     # A step of PyTorch's, and then one of ours on what it left.
     twin = copy.deepcopy(model)
     twins = torch.optim.AdamW(twin.parameters(), lr=1e-2)
@@ -151,7 +157,8 @@ def test_frozen_matrices_have_codes(gpu: Gpu) -> None:
 @pytest.mark.filterwarnings("ignore:PyTorch computes")
 def test_pytorch_computes_what_has_no_kernel(gpu: Gpu) -> None:
     (plain, expected), (step, losses) = (trained(Net(function=torch.special.i0e), device=d) for d in (None, "cuda"))
-    assert plain.plan.externs and [call[:2] for call in step.plan.externs] == [call[:2] for call in plain.plan.externs]
+    assert plain.plan.externs
+    assert [call[:2] for call in step.plan.externs] == [call[:2] for call in plain.plan.externs]
     assert losses == pytest.approx(expected, abs=1e-5)
     with pytest.raises(lt.Unsupported, match="i0e"):
         trained(Net(function=torch.special.i0e), device="cuda", fallback="error")
@@ -165,9 +172,9 @@ def test_what_no_step_can_have_is_refused_by_name(gpu: Gpu) -> None:
     ):
         with pytest.raises(lt.Error, match=why):
             trained(Net(), **options)
+    step, _ = trained(Net(), device="cuda")
     with pytest.raises(lt.Error, match="index 99"):
-        step, _ = trained(Net(), device="cuda")
-        step(BATCH[0] + 99 - BATCH[0], BATCH[1])
+        step(torch.full_like(BATCH[0], 99), BATCH[1])
 
 
 # Where a step runs ---------------------------------------------------------------------------------------------------
@@ -244,12 +251,12 @@ def test_two_forwards_may_wait_for_their_backwards(tensors: Gpu) -> None:
         model = Net()
         for parameter in model.parameters():
             parameter.data = put(parameter)
-        options = {"strict": True, "budget": "75%", "device": None if on is None else "cuda"}
+        options: dict[str, Any] = {"strict": True, "budget": "75%", "device": None if on is None else "cuda"}
         compiled: Any = torch.compile(model, backend=backend, options=options)
         first, second = (compiled(*map(put, batch)) for batch in (BATCH, BATCH[::-1]))
         for loss in (second, first):
             loss.backward(put(torch.ones(())))
-        results.append([model.first.weight.grad.clone(), model.embedding.weight.grad.clone()])
+        results.append([parameter.grad for parameter in model.parameters()])
     for found, expected in zip(results[1], results[0], strict=True):
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
 
@@ -258,3 +265,100 @@ def test_parameters_that_the_gpu_cannot_read_are_refused(tensors: Gpu) -> None:
     compiled: Any = torch.compile(Net(), backend=backend, options={"device": "cuda", "strict": True})
     with pytest.raises(lt.Error, match="not in the GPU's memory"):
         compiled(*map(tensors.copy, BATCH))
+
+
+# Operators that PyTorch has on GPUs alone ----------------------------------------------------------------------------
+
+aten = torch.ops.aten
+
+
+def flash(q: Any, k: Any, v: Any, dy: Any) -> Any:
+    out, lse, *lengths, state, unused, _ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)
+    rest = (out, lse, *lengths, 0.0, True, state, unused)
+    return out, *aten._scaled_dot_product_flash_attention_backward(dy, q, k, v, *rest)
+
+
+def efficient(q: Any, k: Any, v: Any, dy: Any) -> Any:
+    out, lse, seed, offset = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, True)
+    rest = (None, out, lse, seed, offset, 0.0, [True, True, True, False], True)
+    return out, *aten._scaled_dot_product_efficient_attention_backward(dy, q, k, v, *rest)[:3]
+
+
+def cudnn(q: Any, k: Any, v: Any, dy: Any) -> Any:
+    out, lse, *lengths, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True)
+    rest = (out, lse, seed, offset, None, *lengths, 0.0, True)
+    return out, *aten._scaled_dot_product_cudnn_attention_backward(dy, q, k, v, *rest)
+
+
+def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
+    leaves = q, k, v = [tensor.float().requires_grad_() for tensor in (q, k, v)]
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return [out, *torch.autograd.grad(out, leaves, dy.float())]
+
+
+def rms(x: Any, weight: Any, _: Any, dy: Any) -> Any:
+    out, rstd = aten._fused_rms_norm(x, [x.shape[-1]], weight, 1e-6)
+    return out, *aten._fused_rms_norm_backward(dy, x, [x.shape[-1]], rstd, weight, [True, True])
+
+
+def plain_rms(x: torch.Tensor, weight: torch.Tensor, _: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
+    leaves = [x.float().requires_grad_(), weight.float().requires_grad_()]
+    out = F.rms_norm(leaves[0], [x.shape[-1]], leaves[1], 1e-6)
+    return [out, *torch.autograd.grad(out, leaves, dy.float())]
+
+
+@pytest.mark.parametrize(
+    ("function", "reference", "dtype"),
+    [
+        (flash, plain, torch.bfloat16),
+        (efficient, plain, torch.float32),
+        (efficient, plain, torch.bfloat16),
+        (cudnn, plain, torch.bfloat16),
+        (rms, plain_rms, torch.float32),
+        (rms, plain_rms, torch.bfloat16),
+    ],
+)
+def test_operators_of_gpus_are_planned(
+    tensors: Gpu, monkeypatch: pytest.MonkeyPatch, function: Any, reference: Any, dtype: torch.dtype
+) -> None:
+    shapes: list[tuple[int, ...]] = [(2, 3, 20, 16)] * 4
+    if function is rms:
+        shapes[1] = (16,)
+    with FakeTensorMode():
+        fakes = [torch.empty(shape, device="cuda", dtype=dtype) for shape in shapes]
+        graph = make_fx(function)(*fakes)
+    holders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for node, name in zip(holders, ("primals_1", "primals_2", "primals_3", "tangents_1"), strict=True):
+        node._rename(name)
+    described = joint(graph, 1, set(), {})
+    assert described is not None
+    # The tensors that it is run on are the CPU's.
+    monkeypatch.setattr(described, "given", lambda: [("q", torch.empty(0))])
+    program = _program.Program(described, _program.Options(device="cuda", fallback="error"))
+    assert not program.plan.unsupported
+    torch.manual_seed(0)
+    values = [torch.randn(shape).to(dtype) for shape in shapes]
+    given = [tensors.copy(value) for value in values]
+    results, ticket = program.forward(given[:3])
+    number = int(from_dlpack(ticket))
+    gradients = program.backward(number, [given[i] for i in program.saved], [given[3]])
+    tolerance = 1e-4 if dtype is torch.float32 else 3e-2
+    for found, expected in zip([*results, *gradients], reference(*values), strict=True):
+        torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_attention_that_draws_is_recognised() -> None:
+    for p in (0.0, 0.1):
+        with FakeTensorMode():
+            q = torch.empty(1, 2, 8, 16, device="cuda", dtype=torch.bfloat16)
+            by_cudnn = {"attn_bias": None, "compute_log_sumexp": True, "dropout_p": p}
+            calls = [
+                partial(aten._scaled_dot_product_flash_attention, dropout_p=p),
+                partial(aten._scaled_dot_product_cudnn_attention, **by_cudnn),
+            ]
+            graphs = [make_fx(call)(q, q, q).graph for call in calls]
+        # What Dynamo records.
+        graph = torch.fx.Graph()
+        node = graph.placeholder("q")
+        graph.call_function(torch._C._nn.scaled_dot_product_attention, (node, node, node), {"dropout_p": p})
+        assert [draws_in_attention(each) for each in [*graphs, graph]] == [p > 0] * 3

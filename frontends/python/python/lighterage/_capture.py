@@ -29,6 +29,7 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import stateless
 from torch.utils import _pytree as pytree
 
@@ -101,6 +102,9 @@ def capture(
     step = _Step(model, loss or call_model, batch, list(owned), candidates)
     with _unchanged(model, step.stand_ins), _without_checkpointing(model):
         graph = _record(step, [*owned.values(), *values], mode)
+        if draws_in_attention(graph.graph):
+            with sdpa_kernel(SDPBackend.MATH):
+                graph = _record(step, [*owned.values(), *values], mode)
     _refuse_calls(graph.graph)
     inputs = [Input(spec, value) for spec, value in zip(specs, [*owned.values(), *values], strict=True)]
     state = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
@@ -435,6 +439,27 @@ def _record(step: _Step, values: Sequence[torch.Tensor], mode: FakeTensorMode) -
             node.meta["custom"] = dict(node.meta.get("custom") or {"phase": "fwd", "path": ""})
             node.meta.setdefault("seq_nr", -1)
     return graph
+
+
+def draws_in_attention(graph: fx.Graph) -> bool:
+    """Whether an attention that is one operation drops some of its weights, as it may on a GPU.
+
+    Which ones only PyTorch's kernel knows. Attention in parts has a dropout that is an operation like any other.
+    """
+    return any(_dropout_of(node) > 0 for node in graph.nodes if node.op == "call_function")
+
+
+def _dropout_of(node: fx.Node) -> float:
+    names: tuple[str, ...]
+    if node.target is torch._C._nn.scaled_dot_product_attention:
+        names = ("query", "key", "value", "attn_mask", "dropout_p")
+    elif isinstance(node.target, torch._ops.OpOverload) and "scaled_dot_product" in node.target._schema.name:
+        names = tuple(argument.name for argument in node.target._schema.arguments)
+    else:
+        return 0.0
+    at = names.index("dropout_p") if "dropout_p" in names else len(node.args)
+    value = node.args[at] if at < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+    return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 def _refuse_calls(graph: fx.Graph) -> None:

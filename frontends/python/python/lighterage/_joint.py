@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ._capture import is_fake, quiet
 from .errors import Unsupported
-from .export import ALIASES, CHECKS, is_pure
+from .export import ALIASES, CHECKS, is_pure, written
 
 aten = torch.ops.aten
 
@@ -216,7 +216,7 @@ class _Reader:
         elif node.target not in CHECKS:
             made = self.graph.node_copy(node, lambda operand: self.made[operand])
             made.meta = {
-                "val": node.meta.get("val"),
+                "val": written(node.meta.get("val")),
                 "custom": {"path": _path(node)},
                 "seq_nr": node.meta.get("seq_nr"),
             }

@@ -251,7 +251,7 @@ class _Results:
         self._constants: list[Any] = []
         self._order: list[int] = []
         self._strides: list[tuple[int, tuple[int, ...]]] = []
-        # The results that a program expects elsewhere.
+        # The results of a GPU that a program expects on the CPU.
         self._devices: dict[int, torch.device] = {}
         self.given: list[tuple[int, Source]] = []
         """Which results are tensors that the part was given."""
@@ -265,7 +265,7 @@ class _Results:
             self._order.append(index[result.output])
             if not result.like.is_contiguous():
                 self._strides.append((i, tuple(result.like.stride())))
-            if result.like.device != on:
+            if on.type != "cpu" and result.like.device.type == "cpu":
                 self._devices[i] = result.like.device
 
     def of(self, made: list[torch.Tensor]) -> list[Any]:

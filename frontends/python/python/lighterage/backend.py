@@ -10,6 +10,7 @@ PyTorch's. Parameters are read where they are.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import operator
@@ -23,10 +24,11 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.dlpack import from_dlpack
 
 from . import _compat, _watch
-from ._capture import without_onednn
+from ._capture import draws_in_attention, without_onednn
 from ._joint import joint, module_path
 from ._program import Options, Program
 from ._stats import counts
@@ -254,7 +256,10 @@ def _compiled(gm: fx.GraphModule, inputs: list[Any], options: Options) -> Callab
         decompositions=coarse(),
         keep_inference_input_mutations=True,
     )
-    with without_onednn():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(without_onednn())
+        if draws_in_attention(gm.graph):
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         return compile(gm, inputs)
 
 

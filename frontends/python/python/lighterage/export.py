@@ -325,6 +325,8 @@ def _program(captured: Captured, lowered: fx.GraphModule) -> ExportedProgram:
     for node in graph.nodes:
         keep = {"val", "custom"} if node.op == "call_function" else {"val"}
         node.meta = {key: value for key, value in node.meta.items() if key in keep}
+        if "val" in node.meta:
+            node.meta["val"] = written(node.meta["val"])
         if node.target is operator.getitem:
             node.meta["custom"] = node.args[0].meta["custom"]
         elif "custom" in node.meta:
@@ -343,6 +345,19 @@ def _program(captured: Captured, lowered: fx.GraphModule) -> ExportedProgram:
         example_inputs=(captured.args, captured.kwargs),
         constants={name: value for name, value in captured.constants.items() if name in read},
     )
+
+
+def written(value: Any) -> Any:
+    """The type of a node's results in a file, where torch writes no uint64.
+
+    Flash attention has the state of its dropout in this type, which nothing but its own backward reads.
+    """
+
+    def known(leaf: Any) -> Any:
+        is_unknown = isinstance(leaf, torch.Tensor) and leaf.dtype == torch.uint64
+        return leaf.view(torch.int64) if is_unknown else leaf
+
+    return pytree.tree_map(known, value)
 
 
 def _outputs(graph: fx.Graph, owner: dict[fx.Node, InputSpec]) -> tuple[list[OutputSpec], list[fx.Node]]:

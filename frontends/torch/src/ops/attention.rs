@@ -17,6 +17,9 @@ pub(super) const OPS: Family = &[
     ("_scaled_dot_product_efficient_attention", |c| {
         attention(c, EFFICIENT)
     }),
+    ("_scaled_dot_product_cudnn_attention", |c| {
+        attention(c, CUDNN)
+    }),
     (
         "_scaled_dot_product_flash_attention_for_cpu_backward",
         |c| backward(c, FLASH),
@@ -26,6 +29,9 @@ pub(super) const OPS: Family = &[
     }),
     ("_scaled_dot_product_efficient_attention_backward", |c| {
         backward(c, EFFICIENT)
+    }),
+    ("_scaled_dot_product_cudnn_attention_backward", |c| {
+        backward(c, CUDNN)
     }),
 ];
 
@@ -109,6 +115,8 @@ struct Variant {
     mask: &'static str,
     /// The kernel rounds the rows of its logsumexp up, or leaves them out.
     pads_rows: bool,
+    /// The logsumexp has a last dimension, which is 1.
+    has_columns: bool,
     /// The mask's derivative is a result too, and an argument selects the results.
     has_output_mask: bool,
 }
@@ -116,12 +124,20 @@ struct Variant {
 const FLASH: Variant = Variant {
     mask: "attn_mask",
     pads_rows: false,
+    has_columns: false,
     has_output_mask: false,
+};
+
+const CUDNN: Variant = Variant {
+    mask: "attn_bias",
+    has_columns: true,
+    ..FLASH
 };
 
 const EFFICIENT: Variant = Variant {
     mask: "attn_bias",
     pads_rows: true,
+    has_columns: false,
     has_output_mask: true,
 };
 
@@ -170,6 +186,10 @@ fn attention(c: &mut Call<'_>, variant: Variant) -> Result<Results> {
             made[1] = c.pad(made[1], &[0, more], Scalar::Float(0.0))?;
         }
     }
+    if variant.has_columns && c.wanted(1).is_some() {
+        let rows = c.shape_of(made[1]);
+        made[1] = c.reshape(made[1], &[&rows[..], &[1]].concat())?;
+    }
     let mut results: Results = made.into_iter().map(Some).collect();
     for i in 2..c.n_results() {
         results.push(c.placeholder(i)?);
@@ -189,6 +209,11 @@ fn backward(c: &mut Call<'_>, variant: Variant) -> Result<Results> {
     // Only torch's kernel needs these: lengths of sequences, and the state of its dropout.
     c.ignore(&["cum_seq_q", "cum_seq_k", "max_q", "max_k"]);
     c.ignore(&["philox_seed", "philox_offset", "rng_state", "unused"]);
+    if variant.has_columns {
+        let shape = c.shape_of(logsumexp);
+        let rows = shape.strip_suffix(&[1]);
+        logsumexp = c.reshape(logsumexp, rows.ok_or("logsumexp has another rank")?)?;
+    }
     let mut wanted = vec![true; 3];
     if variant.has_output_mask {
         wanted = c.bools("grad_input_mask")?;
