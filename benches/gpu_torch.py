@@ -8,8 +8,10 @@ usage: gpu_torch.py fixtures MODELS NAME ... --out FOLDER
 `fixtures` runs the exported graphs MODELS/NAME/joint_core.pt2 on the device with PyTorch's AdamW. It writes
 NAME-init.safetensors, and FOLDER/losses.json with the losses of 20 steps. `gpt2` trains the model of examples/gpt2 at
 the sizes of a GPT-2. It writes its initial weights and batches, if they are not there, and prints one JSON object:
-losses, the step's time in ms, and the peak of memory. Its way is PyTorch's, or one of Lighterage's: `step` is
-lighterage.compile, `backend` is torch.compile(backend="lighterage"). `rates` prints products, copies and attention.
+losses, the step's time in ms, and the peak of memory. Its way is one of PyTorch's: `compile`, whose --budget is the
+share of activations that torch.compile keeps, `checkpoint` of each block, `offload` of what the backward needs. Or it
+is one of Lighterage's: `step` is lighterage.compile, `backend` is torch.compile(backend="lighterage"). `rates` prints
+products, copies and attention.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from safetensors.torch import load_file, save_file
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -109,6 +112,29 @@ def serve_memory(path: str) -> None:
     torch.cuda.memory.change_current_allocator(allocator)
 
 
+class Recomputed(torch.nn.Module):
+    """A block that keeps only its input and runs again in the backward."""
+
+    def __init__(self, block: torch.nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [batch, sequence, width]."""
+        return torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False)
+
+
+def offloaded(model: torch.nn.Module) -> Callable[..., torch.Tensor]:
+    """The model with all that its backward needs on the host."""
+
+    def forward(*batch: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.save_on_cpu(pin_memory=True):
+            loss: torch.Tensor = model(*batch)
+            return loss
+
+    return forward
+
+
 def stepped(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -116,8 +142,18 @@ def stepped(
     args: argparse.Namespace,
 ) -> tuple[Callable[..., torch.Tensor], Callable[[], dict[str, Any]]]:
     """What a step calls, and figures of its plans afterwards."""
-    if args.way in ("eager", "compile"):
-        return (torch.compile(model) if args.way == "compile" else model), dict
+    if args.way == "compile":
+        if args.budget:
+            torch._functorch.config.activation_memory_budget = float(args.budget)
+        return torch.compile(model), dict
+    if args.way == "checkpoint":
+        blocks: Iterable[torch.nn.Module] = model.blocks  # type: ignore[assignment]
+        model.blocks = torch.nn.ModuleList(map(Recomputed, blocks))
+        return model, dict
+    if args.way == "offload":
+        return offloaded(model), dict
+    if args.way == "eager":
+        return model, dict
     sys.path.insert(0, str(ROOT / "frontends/python/python"))
     import lighterage
 
@@ -197,7 +233,13 @@ def gpt2(args: argparse.Namespace) -> None:
         synchronize()
         times.append((time.perf_counter() - start) * 1e3)
         losses.append(loss.item())
-    result: dict[str, Any] = {"way": args.way, "batch": args.batch, "precision": args.precision, "losses": losses}
+    result: dict[str, Any] = {
+        "way": args.way,
+        "budget": args.budget,
+        "batch": args.batch,
+        "precision": args.precision,
+        "losses": losses,
+    }
     if len(times) > WARM_UP:
         result["ms"] = median(times[WARM_UP:])
         result["least_ms"] = min(times[WARM_UP:])
@@ -296,8 +338,9 @@ def main() -> None:
     two.add_argument("--precision", choices=["f32", "bf16"], default="bf16")
     two.add_argument("--deterministic", action="store_true", help="the same bits in every run")
     two.add_argument("--allocator", help="liblighterage_alloc.so, which serves the device's memory")
-    two.add_argument("--way", choices=["eager", "compile", "step", "backend"], default="eager")
-    two.add_argument("--budget", help="of Lighterage's ways")
+    ways = ["eager", "compile", "checkpoint", "offload", "step", "backend"]
+    two.add_argument("--way", choices=ways, default="eager")
+    two.add_argument("--budget", help="of Lighterage's ways and of torch.compile")
     two.add_argument("--check", action="store_true", help="compare the step with eager mode first")
     three = modes.add_parser("export")
     three.add_argument("out", type=Path)

@@ -63,6 +63,7 @@ ALONE = {
     "gpt2": 240,
     "compiled": 120,
     "python": 150,
+    "budgets": 300,
     "memory": 60,
     "allocator": 120,
     "link": 60,
@@ -443,6 +444,34 @@ class Run:
                         wrong.append(f"{name}: losses differ by {off}")
                 if way == "step" and each["measured_bytes"] != each["planned_bytes"]:
                     wrong.append(f"{name}: {each['measured_bytes']} bytes measured, {each['planned_bytes']} planned")
+        return {**result, "error": "; ".join(wrong)} if wrong else result
+
+    def budgets(self, seconds: float) -> dict[str, Any]:
+        """GPT-2 124M in bf16 with less memory than keeping everything needs: Lighterage's plans and PyTorch's ways."""
+        if "LIGHTERAGE_MLIR" not in os.environ or not self.manifest["gpt2"] or not self.has_torch:
+            return {"skipped": "no GPT-2 was packed, no kernel generator, or no PyTorch"}
+        end, result, wrong = time.monotonic() + seconds, {}, []
+        n = GPT2["bf16"]
+        at, model = str(self.scratch), unpacked(self.folder / f"gpt2-{n}.pt2")
+        common = ["gpt2", "--out", at, "--batch", str(n), "--steps", "12"]
+        self.peer(60, *common[:-1], "0")  # weights and batches
+        files = ["--batches", f"{at}/gpt2-{n}-batches.safetensors", "--init", f"{at}/gpt2-124m-init.safetensors"]
+        for budget in ("100%", "90%", "75%", "60%", "45%", "30%"):
+            args = [self.command, "train", str(model), "--device", "cuda", "--optimizer", "adamw", "--lr", "1e-3"]
+            args += ["--precision", "bf16", "--budget", budget, *files, "--steps", "12", "--json"]
+            try:
+                text = checked(args, max(1.0, end - time.monotonic()))
+                result[budget] = json.loads(text.splitlines()[-1])["summary"]
+            except (SectionError, subprocess.TimeoutExpired) as error:
+                wrong.append(f"{budget}: {error}")
+        ways = [("checkpoint", None), ("offload", None), *(("compile", share) for share in ("0.5", "0.2", "0.05"))]
+        for way, share in ways:
+            try:
+                more = ["--budget", share] if share else []
+                name = f"PyTorch: {way} {share or ''}".strip()
+                result[name] = self.peer(max(1.0, end - time.monotonic()), *common, "--way", way, *more)
+            except (SectionError, subprocess.TimeoutExpired) as error:
+                wrong.append(f"PyTorch, {way}: {error}")
         return {**result, "error": "; ".join(wrong)} if wrong else result
 
     def compiling(self, seconds: float) -> dict[str, Any]:

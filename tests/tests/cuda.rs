@@ -436,3 +436,40 @@ fn threads_are_bound_to_a_device() {
     assert_eq!(standin.facts().exist, 0);
     assert_eq!(standin.calls_of("cuDevicePrimaryCtxRelease_v2"), 1);
 }
+
+/// Another library of the process, such as PyTorch, may have made the context before.
+#[test]
+fn a_context_that_is_there_keeps_its_flags() {
+    let standin = Standin::new(&options(1)).unwrap();
+    drop(device(&standin).unwrap());
+    let all = standin.facts().calls;
+    let works = |fail_at: u64| {
+        standin.reset(&Options {
+            fail_at,
+            fail_with: Status::CONTEXT_IS_ACTIVE.0 as u32,
+            sticky: 0,
+            ..options(1)
+        });
+        device(&standin).is_ok()
+    };
+    // The call that sets the flags, and the last one, which gives the context back.
+    assert_eq!((1..=all).filter(|&call| works(call)).count(), 2);
+}
+
+#[test]
+fn memory_says_who_can_use_its_addresses() {
+    for unified in [0, 1] {
+        let standin = Standin::new(&Options {
+            unified,
+            ..options(1)
+        })
+        .unwrap();
+        let device = device(&standin).unwrap();
+        let block = DeviceBlock::new(&device, BYTES).unwrap();
+        assert_eq!(block.is_of_host(), unified == 1);
+        let range = block.range(0, BYTES);
+        assert!(range.address().is_multiple_of(256) && device.knows(range).unwrap());
+        drop(block);
+        assert!(!device.knows(range).unwrap(), "it was freed");
+    }
+}

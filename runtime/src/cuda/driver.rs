@@ -57,6 +57,8 @@ impl Status {
     const SUCCESS: Status = Status(0);
     /// An argument means nothing to the function.
     pub const INVALID_VALUE: Status = Status(1);
+    /// The device's primary context is in use, so that its flags cannot change.
+    pub const CONTEXT_IS_ACTIVE: Status = Status(708);
     /// There is no more memory of the kind that was wanted.
     pub const OUT_OF_MEMORY: Status = Status(2);
     /// What was asked about is not done yet.
@@ -524,7 +526,10 @@ impl Driver {
     pub(super) fn retain(&self, device: c_int) -> Result<Handle, DriverError> {
         // SAFETY: plain numbers.
         let said = unsafe { (self.functions.context_flags)(device, SCHEDULE_SPIN) };
-        self.said("cuDevicePrimaryCtxSetFlags", said)?;
+        // Another library of the process may have made the context, as PyTorch does.
+        if Status(said) != Status::CONTEXT_IS_ACTIVE {
+            self.said("cuDevicePrimaryCtxSetFlags", said)?;
+        }
         // SAFETY: the out is valid for the call.
         self.handle("cuDevicePrimaryCtxRetain", |to| unsafe {
             (self.functions.context_retain)(to, device)
