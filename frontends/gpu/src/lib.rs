@@ -6,6 +6,8 @@ use passes::devices;
 use report::size::{rate, short};
 use runtime::cuda::{self, Driver, DriverError, Found};
 use runtime::profile;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 
 /// Why there is no such device.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -89,7 +91,7 @@ impl Here {
         let mut device = like.clone();
         device.sm = target(&found).and_then(|target| target.sm());
         device.device_bytes = plannable(free);
-        device.link_bandwidth = two_digits(profile::link(&open).map_err(refused)?);
+        device.link_bandwidth = link(number, &open).map_err(refused)?;
         Ok(Here {
             found,
             device,
@@ -117,6 +119,19 @@ impl Here {
             rate(self.device.link_bandwidth)
         )
     }
+}
+
+/// The rate of a GPU's link, bytes per second. It is measured once in a process, so that all plans
+/// of a program have the same.
+fn link(number: u32, open: &cuda::Device) -> Result<f64, DriverError> {
+    static RATES: Mutex<BTreeMap<u32, f64>> = Mutex::new(BTreeMap::new());
+    let mut rates = RATES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(&rate) = rates.get(&number) {
+        return Ok(rate);
+    }
+    let rate = two_digits(profile::link(open)?);
+    rates.insert(number, rate);
+    Ok(rate)
 }
 
 /// What a plan may have of free memory.

@@ -207,7 +207,7 @@ def test_a_step_runs_where_its_model_is() -> None:
 @pytest.fixture(name="tensors")
 def _tensors(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """What a step makes for PyTorch lies in the GPU's memory."""
-    monkeypatch.setitem(_program._empty_on, "cpu", gpu.empty)
+    monkeypatch.setattr(_program, "_empty_on_cpu", gpu.empty)
     return gpu
 
 

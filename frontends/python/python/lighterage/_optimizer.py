@@ -281,8 +281,11 @@ class State:
         self._parameters: dict[str, nn.Parameter] = paths
         self._count = lent(machine, "state", _STEP) if _STEP in states else torch.zeros((), dtype=torch.int64)
         self._count_cell = Cell(self._count)
-        # Torch has the count for each parameter. These are views of one tensor, so that one write sets all.
-        self._counts = torch.zeros(len(paths), dtype=kind.count_type)
+        # Torch has the count for each parameter, on the CPU unless its own update reads it beside the parameter. These
+        # are views of one tensor, so that one write sets all.
+        is_beside = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
+        on = next((p.device for p in paths.values() if is_beside), torch.device("cpu"))
+        self._counts = torch.zeros(len(paths), dtype=kind.count_type, device=on)
         self._counts_cell = Cell(self._counts)
         self._views = list(self._counts)
         self._seen = self._counts_cell.read()

@@ -20,11 +20,8 @@ logger = logging.getLogger("lighterage")
 
 # As `torch.empty_strided` and `Tensor.data_ptr`. A backward makes a tensor for each gradient, and this takes a fraction
 # of the time; inductor's programs call it too.
-_Empty = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
-_empty_on: dict[str, _Empty] = {
-    "cpu": torch._C._dynamo.guards._empty_strided_cpu,  # type: ignore[attr-defined]
-    "cuda": torch._C._dynamo.guards._empty_strided_cuda,  # type: ignore[attr-defined]
-}
+_empty_on_cpu: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
+_empty_on_cpu = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
 _data_ptr = torch.Tensor.data_ptr
 
 
@@ -78,7 +75,6 @@ class Program:
         self._place = place = _device.Place.of(given, options.device)
         # Where the caller's tensors are.
         self._on = on = given[0][1].device if given else torch.device("cpu")
-        self._empty = _empty_on[on.type]
         described.constants[:] = [aligned(constant.to(on)) for constant in described.constants]
         _foreign.check(described.graph)
         calls = _foreign.Calls(described.graph, options.fallback)
@@ -135,7 +131,7 @@ class Program:
         held: list[torch.Tensor] = []
         states = self._states.addresses(primals)
         inputs = [self._address(self._find(source, primals, ()), held) for source in self._inputs[0]]
-        made = list(starmap(self._empty, self._outputs[0]))
+        made = self._made(0)
         self._place.settle()
         seed = int(torch.randint(2**62, ())) if self._random else 0
         ticket = self.arenas.forward(states, inputs, list(map(_data_ptr, made)), seed)
@@ -152,10 +148,17 @@ class Program:
         held: list[torch.Tensor] = []
         states = self._late_states.addresses(saved)
         inputs = [self._address(self._find(source, primals, tangents), held) for source in self._inputs[1]]
-        made = list(starmap(self._empty, self._outputs[1]))
+        made = self._made(1)
         self._place.settle()
         self.arenas.backward(number, states, inputs, list(map(_data_ptr, made)))
         return self._filled(self._backward, made, primals, tangents)
+
+    def _made(self, part: int) -> list[torch.Tensor]:
+        """Tensors for the outputs of a part."""
+        if self._on.type == "cpu":
+            return list(starmap(_empty_on_cpu, self._outputs[part]))
+        # The other function takes the current device.
+        return [torch.empty_strided(*sizes, dtype=dtype, device=self._on) for *sizes, dtype in self._outputs[part]]
 
     def _find(self, source: Source, primals: Any, tangents: Any) -> torch.Tensor:
         if source.kind == "constant":
