@@ -101,6 +101,12 @@ pub(crate) fn generator_at(program: PathBuf) {
 
 /// The kind of kernels. `auto` generates them if the generator is installed; a GPU has no others.
 fn kind_of_kernels(given: &str, on_gpu: bool) -> PyResult<Kernels> {
+    if let (true, Err(why)) = (on_gpu, kernels::find()) {
+        return Err(error(format!(
+            "kernels for a GPU are generated, and the package lighterage-kernels has what generates \
+             them: {why}"
+        )));
+    }
     if given == "auto" {
         let generated = on_gpu || kernels::find().is_ok() && Target::host().is_some();
         return Ok(match generated {

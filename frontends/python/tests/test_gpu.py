@@ -177,6 +177,12 @@ def test_what_no_step_can_have_is_refused_by_name(gpu: Gpu) -> None:
         step(torch.full_like(BATCH[0], 99), BATCH[1])
 
 
+def test_without_a_generator_there_are_no_kernels(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTERAGE_MLIR", "/nowhere/lighterage-mlir")
+    with pytest.raises(lt.Error, match="the package lighterage-kernels has what generates them"):
+        trained(Net(), device="cuda")
+
+
 # Where a step runs ---------------------------------------------------------------------------------------------------
 
 
