@@ -111,8 +111,8 @@ fn data_type(dtype: DType) -> Option<DataType> {
 
 #[pymethods]
 impl View {
-    /// The capsule. Whoever lends has waited for the step, also on a GPU. So the protocol's options,
-    /// such as the consumer's stream, say nothing here.
+    /// The capsule. Whoever lends has waited for the step, also on a GPU. So the protocol's
+    /// options, such as the consumer's stream, say nothing here.
     #[pyo3(signature = (**_options))]
     fn __dlpack__<'py>(
         &self,

@@ -99,12 +99,12 @@ pub(crate) fn generator_at(program: PathBuf) {
     kernels::installed_at(program);
 }
 
-/// The kind of kernels. `auto` generates them if the generator is installed; a GPU has no others.
+/// The kind of kernels. `auto` generates them if the generator is installed. A GPU has no others.
 fn kind_of_kernels(given: &str, on_gpu: bool) -> PyResult<Kernels> {
     if let (true, Err(why)) = (on_gpu, kernels::find()) {
         return Err(error(format!(
-            "kernels for a GPU are generated, and the package lighterage-kernels has what generates \
-             them: {why}"
+            "kernels for a GPU are generated, and the package lighterage-kernels has what \
+             generates them: {why}"
         )));
     }
     if given == "auto" {
@@ -124,12 +124,12 @@ fn kind_of_kernels(given: &str, on_gpu: bool) -> PyResult<Kernels> {
 /// Compiles a traced step, the bytes of a joint `.pt2` file.
 /// `groups`: the group of options of a parameter, by its path. `parts`: names of the inputs that
 /// come at the pause of a step in two parts, and of the outputs that leave there. `calls`: for a
-/// step that is to run. It gets the calls without a kernel (operator,
-/// node, module, reason), and raises an exception or returns the function that computes them,
+/// step that is to run. It gets the calls without a kernel (operator, node, module, reason), and
+/// raises an exception or returns the function that computes them,
 /// `compute(node, operands, results)`. Without it the step is planned for the device. `loss_scale`:
 /// of fp16, the first scale, its growth, its backoff, and the updates until it grows. `beside`: the
-/// step on larger batches in whose memory this one is to run. `gpu`: the number of the GPU that runs
-/// the step; without it, the processor does.
+/// step on larger batches in whose memory this one is to run. `gpu`: the number of the GPU that
+/// runs the step; without it, the processor does.
 #[pyfunction]
 #[pyo3(signature = (pt2, *, optimizer, budget=None, device="cpu", host=None, kernels="auto",
     planner="auto", clip_norm=None, groups=None, parts=None, calls=None, precision="f32",
@@ -207,7 +207,10 @@ pub(crate) fn compile(
     let mut device = self::device(device)?;
     match gpu {
         Some(_) if device.sm.is_none() => {
-            let why = format!("device: {} is no GPU, and the step is to run on one", device.name);
+            let why = format!(
+                "device: {} is no GPU, and the step is to run on one",
+                device.name
+            );
             return Err(error(why));
         }
         // Scratch differs by what runs the kernels.
@@ -515,7 +518,12 @@ impl Plan {
             return Ok(Target::host());
         }
         let target = self.device.sm.and_then(Target::gpu);
-        let why = || format!("device {}: no kernels are generated for it", self.device.name);
+        let why = || {
+            format!(
+                "device {}: no kernels are generated for it",
+                self.device.name
+            )
+        };
         target.map(Some).ok_or_else(|| error(why()))
     }
 

@@ -3,7 +3,7 @@
 //! disk is a file, and copies read and write it.
 
 use super::backend::{Backend, CommandError, CommandId, Copy, Launch, LentPlace, StreamId};
-use super::host::{HostWork, put};
+use super::host::{HostWork, LentEnds, put};
 use super::lent::Holder;
 use super::options::Options;
 use crate::Error;
@@ -14,7 +14,6 @@ use crate::link::{Link, Pace, Way};
 use crate::memory::{self, Borrowed};
 use crate::sync::unpoisoned;
 use artifact::{Kernel, MemorySpace, Object, Operand, Place, Pool, Range};
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -29,7 +28,7 @@ pub(crate) struct Cpu {
     /// By the command's number.
     copies: Vec<Option<Mutex<Transfer>>>,
     /// The copies that read or write a tensor of the caller.
-    lent: BTreeMap<Place, Vec<LentEnd>>,
+    lent: LentEnds,
     link: Link,
     halted: AtomicBool,
 }
@@ -46,14 +45,6 @@ enum Transfer {
     Disk(DiskCopy),
 }
 
-/// An end of a copy in memory of the caller.
-struct LentEnd {
-    copy: CommandId,
-    is_source: bool,
-    /// Where it begins in the tensor.
-    offset: u64,
-}
-
 impl Cpu {
     /// A backend without pools. `foreign` computes what has no kernel. An error if the options ask
     /// for a link that cannot be played.
@@ -65,7 +56,7 @@ impl Cpu {
             spaces: Vec::new(),
             disks: Disks::default(),
             copies: Vec::new(),
-            lent: BTreeMap::new(),
+            lent: LentEnds::default(),
             link: Link::new(pace(options)?),
             halted: AtomicBool::new(false),
         })
@@ -119,7 +110,7 @@ impl Backend for Cpu {
     }
 
     fn point(&self, place: Place, to: Borrowed) -> Result<(), Error> {
-        for end in self.lent.get(&place).map_or(&[][..], |ends| ends) {
+        for end in self.lent.of(place) {
             let transfer = self.copies[end.copy.0].as_ref();
             let transfer = transfer.expect("a copy should be prepared before it runs");
             let mut transfer = unpoisoned(transfer);
@@ -166,16 +157,7 @@ impl Backend for Cpu {
                 way: self.way(&copy),
             },
         };
-        for (place, is_source) in [(src, true), (dst, false)] {
-            if let Some((lent, offset)) = self.host.lent(place) {
-                let ends = self.lent.entry(lent.place).or_default();
-                ends.push(LentEnd {
-                    copy: command,
-                    is_source,
-                    offset,
-                });
-            }
-        }
+        self.lent.add(&self.host, command, &copy);
         put(&mut self.copies, command, Mutex::new(transfer));
         Ok(())
     }

@@ -23,7 +23,7 @@ use super::cuda_graphs::{Graphs, Start};
 use super::cuda_indices::Indices;
 use super::cuda_products::{ProductLibrary, Products};
 use super::cuda_times::Times;
-use super::host::{ForeignLaunch, HostWork, put};
+use super::host::{ForeignLaunch, HostWork, LentEnds, put};
 use super::lent::{Holder, Lent};
 use super::options::Options;
 use crate::Error;
@@ -37,7 +37,6 @@ use crate::kernel::Tensor;
 use crate::memory::{self, Borrowed};
 use crate::sync::unpoisoned;
 use artifact::{Attr, Code, Kernel, MemorySpace, Object, Operand, Place, Pool, Range, Sm, Target};
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -129,7 +128,7 @@ pub struct Cuda {
     /// Looks at indices before launches that have some.
     indices: Indices,
     /// The copies that read or write a tensor of the caller.
-    lent: BTreeMap<Place, Vec<LentEnd>>,
+    lent: LentEnds,
     /// cuBLASLt, if it is used. Products that are prepared keep it.
     products: Products,
     /// Streams of waits, and what they wait for.
@@ -202,14 +201,6 @@ enum Memory {
     Disk,
     /// It is the caller's, on the device: the [`HostWork`] knows its tensors.
     Lent,
-}
-
-/// An end of a copy in memory of the caller.
-struct LentEnd {
-    copy: CommandId,
-    is_source: bool,
-    /// Where it begins in the tensor.
-    offset: u64,
 }
 
 /// A kernel of the artifact, resolved.
@@ -289,7 +280,7 @@ impl Cuda {
             pools: Vec::new(),
             given: Vec::new(),
             host: HostWork::new(options.team()),
-            lent: BTreeMap::new(),
+            lent: LentEnds::default(),
             disks: Disks::new(cuda.disk.as_deref()),
             holder: Holder::Gpu(cuda.device),
             halted: AtomicBool::new(false),
@@ -493,10 +484,7 @@ impl Cuda {
                     times.add(&self.device, CommandId(number))?;
                 }
                 Some(
-                    Does::HostLaunch
-                    | Does::Foreign(_)
-                    | Does::HostCopy { .. }
-                    | Does::DiskCopy(_),
+                    Does::HostLaunch | Does::Foreign(_) | Does::HostCopy { .. } | Does::DiskCopy(_),
                 )
                 | None => {}
             }
@@ -898,7 +886,7 @@ impl Backend for Cuda {
     }
 
     fn point(&self, place: Place, to: Borrowed) -> Result<(), Error> {
-        for end in self.lent.get(&place).map_or(&[][..], |ends| ends) {
+        for end in self.lent.of(place) {
             match self.work[end.copy.0].as_ref().map(|work| &work.does) {
                 Some(Does::Transfer(copy)) => copy.point(end.is_source, &to, end.offset),
                 _ => unreachable!("a copy with an end on the device should be a transfer"),
@@ -977,16 +965,7 @@ impl Backend for Cuda {
                 dst: host(dst),
             },
         };
-        for (place, is_source) in [(src, true), (dst, false)] {
-            if let Some((lent, offset)) = self.host.lent(place) {
-                let ends = self.lent.entry(lent.place).or_default();
-                ends.push(LentEnd {
-                    copy: command,
-                    is_source,
-                    offset,
-                });
-            }
-        }
+        self.lent.add(&self.host, command, &copy);
         let queue = &mut self.queues[stream.0];
         match does {
             Does::Transfer(_) => queue.has_device = true,

@@ -7,7 +7,7 @@
 //! **Invariant:** every tensor of a launch lies in an arena of the same [`HostWork`], which
 //! outlives the launch.
 
-use super::backend::{CommandError, CommandId, Launch as Prepared, LentPlace};
+use super::backend::{CommandError, CommandId, Copy, Launch as Prepared, LentPlace};
 use super::lent::{Holder, Lent};
 use crate::Error;
 use crate::code::{self, CodeLaunch, Loaded};
@@ -82,6 +82,38 @@ impl ForeignLaunch {
             outs: &self.outs,
         };
         self.compute.compute(&call).map_err(CommandError::from)
+    }
+}
+
+/// The ends of copies in memory of the caller, by the place of its tensor.
+#[derive(Default)]
+pub(crate) struct LentEnds(BTreeMap<Place, Vec<LentEnd>>);
+
+/// An end of a copy in memory of the caller.
+pub(crate) struct LentEnd {
+    pub(crate) copy: CommandId,
+    pub(crate) is_source: bool,
+    /// Where it begins in the tensor.
+    pub(crate) offset: u64,
+}
+
+impl LentEnds {
+    /// Adds those of a copy.
+    pub(crate) fn add(&mut self, host: &HostWork, command: CommandId, copy: &Copy) {
+        for (place, is_source) in [(copy.src, true), (copy.dst, false)] {
+            if let Some((lent, offset)) = host.lent(place) {
+                self.0.entry(lent.place).or_default().push(LentEnd {
+                    copy: command,
+                    is_source,
+                    offset,
+                });
+            }
+        }
+    }
+
+    /// Those in a tensor.
+    pub(crate) fn of(&self, place: Place) -> &[LentEnd] {
+        self.0.get(&place).map_or(&[], Vec::as_slice)
     }
 }
 

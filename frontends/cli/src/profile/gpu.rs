@@ -4,11 +4,11 @@
 use super::{LONGEST, Measured, PART, ROUNDS, SHORTEST, Step, failure, finish};
 use crate::args::{Compiling, ProfileArgs};
 use crate::failure::Failure;
-use gpu::Here;
 use crate::model::{self, Model};
 use crate::observe::Dumps;
 use artifact::Artifact;
 use codegen::Target;
+use gpu::Here;
 use ir::schedule::{InstrKind, Why};
 use ir::{Id, Instr};
 use passes::graph::optimizer::{HYPER, Optimizer};
