@@ -619,6 +619,9 @@ const COPY: usize = 1 << 20;
 const AROUND: usize = 16 << 20;
 /// Elements of one update of the host's load.
 const UPDATE: u64 = 1 << 18;
+/// The updates that the load cycles through. Parameter, gradient and moments of one have 4 MiB,
+/// which a cache may hold; those of a model come from memory.
+const UPDATES: u64 = 32;
 
 /// Does some work, the `i`-th of a load, and returns how much it was.
 type Work<'a> = dyn Fn(usize) -> Result<f64, Error> + Sync + 'a;
@@ -676,7 +679,7 @@ pub fn machine(
     };
     let to_device = |i: usize| copying(&paced, Way::ToDevice, &inwards, i);
     let to_host = |i: usize| copying(&paced, Way::FromDevice, &outwards, i);
-    let updating = |_: usize| Ok(update.run(&replay.team));
+    let updating = |i: usize| Ok(update.run(i, &replay.team));
     let loads: [&Work<'_>; 4] = [&compute, &to_device, &to_host, &updating];
 
     let copy_bandwidth = alone(&|i| copying(&free, Way::ToDevice, &inwards, i), seconds)?;
@@ -812,7 +815,7 @@ fn handoff() -> f64 {
 
 /// The host's load: AdamW on tensors of its own.
 struct Update {
-    op: Ready,
+    ops: Vec<Ready>,
     touched: u64,
     arena: Arena,
 }
@@ -821,12 +824,19 @@ impl Update {
     /// Bytes of the parameter, of the gradient and of each moment.
     const TENSOR: u64 = 4 * UPDATE;
 
-    /// AdamW of one tensor: parameter, gradient and moments one after the other, then the step
-    /// and the options.
-    fn op() -> Op {
+    /// Bytes of a tensor, its gradient, its moments, the step and the options.
+    const SET: u64 = 4 * Update::TENSOR + 2 * ALIGN;
+
+    /// AdamW of the tensor with this number: parameter, gradient and moments one after the other,
+    /// then the step and the options.
+    fn op(number: u64) -> Op {
         let tensor = Update::TENSOR;
+        let start = number * Update::SET;
         let operand = |offset: u64, dtype: DType, shape: &[u64]| Operand {
-            place: Place { pool: 0, offset },
+            place: Place {
+                pool: 0,
+                offset: start + offset,
+            },
             dtype,
             shape: shape.to_vec(),
         };
@@ -849,24 +859,27 @@ impl Update {
         }
     }
     fn new() -> Result<Update, String> {
-        let tensor = Update::TENSOR;
-        let op = Update::op();
-        let arena = Arena::new(4 * tensor + 2 * ALIGN).ok_or("no memory to measure updates in")?;
-        let ready = Ready::new(&op, &arena)?;
-        memory::write(&ready.ins[4], &1i64.to_le_bytes());
+        let arena = Arena::new(UPDATES * Update::SET).ok_or("no memory to measure updates in")?;
         let hyper = [1e-3f64, 0.9, 0.999, 1e-8, 1e-2].map(f64::to_le_bytes);
-        memory::write(&ready.ins[5], hyper.as_flattened());
         let mut draws = Draws::default();
-        draws.fill(&ready.ins[0], &Fill::Drawn(2));
-        draws.fill(&ready.ins[1], &Fill::Drawn(2));
+        let mut ops = vec![];
+        for number in 0..UPDATES {
+            let ready = Ready::new(&Update::op(number), &arena)?;
+            memory::write(&ready.ins[4], &1i64.to_le_bytes());
+            memory::write(&ready.ins[5], hyper.as_flattened());
+            draws.fill(&ready.ins[0], &Fill::Drawn(2));
+            draws.fill(&ready.ins[1], &Fill::Drawn(2));
+            ops.push(ready);
+        }
         Ok(Update {
-            op: ready,
-            touched: 7 * tensor,
+            ops,
+            touched: 7 * Update::TENSOR,
             arena,
         })
     }
-    fn run(&self, team: &Team) -> f64 {
-        if self.op.run(team).is_ok() {
+    /// Runs the `i`-th update; returns the bytes that it read and wrote.
+    fn run(&self, i: usize, team: &Team) -> f64 {
+        if self.ops[i % self.ops.len()].run(team).is_ok() {
             self.touched as f64
         } else {
             0.0

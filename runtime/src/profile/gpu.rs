@@ -153,7 +153,7 @@ pub fn gpu(step: &mut Machine, number: u32, seconds: f64) -> Result<Figures, Err
     let compute = |_: usize| unpoisoned(&step).step().map(|_| 1.0);
     let to_device = |_: usize| copies(&|| inwards.run(Load::In), BATCH * bytes);
     let to_host = |_: usize| copies(&|| outwards.run(Load::Out), BATCH * bytes);
-    let updating = |_: usize| Ok(update.run(&team));
+    let updating = |i: usize| Ok(update.run(i, &team));
     let (rates, keeps) =
         loads_alone_and_together([&compute, &to_device, &to_host, &updating], seconds)?;
     let near = (all / 1024).clamp(LEAST_COPY, MOST_WITHIN);
