@@ -198,9 +198,13 @@ def test_a_step_runs_where_its_model_is() -> None:
     assert (of(on("cpu"), "h100").device, of(on("cpu"), "h100").gpu) == ("h100", None)
     assert (of(on("cuda:1"), "h100").device, of(on("cuda:1"), "h100").gpu) == ("h100", 1)
     assert (of(on("cpu"), "cuda").device, of(on("cpu"), "cuda").gpu) == ("cuda", 0)
+    # What an earlier step has offloaded.
+    assert of(on("cuda:0", "cpu"), "cuda") == _device.Place("cuda", 0, torch.device("cpu"))
+    assert of(on("cuda:1"), None).on == torch.device("cuda:1")
     for devices, device, why in (
         (("cuda:1",), "cuda:0", "the model is on cuda:1"),
         (("cpu", "cuda:0"), None, "p0 is on cpu and p1 on cuda:0"),
+        (("cpu", "cuda:0"), "cuda:1", "p0 is on cpu and p1 on cuda:0"),
         (("xpu:0",), None, "p0 is on xpu:0"),
     ):
         with pytest.raises(lt.Error, match=why):

@@ -28,7 +28,8 @@ class Place:
     def of(tensors: Iterable[tuple[str, torch.Tensor]], device: str | None) -> Place:
         """The place of a step on these tensors, each with its name.
 
-        device: what the user wants planned for; None stands for where the tensors are.
+        device: what the user wants planned for; None stands for where the tensors are. A model that is in part on the
+            named GPU and in part on the CPU is recorded on the CPU.
 
         Raises Error: the tensors are on devices that no step can have.
         """
@@ -38,16 +39,22 @@ class Place:
         for where, name in found.items():
             if where.type not in ("cpu", "cuda"):
                 raise Error(f"{name} is on {where}; steps run on the processor or on a GPU of NVIDIA: model.to('cuda')")
-        if len(found) > 1:
-            (one, first), (other, second) = list(found.items())[:2]
-            raise Error(f"{first} is on {one} and {second} on {other}; a step takes a model that is on one device")
-        where = next(iter(found), torch.device("cpu"))
-        at = (where.index or 0) if where.type == "cuda" else None
         named = number(device)
-        if named is not None and at is not None and named != at:
-            raise Error(f"device={device!r}: the model is on {where}")
+        gpus = {where.index or 0 for where in found if where.type == "cuda"}
+        # A step before this one may have offloaded a part of the model.
+        is_offloaded = named is not None and gpus == {named}
+        if len(found) > 1 and not is_offloaded:
+            (one, first), (other, second) = list(found.items())[:2]
+            raise Error(
+                f"{first} is on {one} and {second} on {other}; a step takes a model that is on one device, or with "
+                f"device='cuda:0' one that is in part on that GPU and in part on the CPU"
+            )
+        if named is not None and gpus - {named}:
+            raise Error(f"device={device!r}: the model is on {next(iter(found))}")
+        at = next(iter(gpus)) if gpus else None
+        on = torch.device("cpu") if len(found) > 1 or at is None else torch.device("cuda", at)
         default = "cpu" if at is None else f"cuda:{at}"
-        return Place(device or default, at if named is None else named, where)
+        return Place(device or default, at if named is None else named, on)
 
     def settle(self) -> None:
         """Wait for what torch has queued on the GPU, so that a step finds it done."""

@@ -74,7 +74,7 @@ class Program:
         given = described.given()
         self._place = place = _device.Place.of(given, options.device)
         # Where the caller's tensors are.
-        self._on = on = given[0][1].device if given else torch.device("cpu")
+        self._on = on = given[0][1].device if given else place.on
         described.constants[:] = [aligned(constant.to(on)) for constant in described.constants]
         _foreign.check(described.graph)
         calls = _foreign.Calls(described.graph, options.fallback)

@@ -584,7 +584,7 @@ def _feed(view: torch.Tensor, leaf: torch.Tensor) -> None:
     Torch shares a copy of many elements among its threads. They then wait for more work without sleep, and take the
     processor from the step.
     """
-    if leaf.is_cpu and view.is_cpu and leaf.is_contiguous():
+    if leaf.is_cpu and view.is_cpu and leaf.is_contiguous() and not leaf.is_neg():
         ctypes.memmove(view.data_ptr(), leaf.data_ptr(), view.nbytes)
     else:
         view.copy_(leaf)
