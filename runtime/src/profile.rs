@@ -619,9 +619,6 @@ const COPY: usize = 1 << 20;
 const AROUND: usize = 16 << 20;
 /// Elements of one update of the host's load.
 const UPDATE: u64 = 1 << 18;
-/// The updates that the load cycles through. Parameter, gradient and moments of one have 4 MiB,
-/// which a cache may hold; those of a model come from memory.
-const UPDATES: u64 = 32;
 
 /// Does some work, the `i`-th of a load, and returns how much it was.
 type Work<'a> = dyn Fn(usize) -> Result<f64, Error> + Sync + 'a;
@@ -679,7 +676,7 @@ pub fn machine(
     };
     let to_device = |i: usize| copying(&paced, Way::ToDevice, &inwards, i);
     let to_host = |i: usize| copying(&paced, Way::FromDevice, &outwards, i);
-    let updating = |i: usize| Ok(update.run(i, &replay.team));
+    let updating = |_: usize| Ok(update.run(&replay.team));
     let loads: [&Work<'_>; 4] = [&compute, &to_device, &to_host, &updating];
 
     let copy_bandwidth = alone(&|i| copying(&free, Way::ToDevice, &inwards, i), seconds)?;
@@ -694,7 +691,10 @@ pub fn machine(
         link_bandwidth: link_bandwidth(&rates, COPY as f64, link_micros),
         link_micros,
         copy_bandwidth,
-        host_bandwidth: rates[Load::Host as usize],
+        host_bandwidth: update.rate_from_memory(&replay.team, || {
+            let copies = inwards.iter().chain(&outwards);
+            copies.for_each(|(src, dst)| memory::copy(src, dst, 0, COPY));
+        }),
         keeps,
         handoff: handoff(),
         bytes: 4 * AROUND as u64 + update.bytes(),
@@ -815,7 +815,7 @@ fn handoff() -> f64 {
 
 /// The host's load: AdamW on tensors of its own.
 struct Update {
-    ops: Vec<Ready>,
+    op: Ready,
     touched: u64,
     arena: Arena,
 }
@@ -824,19 +824,12 @@ impl Update {
     /// Bytes of the parameter, of the gradient and of each moment.
     const TENSOR: u64 = 4 * UPDATE;
 
-    /// Bytes of a tensor, its gradient, its moments, the step and the options.
-    const SET: u64 = 4 * Update::TENSOR + 2 * ALIGN;
-
-    /// AdamW of the tensor with this number: parameter, gradient and moments one after the other,
-    /// then the step and the options.
-    fn op(number: u64) -> Op {
+    /// AdamW of one tensor: parameter, gradient and moments one after the other, then the step
+    /// and the options.
+    fn op() -> Op {
         let tensor = Update::TENSOR;
-        let start = number * Update::SET;
         let operand = |offset: u64, dtype: DType, shape: &[u64]| Operand {
-            place: Place {
-                pool: 0,
-                offset: start + offset,
-            },
+            place: Place { pool: 0, offset },
             dtype,
             shape: shape.to_vec(),
         };
@@ -859,31 +852,42 @@ impl Update {
         }
     }
     fn new() -> Result<Update, String> {
-        let arena = Arena::new(UPDATES * Update::SET).ok_or("no memory to measure updates in")?;
+        let tensor = Update::TENSOR;
+        let op = Update::op();
+        let arena = Arena::new(4 * tensor + 2 * ALIGN).ok_or("no memory to measure updates in")?;
+        let ready = Ready::new(&op, &arena)?;
+        memory::write(&ready.ins[4], &1i64.to_le_bytes());
         let hyper = [1e-3f64, 0.9, 0.999, 1e-8, 1e-2].map(f64::to_le_bytes);
+        memory::write(&ready.ins[5], hyper.as_flattened());
         let mut draws = Draws::default();
-        let mut ops = vec![];
-        for number in 0..UPDATES {
-            let ready = Ready::new(&Update::op(number), &arena)?;
-            memory::write(&ready.ins[4], &1i64.to_le_bytes());
-            memory::write(&ready.ins[5], hyper.as_flattened());
-            draws.fill(&ready.ins[0], &Fill::Drawn(2));
-            draws.fill(&ready.ins[1], &Fill::Drawn(2));
-            ops.push(ready);
-        }
+        draws.fill(&ready.ins[0], &Fill::Drawn(2));
+        draws.fill(&ready.ins[1], &Fill::Drawn(2));
         Ok(Update {
-            ops,
-            touched: 7 * Update::TENSOR,
+            op: ready,
+            touched: 7 * tensor,
             arena,
         })
     }
-    /// Runs the `i`-th update; returns the bytes that it read and wrote.
-    fn run(&self, i: usize, team: &Team) -> f64 {
-        if self.ops[i % self.ops.len()].run(team).is_ok() {
+    fn run(&self, team: &Team) -> f64 {
+        if self.op.run(team).is_ok() {
             self.touched as f64
         } else {
             0.0
         }
+    }
+    /// The bytes that it reads and writes in a second if they come from memory, as those of a model
+    /// do: its own lie in a cache. `evict` touches so many others that they do not. The median of a
+    /// few updates.
+    fn rate_from_memory(&self, team: &Team, evict: impl Fn()) -> f64 {
+        const UPDATES: usize = 7;
+        let seconds = (0..UPDATES).map(|_| {
+            evict();
+            let start = Instant::now();
+            self.run(team);
+            start.elapsed().as_secs_f64()
+        });
+        let seconds = median(&seconds.collect::<Vec<f64>>()).unwrap_or(0.0);
+        self.touched as f64 / seconds.max(1e-9)
     }
     fn bytes(&self) -> u64 {
         self.arena.bytes()

@@ -6,6 +6,7 @@
 use super::{Figures, Load, Update, draw, link_bandwidth, loads_alone_and_together, median};
 use crate::cuda::{Device, DeviceBlock, Driver, DriverError, Event, Pinned, Priority, Stream};
 use crate::kernels::{self, Signature};
+use crate::memory::Arena;
 use crate::sync::unpoisoned;
 use crate::team::Team;
 use crate::{Error, Machine, Options};
@@ -23,6 +24,8 @@ const MOST_WITHIN: u64 = 64 << 20;
 const BATCH: u64 = 4;
 /// How often a fixed time is measured.
 const ROUNDS: usize = 64;
+/// Bytes of the host that are touched so that an update's own lie in no cache.
+const EVICTING: u64 = 64 << 20;
 
 /// The least size of a dimension that a step's indices select from: smaller numbers are right for
 /// all of its indices. 1 if it has none.
@@ -143,6 +146,8 @@ pub fn gpu(step: &mut Machine, number: u32, seconds: f64) -> Result<Figures, Err
     let update = Update::new().map_err(Error::Host)?;
     let team = Team::new(Options::default().team())?;
     let host_bytes = update.bytes();
+    let lacking = || Error::Resources("no memory to measure updates in".into());
+    let others = Arena::new(EVICTING).ok_or_else(lacking)?;
 
     let step = Mutex::new(step);
     // A load that fails ends the profile: it is no slow load.
@@ -153,7 +158,7 @@ pub fn gpu(step: &mut Machine, number: u32, seconds: f64) -> Result<Figures, Err
     let compute = |_: usize| unpoisoned(&step).step().map(|_| 1.0);
     let to_device = |_: usize| copies(&|| inwards.run(Load::In), BATCH * bytes);
     let to_host = |_: usize| copies(&|| outwards.run(Load::Out), BATCH * bytes);
-    let updating = |i: usize| Ok(update.run(i, &team));
+    let updating = |_: usize| Ok(update.run(&team));
     let (rates, keeps) =
         loads_alone_and_together([&compute, &to_device, &to_host, &updating], seconds)?;
     let near = (all / 1024).clamp(LEAST_COPY, MOST_WITHIN);
@@ -163,10 +168,10 @@ pub fn gpu(step: &mut Machine, number: u32, seconds: f64) -> Result<Figures, Err
         link_bandwidth: link_bandwidth(&rates, bytes as f64, link_micros),
         link_micros,
         copy_bandwidth,
-        host_bandwidth: rates[Load::Host as usize],
+        host_bandwidth: update.rate_from_memory(&team, || others.fill(0, EVICTING, 1)),
         keeps,
         handoff,
-        bytes: 4 * BATCH * bytes + 2 * near + host_bytes,
+        bytes: 4 * BATCH * bytes + 2 * near + host_bytes + EVICTING,
     })
 }
 
