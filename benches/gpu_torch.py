@@ -30,7 +30,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import torch.utils.checkpoint
 from safetensors.torch import load_file, save_file
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -112,18 +111,6 @@ def serve_memory(path: str) -> None:
     torch.cuda.memory.change_current_allocator(allocator)
 
 
-class Recomputed(torch.nn.Module):
-    """A block that keeps only its input and runs again in the backward."""
-
-    def __init__(self, block: torch.nn.Module) -> None:
-        super().__init__()
-        self.block = block
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [batch, sequence, width]."""
-        return torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False)
-
-
 def offloaded(model: torch.nn.Module) -> Callable[..., torch.Tensor]:
     """The model with all that its backward needs on the host."""
 
@@ -147,6 +134,8 @@ def stepped(
             torch._functorch.config.activation_memory_budget = float(args.budget)
         return torch.compile(model), dict
     if args.way == "checkpoint":
+        from eager import Recomputed
+
         blocks: Iterable[torch.nn.Module] = model.blocks  # type: ignore[assignment]
         model.blocks = torch.nn.ModuleList(map(Recomputed, blocks))
         return model, dict

@@ -5,7 +5,8 @@
 //! attributes: the operator's `name` and the call's `node` where they were traced, whether the op
 //! is `pure`, and the `types` of the results. What the function allocates is no part of the plan.
 
-use crate::machine::Lent;
+use crate::kernel::Tensor;
+use crate::machine::{Holder, Lent};
 use crate::memory;
 
 /// Functions of the program that runs a machine.
@@ -30,15 +31,26 @@ pub struct ForeignCall<'a> {
 }
 
 impl ForeignCall<'_> {
-    /// A copy of operand `i`'s bytes. Panics if there is none.
+    /// A copy of operand `i`'s bytes. Panics if there is none, or if it is in a GPU's memory.
     pub fn read(&self, i: usize) -> Vec<u8> {
-        let tensor = self.ins[i].tensor();
+        let tensor = on_host(&self.ins[i]);
         let mut bytes = vec![0; tensor.bytes];
         memory::read(tensor, &mut bytes);
         bytes
     }
-    /// Writes result `j`. Panics if there is none, or if it has another number of bytes.
+    /// Writes result `j`. Panics if there is none, if it has another number of bytes, or if it is
+    /// in a GPU's memory.
     pub fn write(&self, j: usize, bytes: &[u8]) {
-        memory::write(self.outs[j].tensor(), bytes);
+        memory::write(on_host(&self.outs[j]), bytes);
     }
+}
+
+/// A tensor whose address is the host's.
+fn on_host(lent: &Lent) -> &Tensor {
+    assert_eq!(
+        lent.holder(),
+        Holder::Host,
+        "bytes of a GPU's memory should be copied by its driver"
+    );
+    lent.tensor()
 }

@@ -22,7 +22,7 @@ class Place:
     gpu: int | None
     """The number of the GPU that runs the step; else the processor does."""
     on: torch.device
-    """Where the model is before it has a step."""
+    """Where the operations of the model are recorded: where it is, or the CPU if it is in two places."""
 
     @staticmethod
     def of(tensors: Iterable[tuple[str, torch.Tensor]], device: str | None) -> Place:
