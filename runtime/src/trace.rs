@@ -1,6 +1,6 @@
 //! When each command ran. Each stream records its commands in its own buffer, allocated at load. A
 //! full buffer overwrites its oldest entries. Written in Chrome's trace format, which Perfetto
-//! (<https://ui.perfetto.dev>) opens: one row for each stream.
+//! (<https://ui.perfetto.dev>) opens: one process for each machine, one row for each stream.
 
 use crate::machine::backend::Ran;
 use crate::machine::program::{Action, Program};
@@ -95,12 +95,18 @@ impl Trace {
         unpoisoned(&self.rings[stream])
     }
 
-    /// All spans, stream by stream, in the order of time.
+    /// When the machine started.
+    pub(crate) fn began(&self) -> Instant {
+        self.began
+    }
+
+    /// All spans, stream by stream, in the order of time. Their starts are counted from `began`.
     pub(crate) fn spans<'a>(
         &self,
         programs: &[Program],
         lines: &'a [Line],
         streams: &'a [String],
+        began: Instant,
     ) -> Vec<Span<'a>> {
         let mut spans = Vec::new();
         for (s, (program, ring)) in programs.iter().zip(&self.rings).enumerate() {
@@ -125,7 +131,7 @@ impl Trace {
                     stream: &streams[s],
                     command: instruction.command.0 as u32,
                     step: noted.step,
-                    start_us: micros(self.began, noted.start),
+                    start_us: micros(began, noted.start),
                     duration_us: micros(noted.start, noted.end),
                     bytes: instruction.bytes,
                 });
@@ -135,34 +141,44 @@ impl Trace {
     }
 }
 
-/// Writes spans as a Chrome trace.
-pub(crate) fn write(
-    spans: &[Span<'_>],
-    streams: &[String],
-    out: &mut impl Write,
-) -> io::Result<()> {
+/// A machine in a trace.
+pub(crate) struct Process<'a> {
+    pub(crate) name: String,
+    pub(crate) streams: &'a [String],
+    pub(crate) spans: Vec<Span<'a>>,
+}
+
+/// Writes a Chrome trace.
+pub(crate) fn write(processes: &[Process<'_>], out: &mut impl Write) -> io::Result<()> {
     write!(out, "{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
     let mut separator = "\n";
-    for (tid, stream) in streams.iter().enumerate() {
-        let name = quoted(stream);
-        write!(
-            out,
-            "{separator}{{\"ph\":\"M\",\"pid\":0,\"tid\":{tid},\"name\":\"thread_name\",\
-             \"args\":{{\"name\":{name}}}}}"
-        )?;
+    for (pid, process) in processes.iter().enumerate() {
+        let named = |kind: &str, name: &str| {
+            let name = quoted(name);
+            format!("\"name\":\"{kind}_name\",\"args\":{{\"name\":{name}}}}}")
+        };
+        let name = named("process", &process.name);
+        write!(out, "{separator}{{\"ph\":\"M\",\"pid\":{pid},{name}")?;
         separator = ",\n";
-    }
-    for span in spans {
-        let tid = streams.iter().position(|s| s == span.stream).unwrap_or(0);
-        let (name, cat) = (quoted(span.line), quoted(span.why));
-        write!(
-            out,
-            "{separator}{{\"ph\":\"X\",\"pid\":0,\"tid\":{tid},\"name\":{name},\"cat\":{cat},\
-             \"ts\":{:.3},\"dur\":{:.3},\
-             \"args\":{{\"bytes\":{},\"step\":{},\"command\":{}}}}}",
-            span.start_us, span.duration_us, span.bytes, span.step, span.command
-        )?;
-        separator = ",\n";
+        for (tid, stream) in process.streams.iter().enumerate() {
+            let name = named("thread", stream);
+            write!(
+                out,
+                "{separator}{{\"ph\":\"M\",\"pid\":{pid},\"tid\":{tid},{name}"
+            )?;
+        }
+        for span in &process.spans {
+            let mut streams = process.streams.iter();
+            let tid = streams.position(|s| s == span.stream).unwrap_or(0);
+            let (name, cat) = (quoted(span.line), quoted(span.why));
+            write!(
+                out,
+                "{separator}{{\"ph\":\"X\",\"pid\":{pid},\"tid\":{tid},\"name\":{name},\
+                 \"cat\":{cat},\"ts\":{:.3},\"dur\":{:.3},\
+                 \"args\":{{\"bytes\":{},\"step\":{},\"command\":{}}}}}",
+                span.start_us, span.duration_us, span.bytes, span.step, span.command
+            )?;
+        }
     }
     writeln!(out, "\n]}}")
 }

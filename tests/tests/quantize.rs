@@ -187,6 +187,20 @@ const LORA: &str = r#"graph lora {
   output loss = %loss
 }"#;
 
+/// The same with DoRA's norms of the rows of the layer with its adapters.
+fn dora() -> String {
+    let norms = r#"
+  fwd fc  %ba = matmul %b, %a ta=false tb=false : f32[71,33]
+  fwd fc  %v = add %w, %ba : f32[71,33]
+  fwd fc  %v2 = mul %v, %v : f32[71,33]
+  fwd fc  %n2 = sum %v2 dims=[1] keepdim=false : f32[71]
+  fwd fc  %n = sqrt %n2 : f32[71]
+  fwd fc  %s = add %h, %m : f32[8,71]
+  fwd fc  %d = div %s, %n : f32[8,71]"#;
+    let [before, after] = ["\n  fwd fc  %s = add %h, %m : f32[8,71]", "tanh %s"];
+    LORA.replace(before, norms).replace(after, "tanh %d")
+}
+
 fn compile(graph: &Graph, options: &Options) -> Result<Compiled, Error> {
     let device = devices::named("cpu").unwrap();
     let cost = Roofline::new(&device);
@@ -211,7 +225,18 @@ fn stored(path: &str, numbers: &[f32]) -> [(String, Vec<u8>); 4] {
 /// gradients of frozen matrices, and none for their numbers beyond one product.
 #[test]
 fn a_step_on_nf4_is_the_step_on_its_numbers() {
-    let graph = parse_graph(LORA).unwrap();
+    is_the_step_on_its_numbers(LORA, 3);
+}
+
+/// So does one that adds adapters to a matrix.
+#[test]
+fn a_step_of_dora_on_nf4_is_the_step_on_its_numbers() {
+    is_the_step_on_its_numbers(&dora(), 4);
+}
+
+/// `decoded`: how often a step decodes matrices.
+fn is_the_step_on_its_numbers(graph: &str, decoded: usize) {
+    let graph = parse_graph(graph).unwrap();
     let (mut whole, mut in_nf4) = (Data::new(), Data::new());
     let mut parameters = 0;
     for (i, state) in graph.states.values().enumerate() {
@@ -312,16 +337,16 @@ fn a_step_on_nf4_is_the_step_on_its_numbers() {
         assert_eq!(bytes.sum::<u64>(), 8 * parameters as u64 + 8);
         // The numbers of a matrix are kept for one product alone.
         let graph = &keep.program.graph;
-        let (readers, mut decoded) = (graph.readers(), 0);
+        let (readers, mut n_decoded) = (graph.readers(), 0);
         for data in graph
             .nodes
             .values()
             .filter(|data| data.op.kind() == OpKind::Nf4)
         {
             assert_eq!(readers[data.outputs[0]].len(), 1);
-            decoded += 1;
+            n_decoded += 1;
         }
-        assert_eq!(decoded, 3 * micro_batches);
+        assert_eq!(n_decoded, decoded * micro_batches);
     }
 }
 

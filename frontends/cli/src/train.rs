@@ -74,10 +74,6 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         args.data.start_step.saturating_add(args.steps),
     )?;
     let mut buckets = Buckets::of(&artifact, args.data.labels_input.as_deref());
-    if buckets.are_several() && args.trace.is_some() {
-        let why = "--trace: it is of one step, and this one has several sizes; leave out --buckets";
-        return Err(Failure::Input(why.into()));
-    }
     let micro_batches = buckets.micro_batches();
     let data = feeding::training(&args.data, &buckets)?;
     if let Init::Normal(_) = init {
@@ -266,7 +262,6 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     if let Some(path) = &args.trace {
         // Only writing the file can fail here.
         machines
-            .now()
             .write_trace(path)
             .map_err(|e| Failure::System(e.to_string()))?;
     }

@@ -2,6 +2,7 @@
 
 use crate::common::{Folder, Run, floats, model, run, view};
 use safetensors::Dtype;
+use std::collections::BTreeSet;
 
 /// A file with batches of GPT-2: a number of rows for each.
 fn batches(folder: &Folder, name: &str, rows: &[usize]) -> String {
@@ -153,6 +154,50 @@ fn a_smaller_batch_is_filled_and_what_is_filled_does_not_count() {
     ))
     .expect(2)
     .says(&["--buckets", "compiled already"]);
+}
+
+#[test]
+fn a_model_in_eval_mode_has_the_sizes_too_and_a_trace_has_all_steps() {
+    let folder = Folder::new("buckets-eval");
+    let dynamic = model("gpt2-dynbatch/joint_coarse.pt2");
+    let data = batches(&folder, "all.safetensors", &[16, 4, 8, 4]);
+    let (lit, trace) = (folder.file("eval.lit"), folder.file("trace.json"));
+    run(&format!(
+        "compile {dynamic} --buckets 16,8,4 --kernels plain -o {lit}"
+    ))
+    .expect(0);
+    let how = format!(
+        "train {dynamic} --buckets 16,8,4 {HOW} --steps 4 --init normal:0.02 --batches {data} \
+         --eval {data} --eval-every 2"
+    );
+    let of = |rest: &str| {
+        let lines = run(&format!("{how} {rest}")).expect(0).json();
+        let numbers = |key: &str| -> Vec<f64> {
+            lines.iter().filter_map(|line| line[key].as_f64()).collect()
+        };
+        (numbers("loss"), numbers("eval_loss"))
+    };
+    let own = of("");
+    assert_eq!((own.0.len(), own.1.len()), (4, 2));
+    assert_eq!(of(&format!("--eval-model {dynamic} --trace {trace}")), own);
+    assert_eq!(of(&format!("--eval-model {lit}")), own);
+
+    let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(&trace).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let spans = events.iter().filter(|event| event["ph"] == "X");
+    let steps: BTreeSet<(u64, u64)> = spans
+        .map(|span| (&span["pid"], &span["args"]["step"]))
+        .map(|(process, step)| (process.as_u64().unwrap(), step.as_u64().unwrap()))
+        .collect();
+    // The smallest runs twice.
+    assert_eq!(steps, BTreeSet::from([(0, 1), (1, 1), (2, 1), (2, 2)]));
+    let mut names = events
+        .iter()
+        .filter(|event| event["name"] == "process_name");
+    assert!(names.any(|event| {
+        let name = event["args"]["name"].as_str().unwrap();
+        name.contains("input_ids [8, 32]")
+    }));
 }
 
 #[test]

@@ -90,7 +90,8 @@ def test_a_model_that_fails_the_comparison_has_its_numbers_again(monkeypatch: py
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_adapters_of_peft(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+def test_adapters_of_peft(tmp_path: Path, dora: bool) -> None:
     """PEFT writes the adapters that a step over NF4 trains, and reads them into a compiled model."""
     peft = pytest.importorskip("peft", reason="this is a test of PEFT")
     transformers = pytest.importorskip("transformers")
@@ -106,7 +107,7 @@ def test_adapters_of_peft(tmp_path: Path) -> None:
     )
     base = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
     targets = ["q_proj", "v_proj", "down_proj"]
-    model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=targets))
+    model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=targets, use_dora=dora))
     ids = torch.randint(96, (4, 16))
     batch = {"input_ids": ids, "labels": ids}
     optimizer = torch.optim.AdamW(trained(model), lr=1e-2)

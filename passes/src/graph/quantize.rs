@@ -1,13 +1,14 @@
 //! Stores frozen matrices in NF4 with double quantisation (Dettmers et al., 2023, "QLoRA"): half a
 //! byte for each number, one for each 64, and four for each 16384.
 //!
-//! Before: forward and backward. After: a matrix without a gradient that only products read,
-//! perhaps through casts, is four states: `nf4.PATH` (codes), `nf4_sizes.PATH`, `nf4_largest.PATH`
-//! and `nf4_offset.PATH`. Directly before each product that reads it, an op `nf4` computes its
-//! numbers for this product alone, in the type that the product takes. So no plan keeps the numbers
-//! from one product to another, in particular not from the forward to the backward.
+//! Before: forward and backward. After: a matrix without a gradient that products read, perhaps
+//! through casts, is four states: `nf4.PATH` (codes), `nf4_sizes.PATH`, `nf4_largest.PATH` and
+//! `nf4_offset.PATH`. Directly before each node that reads it, an op `nf4` computes its numbers for
+//! this node alone, in the type that the node takes. So no plan keeps the numbers from one product
+//! to another, in particular not from the forward to the backward.
 //!
-//! Embeddings are not products, so they stay as they are; so does a head that shares their matrix.
+//! DoRA (Liu et al., 2024) also adds its adapters to such a matrix, for norms. Embeddings are not
+//! products, so they stay as they are; so does a head that shares their matrix.
 
 use ir::graph::{self, Readers};
 use ir::op::attrs::Decoded;
@@ -68,6 +69,7 @@ pub fn run(graph: &mut Graph, base: Base) -> Result<(), QuantizeError> {
         let mut reads = Reads::default();
         if is_frozen_matrix(graph, state)
             && reads.collect(graph, &readers, graph.states[state].before)
+            && reads.has_product(graph)
         {
             matrices.push((state, reads));
         }
@@ -95,11 +97,21 @@ fn is_frozen_matrix(graph: &Graph, state: State) -> bool {
         && !ty.dtype().is_eight_bit_float()
 }
 
-/// The operands of products that are a matrix: itself, or a cast or a reshape of it.
+/// The operands of products and sums that are a matrix: itself, or a cast or a reshape of it.
 #[derive(Default)]
 struct Reads(Vec<(Node, usize)>);
 
 impl Reads {
+    /// Whether a product has the matrix as a factor.
+    fn has_product(&self, graph: &Graph) -> bool {
+        let is_factor = |&(node, i): &(Node, usize)| match graph.nodes[node].op.kind() {
+            OpKind::Matmul | OpKind::MatmulSum => true,
+            OpKind::Addmm => i > 0,
+            _ => false,
+        };
+        self.0.iter().any(is_factor)
+    }
+
     /// Adds the reads of a value; false if something else reads it.
     fn collect(&mut self, graph: &Graph, readers: &Readers, value: Value) -> bool {
         if graph
@@ -112,9 +124,9 @@ impl Reads {
         // The end of the step reads a state that does not change, too.
         for node in readers[value].iter().copied().flatten() {
             let data = &graph.nodes[node];
-            let factors = match data.op.kind() {
-                OpKind::Matmul | OpKind::MatmulSum => 0..2,
-                OpKind::Addmm => 1..3,
+            let operands = match data.op.kind() {
+                OpKind::Matmul | OpKind::MatmulSum | OpKind::Add => 0..2,
+                OpKind::Addmm => 0..3,
                 OpKind::Cast if self.collect(graph, readers, data.outputs[0]) => continue,
                 _ => return false,
             };
@@ -122,7 +134,7 @@ impl Reads {
                 if graph.root(input) != value {
                     continue;
                 }
-                if !factors.contains(&i) {
+                if !operands.contains(&i) {
                     return false;
                 }
                 if !self.0.contains(&(node, i)) {

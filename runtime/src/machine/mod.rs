@@ -646,6 +646,11 @@ impl Machine {
     /// What ran when, stream by stream; empty without [`Options::trace`]. The last steps, if there
     /// were many.
     pub fn trace(&mut self) -> Result<Vec<Span<'_>>, Error> {
+        self.spans(None)
+    }
+
+    /// The same, with starts counted from a moment; without one, from this machine's start.
+    fn spans(&self, began: Option<Instant>) -> Result<Vec<Span<'_>>, Error> {
         self.idle()?;
         let Core {
             trace,
@@ -654,18 +659,28 @@ impl Machine {
             ..
         } = &*self.core;
         Ok(trace.as_ref().map_or(Vec::new(), |trace| {
-            trace.spans(programs, lines, &self.streams)
+            let began = began.unwrap_or(trace.began());
+            trace.spans(programs, lines, &self.streams, began)
         }))
     }
+
+    /// The machine in a trace: its name says which sizes its inputs have.
+    fn traced(&self, began: Option<Instant>) -> Result<trace::Process<'_>, Error> {
+        let input = |input: &Slot<Binding>| {
+            let Binding { name, operand } = &input.what;
+            format!("{name} {:?}", operand.shape)
+        };
+        let inputs: Vec<String> = self.inputs.iter().map(input).collect();
+        Ok(trace::Process {
+            name: format!("{}: {}", self.name, inputs.join(", ")),
+            streams: &self.streams,
+            spans: self.spans(began)?,
+        })
+    }
+
     /// Writes the trace in Chrome's format, for <https://ui.perfetto.dev>.
     pub fn write_trace(&mut self, path: impl AsRef<Path>) -> Result<(), Error> {
-        let streams = self.streams.clone();
-        let spans = self.trace()?;
-        let io = |e: std::io::Error| Error::Host(format!("{}: {e}", path.as_ref().display()));
-        let mut out = BufWriter::new(File::create(path.as_ref()).map_err(io)?);
-        trace::write(&spans, &streams, &mut out)
-            .and_then(|()| out.flush())
-            .map_err(io)
+        write_traces(std::slice::from_ref(self), path.as_ref())
     }
 
     /// The host may touch inputs and outputs: nothing that runs does. They alone ask here.
@@ -688,6 +703,19 @@ impl std::fmt::Debug for Machine {
             .field("steps", &self.launched)
             .finish_non_exhaustive()
     }
+}
+
+/// Writes the traces of machines that run in turn, on the clock of the first.
+fn write_traces(machines: &[Machine], path: &Path) -> Result<(), Error> {
+    let began = machines.first().and_then(|first| first.core.trace.as_ref());
+    let began = began.map(Trace::began);
+    let processes = machines.iter().map(|machine| machine.traced(began));
+    let processes = processes.collect::<Result<Vec<_>, Error>>()?;
+    let io = |e: std::io::Error| Error::Host(format!("{}: {e}", path.display()));
+    let mut out = BufWriter::new(File::create(path).map_err(io)?);
+    trace::write(&processes, &mut out)
+        .and_then(|()| out.flush())
+        .map_err(io)
 }
 
 /// The backend for code that is for a GPU.

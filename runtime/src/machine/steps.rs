@@ -1,9 +1,10 @@
 //! Several steps that take turns on one memory and one set of states: see [`Artifact::others`].
 
-use super::{Machine, Memory, Options, Slot};
+use super::{Machine, Memory, Options, Slot, write_traces};
 use crate::foreign::Foreign;
 use crate::{Error, validate};
 use artifact::{Artifact, Initial, MemorySpace, State, StateKind, Unshared};
+use std::path::Path;
 use std::sync::Arc;
 
 /// A machine for each step of an artifact. One of them has its turn; the others are idle.
@@ -51,6 +52,15 @@ impl Steps {
     /// All machines, for what is known of them.
     pub fn machines(&self) -> &[Machine] {
         &self.machines
+    }
+
+    /// Writes what ran when, in Chrome's format: each step is a process of its own, and all are on
+    /// one clock.
+    ///
+    /// # Errors
+    /// Steps are running, or the file cannot be written.
+    pub fn write_trace(&mut self, path: impl AsRef<Path>) -> Result<(), Error> {
+        write_traces(&self.machines, path.as_ref())
     }
 
     /// One past the last byte of the device's pool that any step touched.

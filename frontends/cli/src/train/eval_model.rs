@@ -3,6 +3,7 @@
 
 use super::{failure, source};
 use crate::args::{CodeFor, Compiling, ForwardArgs, TrainArgs};
+use crate::buckets;
 use crate::compile;
 use crate::failure::Failure;
 use crate::model::{self, Format};
@@ -13,7 +14,8 @@ use runtime::Machine;
 use std::path::Path;
 
 /// The step to evaluate with: a compiled file, or a model that is compiled here and now, for the
-/// device and the budget of the step that learns. A budget in per cent is of what it needs itself.
+/// device, the budget and the sizes of the step that learns. A budget in per cent is of what it
+/// needs itself.
 pub(super) fn artifact(args: &TrainArgs, path: &Path) -> Result<Artifact, Failure> {
     let artifact = if model::format(path)? == Format::Lit {
         let (artifact, signed) = trust::read(path)?;
@@ -31,11 +33,13 @@ pub(super) fn artifact(args: &TrainArgs, path: &Path) -> Result<Artifact, Failur
             disk_rate: args.compiling.disk_rate,
             ..Compiling::default()
         };
-        let model = model::read(path, &args.reading, &ForwardArgs::default())?;
+        let (reading, sizes) = buckets::largest(path, &args.reading, &args.buckets)?;
+        let model = model::read(path, &reading, &ForwardArgs::default())?;
         let gpu = source::gpu(args)?;
         let code_for = gpu.is_none().then_some(CodeFor::ThisCpu);
         let machine = model::machine_on(&compiling, gpu.map(|here| here.device))?;
-        compile::artifact_on(machine, (model, None), &compiling, code_for, Dumps::Stderr)?
+        let model = (model, sizes.as_ref());
+        compile::artifact_on(machine, model, &compiling, code_for, Dumps::Stderr)?
     };
     source::check_memory(args, &artifact)?;
     Ok(artifact)

@@ -50,22 +50,16 @@ impl Evaluator {
         let Some(path) = &args.eval.eval_model else {
             return Evaluator::of(args, artifact, "--eval").map(Some);
         };
-        if !artifact.others.is_empty() {
-            return Err(Failure::Input(
-                "--eval-model: it has one size of batches, and the step that learns has several; \
-                 leave out --buckets"
-                    .into(),
-            ));
-        }
-        let own = eval_model::artifact(args, path)?;
+        let mut own = eval_model::artifact(args, path)?;
         eval_model::check_states(path, &own, artifact)?;
         let mut evaluator = Evaluator::of(args, &own, "--eval-model")?;
         let files = Files {
             choices: None,
             disk: args.compiling.disk.as_ref().map(|disk| &*disk.folder),
         };
+        let others = std::mem::take(&mut own.others);
         let machine = Machine::beside(own, options, files).map_err(failure)?;
-        evaluator.own = Some(Steps::new(machine, vec![], options).map_err(failure)?);
+        evaluator.own = Some(Steps::new(machine, others, options).map_err(failure)?);
         Ok(Some(evaluator))
     }
 
