@@ -4,7 +4,7 @@
 #   ir <- placement; ir, artifact, papers, placement <- passes <- codegen <- lighterage, cli
 #   placement <- papers, addresses <- trace <- cli      ir <- lower <- torch, onnx, config, trace <- cli
 #   passes, torch <- report <- cli, python      papers, codegen, runtime <- python
-#   codegen, runtime, report <- gpu <- cli, python
+#   codegen, runtime, report <- gpu <- measure <- cli, python
 #   artifact <- codegen, runtime                        runtime <- cli, tests    ptx <- standin <- tests
 #   artifact <- checkpoint <- cli
 #   ops <- ir, runtime
@@ -35,13 +35,14 @@ allowed() {
     trace) echo addresses lower placement ;;
     report) echo ir passes torch ;;
     gpu) echo ir passes codegen runtime report ;;
-    python) echo ir papers passes codegen runtime artifact torch report gpu ;;
+    measure) echo ir passes codegen artifact runtime gpu ;;
+    python) echo ir papers passes codegen runtime artifact torch report gpu measure ;;
     lighterage) echo ir passes codegen trace papers placement ;;
     codegen) echo ir passes artifact ;;
     runtime) echo ops artifact ;;
     checkpoint) echo artifact ;;
     standin) echo ptx ;;
-    cli | tests) echo ops ir passes codegen lower torch onnx config trace report gpu artifact runtime checkpoint alloc ptx standin placement addresses papers ;;
+    cli | tests) echo ops ir passes codegen lower torch onnx config trace report gpu measure artifact runtime checkpoint alloc ptx standin placement addresses papers ;;
     *) return 1 ;;
     esac
 }

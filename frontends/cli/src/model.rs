@@ -526,7 +526,7 @@ const MANY_MICRO_BATCHES: u64 = 128;
 
 /// Starts the threads that share the compiler's work. If the system has no threads, this thread
 /// does all work; the result is the same.
-fn start_threads() -> Result<(), Failure> {
+pub(crate) fn start_threads() -> Result<(), Failure> {
     static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
     let start = || {
         // If making the global pool fails, it cannot be tried again; a separate pool can.
@@ -610,21 +610,24 @@ fn run_beside(
     if let (Some(profiled), Ok(compiled)) = (&machine.profiled, &compiled) {
         tell_guesses(profiled, &compiled.program.graph);
     }
-    compiled
-        .map(|compiled| (compiled, times))
-        .map_err(|error| match error {
-            pipeline::Error::Graph { message, .. } => Failure::Input(message),
-            pipeline::Error::Illegal(illegal) => Failure::Input(illegal.to_string()),
-            pipeline::Error::Infeasible(infeasible) => Failure::NoFit(infeasible),
-            pipeline::Error::HostTooSmall(host) => Failure::HostTooSmall(host),
-            pipeline::Error::Broken {
-                pass,
-                summary,
-                text,
-            } => Failure::Bug(format!(
-                "pass {pass} left a program that is not right ({summary})\n{}\n",
-                with_context(&text)
-            )),
-            diverged @ pipeline::Error::Diverged { .. } => Failure::Bug(diverged.to_string()),
-        })
+    compiled.map(|compiled| (compiled, times)).map_err(refused)
+}
+
+/// A step that the compiler refused.
+pub(crate) fn refused(error: pipeline::Error) -> Failure {
+    match error {
+        pipeline::Error::Graph { message, .. } => Failure::Input(message),
+        pipeline::Error::Illegal(illegal) => Failure::Input(illegal.to_string()),
+        pipeline::Error::Infeasible(infeasible) => Failure::NoFit(infeasible),
+        pipeline::Error::HostTooSmall(host) => Failure::HostTooSmall(host),
+        pipeline::Error::Broken {
+            pass,
+            summary,
+            text,
+        } => Failure::Bug(format!(
+            "pass {pass} left a program that is not right ({summary})\n{}\n",
+            with_context(&text)
+        )),
+        diverged @ pipeline::Error::Diverged { .. } => Failure::Bug(diverged.to_string()),
+    }
 }

@@ -5,12 +5,14 @@ use crate::foreign::Calls;
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
 use crate::parts::Arenas;
+use crate::profile;
 use artifact::Artifact;
 use codegen::Target;
 use codegen::kernels;
 use ir::schedule::InstrKind;
 use ir::{Device, Graph, Op, TensorType, Value};
-use passes::cost::Roofline;
+use passes::cost::profile::Profiled;
+use passes::cost::{Cost, Roofline};
 use passes::decide::{Extent, Problem};
 use passes::explain::{self, Named};
 use passes::graph::optimizer::{Master, Optimizer, Rounding};
@@ -129,12 +131,13 @@ fn kind_of_kernels(given: &str, on_gpu: bool) -> PyResult<Kernels> {
 /// `compute(node, operands, results)`. Without it the step is planned for the device. `loss_scale`:
 /// of fp16, the first scale, its growth, its backoff, and the updates until it grows. `beside`: the
 /// step on larger batches in whose memory this one is to run. `gpu`: the number of the GPU that
-/// runs the step; without it, the processor does.
+/// runs the step; without it, the processor does. `profile`: the file of a profile, by whose times
+/// it is planned.
 #[pyfunction]
 #[pyo3(signature = (pt2, *, optimizer, budget=None, device="cpu", host=None, kernels="auto",
     planner="auto", clip_norm=None, groups=None, parts=None, calls=None, precision="f32",
     loss_scale=None, micro_batches=None, reduction="auto", master="none", rounding="nearest",
-    base="whole", whole_groups=None, beside=None, gpu=None, command=""))]
+    base="whole", whole_groups=None, beside=None, gpu=None, profile=None, command=""))]
 #[expect(
     clippy::too_many_arguments,
     reason = "Python's keyword arguments; its callers name each"
@@ -162,6 +165,7 @@ pub(crate) fn compile(
     whole_groups: Option<BTreeSet<usize>>,
     beside: Option<PyRef<'_, Plan>>,
     gpu: Option<u32>,
+    profile: Option<PathBuf>,
     command: &str,
 ) -> PyResult<Plan> {
     let host = host.map(|text| parse_bytes(text).map_err(|e| error(format!("host: {e}"))));
@@ -217,6 +221,8 @@ pub(crate) fn compile(
         None if calls.is_some() => device.sm = None,
         Some(_) | None => {}
     }
+    let profile = profile.map(|file| profile::read(&file, &options, &device));
+    let profile = profile.transpose()?;
     let command = command.to_string();
     let model = py.detach(|| torch::read_bytes(&pt2, "step", &BTreeMap::new()));
     let model = model.map_err(error)?;
@@ -232,21 +238,36 @@ pub(crate) fn compile(
             cancel: cancel.clone(),
             ..options
         };
-        let machine = Where { device, gpu };
+        let machine = Where {
+            device,
+            gpu,
+            profile,
+        };
         planned(model, options, machine, compute, command)
     })
 }
 
-/// What a step is planned for, and the GPU that runs it, if one does.
+/// What a step is planned for, the GPU that runs it, if one does, and measured times.
 struct Where {
     device: Device,
     gpu: Option<u32>,
+    profile: Option<Profiled>,
+}
+
+impl Where {
+    /// The times to plan with.
+    fn cost(&self, options: &Options) -> Box<dyn Cost> {
+        match &self.profile {
+            Some(profile) => Box::new(profile.clone()),
+            None => Box::new(Roofline::new(&self.device).with_tf32(options.tf32)),
+        }
+    }
 }
 
 fn planned(
     model: torch::Model,
     options: Options,
-    Where { device, gpu }: Where,
+    machine: Where,
     compute: Option<Py<PyAny>>,
     command: String,
 ) -> PyResult<Plan> {
@@ -254,8 +275,8 @@ fn planned(
     let compiled = pipeline::compile(
         model.graph.clone(),
         &options,
-        &device,
-        &Roofline::new(&device).with_tf32(options.tf32),
+        &machine.device,
+        &*machine.cost(&options),
         &mut |report| times.push((report.name, report.time, report.changed)),
     );
     let tensors = model.tensors.into_iter();
@@ -267,8 +288,7 @@ fn planned(
         unsupported: model.unsupported,
         compute,
         data: tensors.map(|(path, tensor)| (path, tensor.data)).collect(),
-        device,
-        gpu,
+        machine,
         times,
         command,
     })
@@ -304,9 +324,7 @@ pub(crate) struct Plan {
     /// Computes the calls that have no kernel, if the step is to run.
     compute: Option<Py<PyAny>>,
     data: codegen::Data,
-    device: Device,
-    /// The GPU that runs it; else the processor does.
-    gpu: Option<u32>,
+    machine: Where,
     times: Vec<PassTime>,
     command: String,
 }
@@ -347,7 +365,7 @@ impl Plan {
     /// The time of the kernels of the forward and the backward, µs, if each runs once.
     #[getter]
     fn kernel_micros(&self) -> f64 {
-        micro_batches::kernel_micros(&self.compiled, &self.cost())
+        micro_batches::kernel_micros(&self.compiled, &*self.cost())
     }
 
     /// How many micro-batches a step has.
@@ -423,6 +441,29 @@ impl Plan {
         found.collect()
     }
 
+    /// Ops that the profile lacks, each once: their times are guesses. Empty without a profile.
+    #[getter]
+    fn guessed(&self) -> Vec<String> {
+        let profile = self.machine.profile.as_ref();
+        profile.map_or(vec![], |profile| {
+            profile.guesses(&self.compiled.program.graph).0
+        })
+    }
+
+    /// Measures the step's ops and this machine, and writes the times to a file. What a file that
+    /// is there has stays in it. Returns the number of ops, the time of a step (µs), how long it
+    /// took (s), and the ops that could not be run, with the reasons.
+    fn profile(&self, py: Python<'_>, file: PathBuf) -> PyResult<profile::Summary> {
+        interruptible(py, |cancel| {
+            let options = Options {
+                cancel: cancel.clone(),
+                ..self.compiled.options.clone()
+            };
+            let Where { device, gpu, .. } = &self.machine;
+            profile::measure(&file, &self.traced, &options, device, *gpu)
+        })
+    }
+
     /// Why a tensor is where it is, and what the alternatives would cost; for a module, what was
     /// decided about each of its tensors. `name`: a value, a state's path, or a module's.
     fn explain(&self, py: Python<'_>, name: &str) -> PyResult<String> {
@@ -472,7 +513,7 @@ impl Plan {
     fn __repr__(&self) -> String {
         let row = |(name, value): (&str, String)| format!("\n  {name:<16} {value}");
         let rows: String = self.figures().into_iter().map(row).collect();
-        format!("Plan of a step on {}{rows}", self.device.name)
+        format!("Plan of a step on {}{rows}", self.machine.device.name)
     }
 
     fn _repr_html_(&self, py: Python<'_>) -> PyResult<String> {
@@ -499,29 +540,29 @@ struct ExternCall<'a> {
 
 impl Plan {
     /// The times that it was planned with.
-    fn cost(&self) -> Roofline {
-        Roofline::new(&self.device).with_tf32(self.compiled.options.tf32)
+    fn cost(&self) -> Box<dyn Cost> {
+        self.machine.cost(&self.compiled.options)
     }
 
     /// How it runs.
     fn running(&self, threads: Option<usize>) -> runtime::Options {
         runtime::Options {
             threads,
-            gpu: self.gpu.unwrap_or(0),
+            gpu: self.machine.gpu.unwrap_or(0),
             ..runtime::Options::default()
         }
     }
 
     /// What its kernels are for. An error if no kernels are generated for the GPU.
     fn target(&self) -> PyResult<Option<Target>> {
-        if self.gpu.is_none() {
+        if self.machine.gpu.is_none() {
             return Ok(Target::host());
         }
-        let target = self.device.sm.and_then(Target::gpu);
+        let target = self.machine.device.sm.and_then(Target::gpu);
         let why = || {
             format!(
                 "device {}: no kernels are generated for it",
-                self.device.name
+                self.machine.device.name
             )
         };
         target.map(Some).ok_or_else(|| error(why()))
@@ -586,7 +627,7 @@ impl Plan {
                 };
                 let cost = self.cost();
                 let graph = self.traced.clone();
-                pipeline::compile(graph, &options, &self.device, &cost, &mut |_| ())
+                pipeline::compile(graph, &options, &self.machine.device, &*cost, &mut |_| ())
                     .expect("a step that was compiled should compile again")
             }))
         })
@@ -626,7 +667,7 @@ impl Plan {
 
     fn page(&self, all: &Compiled) -> String {
         let cost = self.cost();
-        let problem = Problem::new(&all.program.graph, &self.device, &cost);
+        let problem = Problem::new(&all.program.graph, &self.machine.device, &*cost);
         page::page(&Source {
             compiled: all,
             problem: &problem,
@@ -643,7 +684,7 @@ impl Plan {
     fn explained(&self, asked: &str) -> PyResult<String> {
         let graph = &self.compiled.program.graph;
         let cost = self.cost();
-        let problem = Problem::new(graph, &self.device, &cost);
+        let problem = Problem::new(graph, &self.machine.device, &*cost);
         let name = explained::known_path(&self.tied, graph, asked).unwrap_or(asked);
         let rows = |values: &[Value]| explained::rows(&self.compiled, &problem, values);
         let value = |value: Value| {

@@ -174,6 +174,13 @@ pub fn key(graph: &Graph, node: Node) -> String {
 }
 
 impl Profile {
+    /// The share of its speed that a lane keeps while another one is busy; 1 if it was not measured.
+    pub fn kept(&self, lane: Lane, other: Lane) -> f64 {
+        let shares = self.keeps.get(lane.name());
+        let share = shares.and_then(|shares| shares.get(other.name()));
+        share.copied().unwrap_or(1.0)
+    }
+
     /// Reads a profile; the error names the field.
     pub fn from_toml(text: &str) -> Result<Profile, ProfileError> {
         // The version first: a file of another version may have other fields.
@@ -293,11 +300,7 @@ impl Profiled {
         };
         for (a, lane) in Lane::ALL.into_iter().enumerate() {
             for (b, other) in Lane::ALL.into_iter().enumerate() {
-                let share = profile
-                    .keeps
-                    .get(lane.name())
-                    .and_then(|shares| shares.get(other.name()));
-                shares.keeps[a][b] = share.copied().unwrap_or(1.0);
+                shares.keeps[a][b] = profile.kept(lane, other);
             }
         }
         let (mut rates, mut link_micros) = (

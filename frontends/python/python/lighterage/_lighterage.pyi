@@ -90,6 +90,22 @@ class Plan:
     def externs(self) -> list[tuple[str, str, str, int, int]]:
         """What PyTorch computes in a step: operator, node, module, how often, bytes of its results."""
 
+    @property
+    def guessed(self) -> list[str]:
+        """Ops that the profile lacks, each once: their times are guesses. Empty without a profile."""
+
+    def profile(self, file: str | PathLike[str]) -> tuple[int, float, float, dict[str, str]]:
+        """Measure the step's ops, the link, and what they cost each other on the machine that runs the step.
+
+        file: gets the times, for `profile=` of `lighterage.compile` and for `--profile` of the command. A file that is
+            there keeps what it has; the processor's ops in it are not measured again.
+
+        Returns the number of ops in the file, the time of a step in microseconds, how long it took in seconds, and the
+        ops that could not be run, with the reasons: their times will be guesses.
+
+        Raises Error: the file is of another machine or of other kernels, or the step cannot be run.
+        """
+
     def explain(self, name: str) -> str:
         """Why a tensor is where it is, and what the alternatives would cost.
 
@@ -248,6 +264,7 @@ def compile(
     whole_groups: set[int] | None = None,
     beside: Plan | None = None,
     gpu: int | None = None,
+    profile: str | PathLike[str] | None = None,
     command: str = "",
 ) -> Plan:
     """Compile a traced step, the bytes of a joint `.pt2` file.

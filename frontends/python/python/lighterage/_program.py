@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from itertools import starmap
+from os import PathLike
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ class Options:
     host: str | None = None
     kernels: str = "auto"
     planner: str = "auto"
+    profile: str | PathLike[str] | None = None
     threads: int | None = None
 
     @property
@@ -87,6 +89,7 @@ class Program:
             host=options.host,
             kernels=options.kernels,
             planner=options.planner,
+            profile=options.profile,
             parts=(described.late, described.early),
             calls=calls,
             command=f'torch.compile(..., backend="lighterage", options={{"budget": {options.budget!r}}})',

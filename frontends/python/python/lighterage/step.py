@@ -17,6 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def plan(
     master: str = "none",
     rounding: str = "nearest",
     base: str = "whole",
+    profile: str | PathLike[str] | None = None,
 ) -> Plan:
     """Plan a training step for a machine, without running it. A weightless model (`export.weightless`) is enough.
 
@@ -91,13 +93,16 @@ def plan(
             "master": master,
             "rounding": rounding,
             "base": base,
+            "profile": profile,
             **({} if isinstance(optimizer, str) else _groups(optimizer, model)),
             "command": f"lighterage.plan(..., optimizer={name!r}, budget={budget!r}, device={place.device!r})",
         },
         {"budget": budget, "host": host, "planner": planner},
         place.on,
     )
-    return planning.plan(planning.number(micro_batches))
+    planned = planning.plan(planning.number(micro_batches))
+    _tell_guesses(profile, planned)
+    return planned
 
 
 def compile(
@@ -120,6 +125,7 @@ def compile(
     master: str = "none",
     rounding: str = "nearest",
     base: str = "whole",
+    profile: str | PathLike[str] | None = None,
     fallback: str = "torch",
     threads: int | None = None,
     seed: int | None = None,
@@ -164,6 +170,8 @@ def compile(
         neighbours at random.
     base: how frozen matrices are stored that only products read: `whole`, or `nf4`, in 4 bits. With `nf4` the model's
         own matrices, whose paths are in `step.base`, get the numbers that the codes stand for. Steps do not read them.
+    profile: the file of a profile, whose measured times decide instead of the device's figures. `plan.profile(FILE)`
+        writes one on this machine, for the steps that are like that plan's.
     fallback: what computes an operation without a kernel: `torch`, inside of the plan and after one warning, or
         `error`, which raises Unsupported.
     threads: how many share a kernel, by default all that the process may use.
@@ -202,6 +210,7 @@ def compile(
         "master": master,
         "rounding": rounding,
         "base": base,
+        "profile": profile,
         **_groups(optimizer, model),
         "command": f"lighterage.compile(..., budget={budget!r}, device={place.device!r})",
     }
@@ -218,6 +227,7 @@ def compile(
     plan = planning.plan(parts, calls)
     calls.warn(plan)
     _kernels.tell(kernels, plan)
+    _tell_guesses(profile, plan)
     planned = time.perf_counter()
     machine = plan.load(threads)
     loaded = time.perf_counter()
@@ -302,6 +312,7 @@ def compile(
             master=master,
             rounding=rounding,
             base=base,
+            profile=profile,
             fallback=fallback,
             threads=threads,
             seed=seed,
@@ -310,6 +321,14 @@ def compile(
 
     step._others = _Others(beside, again, max_plans - 1)
     return step
+
+
+def _tell_guesses(profile: str | PathLike[str] | None, plan: Plan) -> None:
+    """Log which ops a profile lacks."""
+    guessed = plan.guessed
+    if guessed:
+        more = f" and {len(guessed) - 3} more" if len(guessed) > 3 else ""
+        logger.warning("profile %s lacks %s%s: their times are guesses", profile, "; ".join(guessed[:3]), more)
 
 
 class Step:

@@ -1,20 +1,19 @@
 //! A profile of a GPU: the step runs there, traced, and the device's clock gives the time of each
 //! op. The rest of the machine is measured beside the step.
 
-use super::{LONGEST, Measured, PART, ROUNDS, SHORTEST, Step, failure, finish};
-use crate::args::{Compiling, ProfileArgs};
-use crate::failure::Failure;
-use crate::model::{self, Model};
-use crate::observe::Dumps;
+use crate::step::Step;
+use crate::{Error, Measured, ROUNDS, Request, Timed, known, seconds, sums};
+use ::gpu::Here;
 use artifact::Artifact;
-use codegen::Target;
-use gpu::Here;
+use codegen::kernels::Target;
 use ir::schedule::{InstrKind, Why};
 use ir::{Id, Instr};
+use passes::cost::Roofline;
+use passes::decide::Planner;
 use passes::graph::optimizer::{HYPER, Optimizer};
-use passes::pipeline::{Compiled, Kernels};
+use passes::pipeline::{self, Budget, Compiled, Kernels, Options};
 use runtime::profile::{self, Micros, Times};
-use runtime::{Machine, Options, StateInit};
+use runtime::{Machine, StateInit};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -24,56 +23,45 @@ const INIT: StateInit = StateInit {
     std: Some(0.02),
 };
 
-/// Measures a GPU of this machine.
-pub(super) fn run(args: &ProfileArgs, optimizer: Optimizer, number: u32) -> Result<(), Failure> {
-    if args.kernels == Some(Kernels::Plain) {
-        return Err(Failure::Input(
-            "--kernels plain: only generated kernels run on a GPU".into(),
-        ));
+/// Measures a GPU of this machine, whose device is that of the request. All ops are measured, at
+/// once; a known profile adds those that the step lacks.
+///
+/// # Errors
+/// The step cannot be compiled or run, the known profile is of another machine, or the request asks
+/// for what no GPU has: plain kernels, a slower link.
+pub fn gpu(request: &Request<'_>, here: &Here) -> Result<Measured, Error> {
+    let refused = |why: &str| Err(Error::Request(why.into()));
+    if request.options.kernels == Kernels::Plain {
+        return refused("plain kernels do not run on a GPU: only generated ones do");
     }
-    if args.reuse.is_some() {
-        return Err(Failure::Input(
-            "--reuse: the ops of a GPU are measured in a step, all at once".into(),
-        ));
+    if request.link.is_some() {
+        return refused("the link of a GPU is measured as it is: it cannot be slowed down");
     }
-    if args.link.is_some() {
-        return Err(Failure::Input(
-            "--link: the link of a GPU is measured as it is".into(),
-        ));
-    }
-    let here = Here::find(number)?;
-    let model = model::read(&args.model.model, &args.model.reading, &args.forward)?;
+    let known = request.known;
+    known.map_or(Ok(()), |profile| known::check(profile, request))?;
     let start = Instant::now();
-    let rounds = args.repeat.unwrap_or(ROUNDS.1);
-    let on = |kernels: Kernels| Traced::new(args, optimizer, &model, &here, kernels);
+    let rounds = request.repeat.unwrap_or(ROUNDS.1);
     // Ops in groups are measured separately too, and before: two steps may not fit at a time.
     let apart = {
-        let mut apart = on(Kernels::Plain)?;
+        let mut apart = Traced::new(request, here, Kernels::Plain)?;
         let times = apart.times(rounds)?;
         (apart.step(), times)
     };
-    let mut whole = on(Kernels::Generated)?;
+    let mut whole = Traced::new(request, here, Kernels::Generated)?;
     let times = whole.times(rounds)?;
-    let sum = |of: fn(&Micros) -> f64| times.micros.iter().flatten().map(of).sum::<f64>();
-    let (median, fastest) = (sum(|op| op.median), sum(|op| op.fastest));
-    let micros = if args.fastest { fastest } else { median };
-    let seconds = (micros / 1e6 / PART).clamp(SHORTEST, LONGEST);
+    let (micros, _) = sums(&times, request.fastest);
     whole.write()?;
-    let figures = profile::gpu(&mut whole.machine, number, seconds).map_err(failure)?;
-    let measured = Measured {
-        args,
+    let figures = profile::gpu(&mut whole.machine, here.found.number, seconds(micros))?;
+    let all = Timed {
+        request,
         step: &whole.step(),
         times: &times,
         apart: Some(apart),
         figures: &figures,
-        micros,
-        fastest,
-        n_run: times.micros.len(),
         rounds,
-        known: None,
-        host_is_device: false,
+        is_processor: false,
     };
-    finish(&measured, &here.device, start)
+    Ok(all.measured(times.micros.len(), start))
 }
 
 /// A step on the GPU.
@@ -88,23 +76,19 @@ struct Traced {
 }
 
 impl Traced {
-    fn new(
-        args: &ProfileArgs,
-        optimizer: Optimizer,
-        model: &Model,
-        here: &Here,
-        kernels: Kernels,
-    ) -> Result<Traced, Failure> {
-        let compiling = Compiling {
-            optimizer: Some(optimizer),
-            precision: args.precision,
-            update: args.update,
-            kernels: Some(kernels),
-            forward: args.forward.clone(),
-            ..Compiling::default()
+    fn new(request: &Request<'_>, here: &Here, kernels: Kernels) -> Result<Traced, Error> {
+        // What fits into the device's memory is measured: any plan has the same ops.
+        let options = Options {
+            budget: Budget::Device,
+            planner: Planner::Auto,
+            host: None,
+            ..request.options(kernels)
         };
-        let machine = model::machine_on(&compiling, Some(here.device.clone()))?;
-        let mut compiled = model::compile(&model.graph, &compiling, &machine, Dumps::Stderr)?;
+        let optimizer = options.optimizer;
+        let cost = Roofline::new(&here.device);
+        let graph = request.graph.clone();
+        let compiled = pipeline::compile(graph, &options, &here.device, &cost, &mut |_| ());
+        let mut compiled = compiled?;
         // The graph has no groups then, but its ops still run by generated kernels.
         compiled.options.kernels = Kernels::Generated;
         let target = here.device.sm.and_then(Target::gpu);
@@ -112,13 +96,13 @@ impl Traced {
         let launches = launches(&compiled, &artifact);
         let inputs = inputs(&artifact, optimizer);
         let pool_bytes = artifact.pools.iter().map(|pool| pool.bytes).sum();
-        let options = Options {
+        let options = runtime::Options {
             trace: true,
             gpu: here.found.number,
-            ..Options::default()
+            ..runtime::Options::default()
         };
-        let mut machine = Machine::new(artifact, options).map_err(failure)?;
-        machine.initialise(&INIT).map_err(failure)?;
+        let mut machine = Machine::new(artifact, options)?;
+        machine.initialise(&INIT)?;
         Ok(Traced {
             compiled,
             machine,
@@ -128,23 +112,23 @@ impl Traced {
         })
     }
 
-    fn write(&mut self) -> Result<(), Failure> {
+    fn write(&mut self) -> Result<(), Error> {
         let mut inputs = self.inputs.iter();
         let written = inputs.try_for_each(|(name, bytes)| self.machine.write_input(name, bytes));
-        written.map_err(failure)
+        Ok(written?)
     }
 
     /// The times of the launches, after one step to warm up.
-    fn times(&mut self, rounds: u32) -> Result<Times, Failure> {
+    fn times(&mut self, rounds: u32) -> Result<Times, Error> {
         let mut rows: Vec<Vec<f64>> = vec![vec![]; self.launches.len()];
         let mut largest_op = 0;
         for round in 0..=rounds {
             self.write()?;
-            let step = self.machine.step().map_err(failure)?.step;
+            let step = self.machine.step()?.step;
             if round == 0 {
                 continue;
             }
-            let spans = self.machine.trace().map_err(failure)?;
+            let spans = self.machine.trace()?;
             let now = spans.iter().filter(|span| span.step == step);
             let taken: BTreeMap<u32, (f64, u64)> = now
                 .map(|span| (span.command, (span.duration_us, span.bytes)))

@@ -1,0 +1,93 @@
+//! Measured times: the file of a profile, and how it is made.
+
+use crate::errors::{error, refused};
+use codegen::kernels;
+use ir::{Device, Graph};
+use measure::{Error, Progress, Request};
+use passes::cost::profile::{Profile, Profiled};
+use passes::pipeline::{Kernels, Options};
+use pyo3::prelude::*;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// The number of ops of a step, its time (µs), how long it was measured (s), and the ops that could
+/// not be run, with the reasons.
+pub(crate) type Summary = (usize, f64, f64, BTreeMap<String, String>);
+
+fn open(file: &Path) -> PyResult<Profile> {
+    let refused = |why: String| error(format!("profile {}: {}", file.display(), why.trim_end()));
+    let text = std::fs::read_to_string(file).map_err(|e| refused(e.to_string()))?;
+    Profile::from_toml(&text).map_err(|e| refused(e.to_string()))
+}
+
+/// The measured times of a file, for a step with these options.
+pub(crate) fn read(file: &Path, options: &Options, device: &Device) -> PyResult<Profiled> {
+    let refused = |why: String| error(format!("profile {}: {why}", file.display()));
+    if options.tf32 {
+        return Err(refused(
+            "its products are of f32; with precision=\"tf32\" there is no profile".into(),
+        ));
+    }
+    let profile = open(file)?;
+    let (measured, asked) = (profile.kernels, options.kernels);
+    if measured != asked {
+        return Err(refused(format!(
+            "it measured {} kernels, and the step has {} ones",
+            measured.name(),
+            asked.name()
+        )));
+    }
+    Profiled::new(profile, device, None).map_err(|e| refused(e.to_string()))
+}
+
+/// Measures the ops of a step and the machine that runs it, and writes the file.
+pub(crate) fn measure(
+    file: &Path,
+    graph: &Graph,
+    options: &Options,
+    device: &Device,
+    gpu: Option<u32>,
+) -> PyResult<Summary> {
+    if options.tf32 {
+        return Err(error(
+            "profile: it has the times of f32 products; plan without precision=\"tf32\"",
+        ));
+    }
+    if options.kernels == Kernels::Generated {
+        kernels::find().map_err(error)?;
+    }
+    let known = file.exists().then(|| open(file)).transpose()?;
+    let request = Request {
+        graph,
+        options: Options {
+            homes: None,
+            ..options.clone()
+        },
+        device,
+        link: None,
+        repeat: None,
+        fastest: false,
+        memory: None,
+        known: known.as_ref(),
+    };
+    let mut look = |_: Progress| options.cancel.look();
+    let measured = match gpu {
+        Some(number) => gpu::Here::find(number)
+            .map_err(error)
+            .and_then(|here| measure::gpu(&request, &here).map_err(|e| failure(file, e))),
+        None => measure::processor(&request, &mut look).map_err(|e| failure(file, e)),
+    }?;
+    let profile = &measured.profile;
+    let text = profile.to_toml().map_err(error)?;
+    artifact::replace_file(file, &[text.as_bytes()])?;
+    let (n_ops, seconds) = (profile.ops.len(), profile.profiling_seconds);
+    Ok((n_ops, profile.step_micros, seconds, measured.refused))
+}
+
+fn failure(file: &Path, failed: Error) -> PyErr {
+    match failed {
+        Error::Compile(error) => refused(*error),
+        Error::Request(why) => error(format!("profile {}: {why}", file.display())),
+        other @ (Error::Emit(_) | Error::Run(_)) => error(other),
+    }
+}
