@@ -6,7 +6,7 @@
 #   passes, torch <- report <- cli, python      papers, codegen, runtime <- python
 #   codegen, runtime, report <- gpu <- measure <- cli, python
 #   artifact <- codegen, runtime                        runtime <- cli, tests    ptx <- standin <- tests
-#   artifact <- checkpoint <- cli
+#   artifact <- checkpoint <- cli                       columns <- cli
 #   ops <- ir, runtime
 #
 # ops is the table of operations, which compiler and runtime share: plain data without dependencies,
@@ -23,7 +23,7 @@ here=$(pwd -P)
 # Allowed dependencies of each crate, without the prefix `lighterage-`. A crate that is not listed is an error.
 allowed() {
     case $1 in
-    ops | artifact | alloc | mlir | ptx | structure) echo ;;
+    ops | artifact | alloc | mlir | ptx | structure | columns) echo ;;
     ir) echo ops ;;
     lower) echo ir ;;
     torch | onnx | config) echo ir lower ;;
@@ -42,7 +42,7 @@ allowed() {
     runtime) echo ops artifact ;;
     checkpoint) echo artifact ;;
     standin) echo ptx ;;
-    cli | tests) echo ops ir passes codegen lower torch onnx config trace report gpu measure artifact runtime checkpoint alloc ptx standin placement addresses papers ;;
+    cli | tests) echo columns ops ir passes codegen lower torch onnx config trace report gpu measure artifact runtime checkpoint alloc ptx standin placement addresses papers ;;
     *) return 1 ;;
     esac
 }

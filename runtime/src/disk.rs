@@ -326,8 +326,8 @@ fn past_cache(file: &File, bytes: u64) -> Option<File> {
     None
 }
 
-/// A new file without a name.
-fn nameless(folder: &Path) -> Result<File, Error> {
+/// A new file without a name: nothing stays of it, however the process ends.
+pub fn nameless(folder: &Path) -> Result<File, Error> {
     let mut options = File::options();
     options.read(true).write(true).mode(0o600);
     #[cfg(target_os = "linux")]

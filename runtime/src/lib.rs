@@ -41,6 +41,7 @@ mod trace;
 mod validate;
 
 pub use code::{Function, Loaded, ObjectError};
+pub use disk::nameless;
 pub use error::Error;
 pub use foreign::{Foreign, ForeignCall};
 pub use init::StateInit;

@@ -21,7 +21,7 @@ pub(crate) fn start() {
 
 /// Text without control characters: names of files, tensors and lines must not move a terminal's
 /// cursor or set its title.
-fn printable(text: &str) -> Cow<'_, str> {
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     let is_harmful = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
     if !text.contains(is_harmful) {
         return Cow::Borrowed(text);

@@ -424,8 +424,8 @@ fn nans_are_not_checkpoints() {
 }
 
 /// What loads the shim of disk.c into the command, for files below `folder`.
-pub(crate) fn shim(small: &Small, folder: &str) -> Vec<(&'static str, String)> {
-    let library = small.folder.file("disk.so");
+pub(crate) fn shim(built: &Folder, folder: &str) -> Vec<(&'static str, String)> {
+    let library = built.file("disk.so");
     if !Path::new(&library).exists() {
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/disk.c");
         // The compiler that links Rust's programs.
@@ -454,7 +454,7 @@ fn a_disk_that_fails_costs_checkpoints_and_no_training() {
     let train = |fault: &str, rest: &str| {
         let _ = fs::remove_dir_all(&checkpoints);
         fs::create_dir(&checkpoints).unwrap();
-        let mut variables = shim(&small, &checkpoints);
+        let mut variables = shim(&small.folder, &checkpoints);
         variables.push(("DISK_FAULT", fault.to_string()));
         run_shimmed(&small.begin(&checkpoints, rest), &variables)
     };
@@ -530,7 +530,7 @@ fn a_power_cut_at_any_moment_leaves_the_newest_checkpoint_whole() {
     let small = Small::new("power");
     let checkpoints = small.folder.file("c");
     let log = small.folder.file("log");
-    let mut variables = shim(&small, &checkpoints);
+    let mut variables = shim(&small.folder, &checkpoints);
     variables.push(("DISK_LOG", log.clone()));
     // The second run goes on from the first one's last checkpoint.
     for steps in [8, 12] {

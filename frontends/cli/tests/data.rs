@@ -118,6 +118,136 @@ fn streams_of_tokens_are_batches_cut_from_them() {
     ]);
 }
 
+/// A file of the crate that reads columns. Most have the tokens `tokens(4 * BATCH + 40)`.
+fn column_file(name: &str) -> String {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../columns/tests/data");
+    format!("{folder}/{name}")
+}
+
+#[test]
+fn columns_of_files_are_streams_of_tokens() {
+    let folder = Folder::new("columns");
+    let all = tokens(4 * BATCH + 40);
+    let bin = folder.write("t.bin", raw(&all));
+    let (half, whole, rest) = (
+        folder.file("half.st"),
+        folder.file("whole.st"),
+        folder.file("rest.st"),
+    );
+    let of = |data: &str, rest: &str| {
+        let args = format!("--tokens {data} --shuffle-data --json {rest}");
+        losses(&run(&train(&args)).expect(0))
+    };
+    let expected = of(&bin, &format!("--steps 10 --save {whole}"));
+    assert_eq!(expected.len(), 10);
+    for name in [
+        "plain.parquet",
+        "dictionary.parquet",
+        "snappy.parquet",
+        "gzip_v2.parquet",
+        "lz4.parquet",
+        "zstd_delta.parquet",
+        "split_v2.parquet",
+        "stream.arrow",
+        "others.arrow",
+        "stream_zstd.arrow",
+        "flat.arrow",
+        "fixed_lz4.arrow",
+    ] {
+        let found = of(&column_file(name), "--steps 10");
+        assert_eq!(found, expected, "{name}");
+    }
+    // A run goes on at any position, and files of all kinds follow each other.
+    let parquet = column_file("snappy.parquet");
+    of(&parquet, &format!("--steps 6 --save {half}"));
+    let go_on = format!("--steps 4 --start-step 6 --init {half} --save {rest}");
+    assert_eq!(of(&parquet, &go_on), expected[6..]);
+    let read = |path: &str| std::fs::read(path).unwrap();
+    assert_eq!(read(&whole), read(&rest));
+    let mixed = format!("{bin} {parquet} {}", column_file("flat.arrow"));
+    assert_eq!(
+        of(&mixed, "--steps 30"),
+        of(&format!("{bin} {bin} {bin}"), "--steps 30")
+    );
+
+    // Another column, and held-out data.
+    let args = format!("--tokens {parquet} --token-column attention_mask --steps 1");
+    let held = format!("{args} --eval {parquet}");
+    run(&train(&held)).expect(0).says(&["296 tokens in 1 file"]);
+}
+
+#[test]
+fn lists_of_a_column_are_documents() {
+    let folder = Folder::new("column-documents");
+    let text = "graph g {
+  input  %input_ids : i64[2,8]
+  input  %position_ids : i64[2,8]
+  fwd - %a = mul_scalar %position_ids value=1000 : i64[2,8]
+  fwd - %c = add %a, %input_ids : i64[2,8]
+  fwd - %f = cast %c dtype=f32 : f32[2,8]
+  fwd - %loss = sum %f dims=[0,1] keepdim=false : f32[]
+  output loss = %loss
+}";
+    let graph = folder.write("g.ir", text);
+    // The documents of `documents_are_packed_into_rows`, and a list without tokens.
+    let tokens = [1, 2, 0, 3, 4, 5, 6, 0, 7, 0, 8, 8, 8, 8, 8, 8, 0];
+    let bin = folder.write("t.bin", raw(&tokens));
+    let of = |data: &str, end: &str| {
+        let args = format!("train {graph} --kernels plain --tokens {data} {end} --steps 2 --json");
+        run(&args).expect(0)
+    };
+    for name in ["documents.parquet", "documents.arrow"] {
+        let lists = column_file(name);
+        // Where lists end, documents end anyhow.
+        let found = of(&lists, "--pack 0");
+        found.says_all(&["4 documents in 3 rows of 8, 29.2 % padding"]);
+        let of_bin = losses(&of(&bin, "--pack 0"));
+        assert_eq!(losses(&found), of_bin);
+        // No token ends a document, and the seven of the padding are others.
+        let found = of(&format!("{bin} {lists}"), "--pack 9");
+        found.says_all(&["34 tokens in 2 files: 5 documents (2 cuts"]);
+        let found = of(&lists, "--pack 9");
+        found.says_all(&["4 documents in 3 rows of 8"]);
+        assert!(losses(&found)[0] > of_bin[0]);
+        assert_eq!((losses(&found)[0] - of_bin[0]) % 9.0, 0.0);
+        // A token within a list ends a document, too.
+        of(&lists, "--pack 6").says_all(&["5 documents"]);
+        of(&lists, "--documents 9").says_all(&["4 documents in 2 batches of 2"]);
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn tokens_of_columns_leave_nothing_and_say_that_a_disk_is_full() {
+    let folder = Folder::new("spool");
+    let temporary = folder.file("tmp");
+    std::fs::create_dir(&temporary).unwrap();
+    let parquet = column_file("plain.parquet");
+    let args = train(&format!("--tokens {parquet} --steps 1"));
+    let variables = [("TMPDIR", &*temporary)];
+    crate::common::run_with(&args, &variables).expect(0);
+    let is_empty = || std::fs::read_dir(&temporary).unwrap().next().is_none();
+    assert!(is_empty());
+    let mut child = endless_with(&format!("--tokens {parquet}"), 2, &variables);
+    assert!(is_empty());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(is_empty());
+
+    crate::common::run_with(&args, &[("TMPDIR", &folder.file("absent"))])
+        .expect(1)
+        .says(&["plain.parquet", "absent", "TMPDIR"]);
+    let mut shim = crate::checkpoints::shim(&folder, &temporary);
+    shim.push(("TMPDIR", temporary.clone()));
+    shim.push(("DISK_FAULT", "write:28:1:1".into()));
+    let shim: Vec<(&str, &str)> = shim.iter().map(|(k, v)| (*k, v.as_str())).collect();
+    crate::common::run_with(&args, &shim).expect(1).says(&[
+        "plain.parquet",
+        "No space left on device",
+        "TMPDIR",
+    ]);
+}
+
 #[test]
 fn batches_may_be_in_several_files() {
     let folder = Folder::new("shards");
@@ -357,7 +487,29 @@ fn files_that_hold_no_tokens_are_told_by_name() {
     refused(&write("not.npy", &data), &["not.npy", "not a .npy file"]);
     refused(
         &write("t.parquet", b"PAR1"),
-        &["t.parquet", ".bin", ".npy", "docs/training.md"],
+        &["t.parquet", "not a whole Parquet file"],
+    );
+    refused(
+        &write("t.arrow", b"ARROW1\0\0"),
+        &["not a whole Arrow file"],
+    );
+    refused(&write("v1.feather", b"FEA1...."), &["version 1"]);
+    refused(&write("x.arrow", b"nothing"), &["x.arrow", "neither"]);
+    refused(
+        &column_file("several.parquet"),
+        &["several.parquet", "--token-column", "a (int64)", "b (lists"],
+    );
+    refused(
+        &format!("{} --token-column text", column_file("snappy.parquet")),
+        &["the column text", "input_ids (lists of int32)"],
+    );
+    refused(
+        &column_file("null_row.arrow"),
+        &["null_row.arrow: row 2 of input_ids is null"],
+    );
+    refused(
+        &write("t.csv", b"1"),
+        &["t.csv", ".bin", ".npy", ".parquet"],
     );
     refused(&write("t.safetensors", b""), &["--batches"]);
     refused(&folder.file("absent.bin"), &["absent.bin"]);
@@ -385,6 +537,7 @@ fn files_that_hold_no_tokens_are_told_by_name() {
     for option in [
         "--token-labels next",
         "--token-type u32",
+        "--token-column x",
         "--ids x",
         "--labels-input x",
     ] {
@@ -421,8 +574,14 @@ fn a_pipe_of_tokens_is_read_and_a_named_one_refused() {
 
 /// Starts an endless run, and returns after its first steps.
 fn endless(rest: &str, steps: usize) -> std::process::Child {
+    endless_with(rest, steps, &[])
+}
+
+/// The same with variables of the environment.
+fn endless_with(rest: &str, steps: usize, variables: &[(&str, &str)]) -> std::process::Child {
     let args = train(&format!("{rest} --steps 100000000 --json"));
     let mut child = crate::common::command(&args)
+        .envs(variables.iter().copied())
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped())
         .spawn()
@@ -459,12 +618,8 @@ fn a_file_that_shrinks_ends_the_run_and_what_was_learned_is_saved() {
 #[test]
 fn memory_does_not_grow_with_the_file() {
     let folder = Folder::new("large-tokens");
-    let peak = |name: &str, bytes: u64| {
-        let bin = folder.write(name, raw(&tokens(BATCH)));
-        // The rest is zeros, which take no disk.
-        let file = std::fs::File::options().write(true).open(&bin).unwrap();
-        file.set_len(bytes).unwrap();
-        let mut child = endless(&format!("--tokens {bin} --shuffle-data"), 200);
+    let peak = |data: &str| {
+        let mut child = endless(&format!("--tokens {data} --shuffle-data"), 200);
         let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
@@ -475,10 +630,27 @@ fn memory_does_not_grow_with_the_file() {
         let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
         kib << 10
     };
-    let (small, large) = (peak("s.bin", 1 << 10), peak("l.bin", 1 << 30));
-    // A GiB of tokens takes no more than the differences between two runs.
-    assert!(
-        large < small + (16 << 20),
-        "{large} bytes instead of {small}"
-    );
+    let zeros = |name: &str, bytes: u64| {
+        let bin = folder.write(name, raw(&tokens(BATCH)));
+        // The rest is zeros, which take no disk.
+        let file = std::fs::File::options().write(true).open(&bin).unwrap();
+        file.set_len(bytes).unwrap();
+        bin
+    };
+    let small = peak(&zeros("s.bin", 1 << 10));
+    // The batches of a stream of Arrow once more, between its schema and its end.
+    let stream = std::fs::read(column_file("stream.arrow")).unwrap();
+    let schema = 8 + u32::from_le_bytes(stream[4..8].try_into().unwrap()) as usize;
+    let (schema, rest) = stream.split_at(schema);
+    let (batches, end) = rest.split_at(rest.len() - 8);
+    let stream = [schema, &batches.repeat(20_000), end].concat();
+    let stream = folder.write("l.arrow", stream);
+    // A GiB of tokens, or a file of 40 MB, takes no more than the differences between two runs.
+    for large in [zeros("l.bin", 1 << 30), stream] {
+        let large = peak(&large);
+        assert!(
+            large < small + (16 << 20),
+            "{large} bytes instead of {small}"
+        );
+    }
 }

@@ -1,8 +1,8 @@
 //! Documents in a stream of tokens, one in each row, in batches of rows of one length.
 //!
-//! A document ends with a given token, which belongs to it. Its row has the smallest length that
-//! holds it; the rest of the row is padding without labels. A batch has documents of one length of
-//! rows. Those that are left of a length go to the next one.
+//! A document ends with a given token, which belongs to it, or where its file says so. Its row has
+//! the smallest length that holds it; the rest of the row is padding without labels. A batch has
+//! documents of one length of rows. Those that are left of a length go to the next one.
 
 use super::packed::{Piece, Row, pieces};
 use super::tokens::{Tokens, write_row};

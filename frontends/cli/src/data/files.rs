@@ -73,6 +73,15 @@ impl Input {
         })
     }
 
+    /// An open file in place of the one with this path.
+    pub(crate) fn in_place_of(path: &Path, file: File, length: u64) -> Input {
+        Input {
+            path: path.to_path_buf(),
+            source: Source::File(file),
+            length,
+        }
+    }
+
     /// The file.
     pub(crate) fn path(&self) -> &Path {
         &self.path

@@ -1,12 +1,14 @@
 //! Files: what training reads, batch by batch, and what commands write.
 
 mod batches;
+mod column;
 mod documents;
 mod feed;
 mod files;
 mod npy;
 mod order;
 mod packed;
+mod span;
 mod tensors;
 mod tokens;
 

@@ -2,7 +2,7 @@
 //! The format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
 
 use super::files::Input;
-use super::tokens::{Integer, Span};
+use super::span::{Integer, Span};
 use crate::failure::Failure;
 
 /// What every file begins with.

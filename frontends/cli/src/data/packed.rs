@@ -1,9 +1,9 @@
 //! Documents in a stream of tokens, packed into rows of the model's length: first-fit decreasing.
 //!
-//! A document ends with a given token, which belongs to it. A document that is longer than a row is
-//! cut into pieces. In a row, positions begin with 0 in each piece, no piece sees another one, and
-//! no label is a token of another piece. The end of a row is padding, a piece of its own without
-//! labels.
+//! A document ends with a given token, which belongs to it, or where its file says that it ends. A
+//! document that is longer than a row is cut into pieces. In a row, positions begin with 0 in each
+//! piece, no piece sees another one, and no label is a token of another piece. The end of a row is
+//! padding, a piece of its own without labels.
 
 use super::tokens::{Labels, Role, Tokens, write_row};
 use super::{Batch, Source};
@@ -211,11 +211,16 @@ pub(super) fn pieces(tokens: &Tokens, end: i64) -> Result<(Vec<Piece>, u64), Fai
         }
     };
     let total = tokens.total();
+    let mut ends = tokens.documents().peekable();
     let mut from = 0;
     while from < total {
         let count = READ.min(total - from);
         for (at, token) in (from..).zip(tokens.read(from, count)?) {
-            if token == end {
+            let mut ends_here = token == end;
+            while ends.next_if_eq(&(at + 1)).is_some() {
+                ends_here = true;
+            }
+            if ends_here {
                 add(start, at + 1);
                 start = at + 1;
             }

@@ -2,8 +2,9 @@
 //! each other without a gap; sequence `i` begins with token `i` times the length.
 
 use super::files::Input;
+use super::span::{Integer, Part, Span, none};
 use super::tensors::{dtype_name, type_name};
-use super::{Batch, Source, Value, npy};
+use super::{Batch, Source, Value, column, npy};
 use crate::failure::Failure;
 use artifact::{DType, Operand};
 use std::path::{Path, PathBuf};
@@ -47,6 +48,8 @@ const MASKS: [&str; 2] = ["attention_mask", "mask"];
 pub(crate) struct TokensOptions {
     /// The tokens of `.bin` files.
     pub(crate) token_type: TokenType,
+    /// The column of Parquet and Arrow files, if it is not the usual one.
+    pub(crate) column: Option<String>,
     /// What labels are.
     pub(crate) labels: Labels,
     /// The input with the ids, if its name is not a usual one.
@@ -62,56 +65,6 @@ pub(crate) struct TokensOptions {
 pub(crate) enum InRow {
     One,
     Several,
-}
-
-/// An integer in a file, in little-endian order.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Integer {
-    pub(super) bytes: usize,
-    signed: bool,
-}
-
-impl Integer {
-    pub(super) const fn new(bytes: usize, signed: bool) -> Integer {
-        Integer { bytes, signed }
-    }
-
-    /// The value of a token; `None` if it is too large for any input.
-    fn value(self, bytes: &[u8]) -> Option<i64> {
-        let mut wide = [0; 8];
-        wide[..self.bytes].copy_from_slice(bytes);
-        let unsigned = u64::from_le_bytes(wide);
-        if self.signed {
-            let unused = u64::BITS - 8 * self.bytes as u32;
-            return Some((unsigned << unused) as i64 >> unused);
-        }
-        i64::try_from(unsigned).ok()
-    }
-}
-
-/// Where the tokens lie in a file.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Span {
-    /// The first token's byte.
-    pub(super) start: u64,
-    /// The number of tokens.
-    pub(super) count: u64,
-    pub(super) integer: Integer,
-}
-
-impl Span {
-    /// One past the last byte.
-    pub(super) fn end(&self) -> Option<u64> {
-        let bytes = self.count.checked_mul(self.integer.bytes as u64)?;
-        self.start.checked_add(bytes)
-    }
-}
-
-/// A file, and the number of tokens up to its end.
-struct Part {
-    input: Input,
-    span: Span,
-    end: u64,
 }
 
 /// An input of the model.
@@ -165,16 +118,15 @@ impl Tokens {
         let (slots, rows, length) = slots(options, inputs)?;
         let mut parts: Vec<Part> = vec![];
         for path in paths {
-            let input = Input::open(path)?;
-            let span = span(&input, options.token_type)?;
+            let part = part(Input::open(path)?, options)?;
             let before = parts.last().map_or(0, |part| part.end);
-            let end = before.checked_add(span.count).ok_or_else(|| {
+            let end = before.checked_add(part.span.count).ok_or_else(|| {
                 Failure::Input(format!(
                     "{}: more tokens than 64 bits count",
                     path.display()
                 ))
             })?;
-            parts.push(Part { input, span, end });
+            parts.push(Part { end, ..part });
         }
 
         let total = parts.last().map_or(0, |part| part.end);
@@ -219,6 +171,18 @@ impl Tokens {
     /// The number of all tokens.
     pub(super) fn total(&self) -> u64 {
         self.parts.last().map_or(0, |part| part.end)
+    }
+
+    /// The positions where documents end, as far as files say them, ascending; some more than once.
+    pub(super) fn documents(&self) -> impl Iterator<Item = u64> {
+        let parts = self.parts.iter().filter(|part| !part.documents.is_empty());
+        let ends = parts.flat_map(|part| {
+            // No document goes on from the file before.
+            let start = part.end - part.span.count;
+            let ends = part.documents.iter().map(move |end| start + end);
+            std::iter::once(start).chain(ends)
+        });
+        ends.filter(|&end| end > 0)
     }
 
     /// `1000 tokens in 2 files`.
@@ -499,32 +463,34 @@ fn shown(operand: &Operand) -> String {
     type_name(&dtype_name(operand.dtype), &operand.shape)
 }
 
-/// Where a file's tokens lie. The end of its name says what it is; a pipe has raw tokens.
-fn span(input: &Input, token_type: TokenType) -> Result<Span, Failure> {
+/// The tokens of a file. The end of its name says what it is; a pipe has raw tokens.
+fn part(input: Input, options: &TokensOptions) -> Result<Part, Failure> {
     let path = input.path();
     let ending = path.extension().and_then(|ending| ending.to_str());
+    let is_pipe = path.starts_with("/dev") || path.starts_with("/proc");
     let span = match ending {
-        Some("npy") => npy::span(input)?,
-        Some("bin") => raw(input, token_type)?,
-        None if path.starts_with("/dev") || path.starts_with("/proc") => raw(input, token_type)?,
+        Some("npy") => npy::span(&input)?,
+        Some("bin") => raw(&input, options.token_type)?,
+        None if is_pipe => raw(&input, options.token_type)?,
+        Some("parquet" | "arrow" | "arrows" | "feather" | "ipc") => {
+            let with_documents = options.documents.is_some();
+            return column::part(&input, options.column.as_deref(), with_documents);
+        }
         _ => return Err(unknown(path, ending)),
     };
     match span.count {
-        0 => Err(Failure::Input(format!("{}: no tokens", path.display()))),
-        _ => Ok(span),
+        0 => Err(none(path)),
+        _ => Ok(Part::of(input, span, vec![])),
     }
 }
 
 fn unknown(path: &Path, ending: Option<&str>) -> Failure {
     let help = match ending {
-        Some("parquet" | "arrow" | "feather") => {
-            "; docs/training.md shows how to write the column to a .npy file"
-        }
         Some("safetensors") => "; a safetensors file with batches is for --batches",
         _ => "",
     };
     Failure::Input(format!(
-        "{}: token files are .bin (raw, see --token-type) or .npy{help}",
+        "{}: token files are .bin (raw, see --token-type), .npy, .parquet or .arrow{help}",
         path.display()
     ))
 }
@@ -554,16 +520,6 @@ fn raw(input: &Input, token_type: TokenType) -> Result<Span, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn integers_keep_their_values() {
-        let of = |bytes: &[u8], signed| Integer::new(bytes.len(), signed).value(bytes);
-        assert_eq!(of(&[0xFE, 0xFF], false), Some(0xFFFE));
-        assert_eq!(of(&[0xFE, 0xFF], true), Some(-2));
-        assert_eq!(of(&[0xFF; 8], true), Some(-1));
-        assert_eq!(of(&[0xFF; 8], false), None);
-        assert_eq!(of(&[7], true), Some(7));
-    }
 
     #[test]
     fn tokens_that_an_input_cannot_hold_are_refused() {

@@ -71,6 +71,7 @@ fn tokens(
     };
     let options = TokensOptions {
         token_type: args.token_type,
+        column: args.token_column.clone(),
         labels: args.token_labels,
         ids: args.ids.clone(),
         labels_input: args.labels_input.clone(),
