@@ -24,6 +24,10 @@ ir::named! {
         /// The first moment in two bytes; the second is factored into rows and columns, and counts
         /// as zero.
         Adafactor = "adafactor",
+        /// The factored second moment alone, as the paper has it.
+        AdafactorPaper = "adafactor-paper",
+        /// The same with a first moment in f32.
+        AdafactorPaperMomentum = "adafactor-paper-momentum",
     }
 }
 
@@ -32,9 +36,10 @@ impl Optimizer {
     fn moments(self, full: u64) -> u64 {
         match self {
             Optimizer::AdamW => 2 * full,
-            Optimizer::Sgd => 0,
+            Optimizer::Sgd | Optimizer::AdafactorPaper => 0,
             Optimizer::Momentum => full,
             Optimizer::AdamW8bit | Optimizer::Adafactor => 2,
+            Optimizer::AdafactorPaperMomentum => 4,
         }
     }
 }
@@ -640,10 +645,11 @@ mod tests {
             .1 / GB
         };
         let all = |precision| Optimizer::ALL.map(|optimizer| bytes(precision, optimizer));
-        // AdamW, SGD, momentum, 8-bit AdamW, Adafactor; the post has 12, 8, 6 and about 6.
-        assert_eq!(all(Precision::Mixed), [12, 4, 8, 6, 6]);
-        assert_eq!(all(Precision::F32), [8, 0, 4, 2, 2]);
-        assert_eq!(all(Precision::Bf16), [4, 0, 2, 2, 2]);
+        // AdamW, SGD, momentum, 8-bit AdamW, Adafactor; the post has 12, 8, 6 and about 6. Then
+        // Adafactor of the paper.
+        assert_eq!(all(Precision::Mixed), [12, 4, 8, 6, 6, 4, 8]);
+        assert_eq!(all(Precision::F32), [8, 0, 4, 2, 2, 0, 4]);
+        assert_eq!(all(Precision::Bf16), [4, 0, 2, 2, 2, 0, 4]);
     }
 
     /// The post's "4P saved" are weights and gradients. The optimizer's copy of the weights takes

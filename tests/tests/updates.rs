@@ -211,6 +211,9 @@ fn every_option_of_every_optimizer_counts() {
             hyper[i] = match option {
                 // A floor, which most parameters are above.
                 "eps2" => 1.0,
+                // A step that is below the largest one.
+                "warmup_init" => 1e-6,
+                "relative_step" => 100.0,
                 _ => value / 2.0 + 0.01,
             };
             check(option, &train(&free, &start, &hyper, 3).states);

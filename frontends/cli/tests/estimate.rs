@@ -142,6 +142,8 @@ fn adapters_and_optimizers_are_counted() {
         ("momentum", 8),
         ("adamw8bit", 6),
         ("adafactor", 6),
+        ("adafactor-paper", 4),
+        ("adafactor-paper-momentum", 8),
     ] {
         let object = object(&format!("--params 1B --optimizer {optimizer}"));
         assert_eq!(

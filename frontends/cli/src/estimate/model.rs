@@ -60,6 +60,8 @@ fn compiling(args: &EstimateArgs) -> Result<Compiling, Failure> {
         formula::Optimizer::Sgd => Optimizer::Sgd,
         formula::Optimizer::Momentum => Optimizer::SgdMomentum,
         formula::Optimizer::Adafactor => Optimizer::Adafactor,
+        formula::Optimizer::AdafactorPaper => Optimizer::AdafactorPaper,
+        formula::Optimizer::AdafactorPaperMomentum => Optimizer::AdafactorPaperMomentum,
         other => return no_plan("--optimizer", other.name(), "`fit --optimizer` has more"),
     };
     let precision = match args.precision {

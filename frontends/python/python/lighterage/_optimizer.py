@@ -44,6 +44,8 @@ _FIXED_OF_8_BITS: dict[str, tuple[Any, ...]] = {
     "max_unorm": (0, 0.0),
     "skip_zeros": (False,),
 }
+# Of transformers' Adafactor, whose steps are relative to these numbers.
+_LARGEST_STEP, _WARMUP = 1e-2, 1e-6
 RNG = "optimizer.rng"
 """The state of the random numbers of roundings, if nothing else of the step draws any."""
 _STEP, _HYPER = "optimizer.step", "optimizer.hyper"
@@ -78,13 +80,18 @@ class Kind:
     @property
     def shows_gradients(self) -> bool:
         """Whether a step with the options of a probe makes the gradients readable."""
-        return self not in (ADAFACTOR, ADAMW_8BIT, ADAMW_BF16)
+        return self not in (ADAFACTOR, ADAFACTOR_PAPER, ADAFACTOR_PAPER_MOMENTUM, ADAMW_8BIT, ADAMW_BF16)
 
 
 ADAMW = Kind("adamw", ("exp_avg", "exp_avg_sq"), counts_steps=True)
 SGD = Kind("sgd", (), counts_steps=False)
 MOMENTUM = Kind("sgd-momentum", ("momentum_buffer",), counts_steps=False)
 ADAFACTOR = Kind("adafactor", ("row_var", "col_var"), counts_steps=True, of_vectors=("variance",))
+_OF_MATRICES, _OF_VECTORS = ("exp_avg_sq_row", "exp_avg_sq_col"), ("exp_avg_sq",)
+ADAFACTOR_PAPER = Kind("adafactor-paper", _OF_MATRICES, counts_steps=True, of_vectors=_OF_VECTORS)
+ADAFACTOR_PAPER_MOMENTUM = Kind(
+    "adafactor-paper-momentum", (*_OF_MATRICES, "exp_avg"), counts_steps=True, of_vectors=(*_OF_VECTORS, "exp_avg")
+)
 ADAMW_BF16 = Kind("adamw-bf16", ("exp_avg", "exp_avg_sq"), counts_steps=True)
 ADAMW_8BIT = Kind("adamw-8bit", ("state1", "state2"), counts_steps=True, of_large=("absmax1", "absmax2"))
 LION = Kind("lion", ("exp_avg",), counts_steps=False)
@@ -103,6 +110,12 @@ def _is_of_8_bits(optimizer: torch.optim.Optimizer) -> bool:
     """Whether it is AdamW8bit or Adam8bit of bitsandbytes, whose updates are the same."""
     library = sys.modules.get("bitsandbytes")
     return library is not None and type(optimizer) in (library.optim.AdamW8bit, library.optim.Adam8bit)
+
+
+def _is_of_transformers(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is Adafactor of transformers, which is that of the paper."""
+    library = sys.modules.get("transformers.optimization")
+    return library is not None and type(optimizer) is getattr(library, "Adafactor", None)
 
 
 def _check_8_bits(optimizer: Any) -> None:
@@ -127,12 +140,16 @@ def kind_of(optimizer: torch.optim.Optimizer) -> Kind:
     if _is_of_8_bits(optimizer):
         _check_8_bits(optimizer)
         return ADAMW_8BIT
+    if _is_of_transformers(optimizer):
+        has_first = any(group["beta1"] is not None for group in optimizer.param_groups)
+        return ADAFACTOR_PAPER_MOMENTUM if has_first else ADAFACTOR_PAPER
     if (own := _OWN.get(type(optimizer))) is not None:
         return own
     if type(optimizer) not in _classes():
         names, others = (", ".join(known.__name__ for known in classes) for classes in (_classes(), _OWN))
         raise Unsupported(
-            f"{name} has no counterpart: of torch.optim, these have: {names}; and lighterage.optim has {others}"
+            f"{name} has no counterpart: of torch.optim, these have: {names}; lighterage.optim has {others}; and "
+            f"Adafactor of transformers and AdamW8bit of bitsandbytes have"
         )
     for group in optimizer.param_groups:
         for option, allowed in (_FIXED_OF_MUON if name == "Muon" else _FIXED).items():
@@ -187,6 +204,8 @@ def _is_number(value: Any) -> bool:
 
 def _values(group: dict[str, Any]) -> dict[str, float]:
     """The options of a group under the compiler's names."""
+    if "scale_parameter" in group:
+        return _values_of_transformers(group)
     names = ("lr", "momentum", "weight_decay", "beta2_decay", "d")
     values: dict[str, float] = {key: float(group[key]) for key in names if key in group}
     if "betas" in group:
@@ -198,6 +217,24 @@ def _values(group: dict[str, Any]) -> dict[str, float]:
             values["eps"] = float(eps)
     # Muon's step has AdamW for vectors, of which its optimizer has none.
     return {"beta1": 0.0, "beta2": 0.0, **values} if "ns_steps" in group else values
+
+
+def _values_of_transformers(group: dict[str, Any]) -> dict[str, float]:
+    """The same of transformers' Adafactor."""
+    eps1, eps2 = group["eps"]
+    return {
+        "lr": _LARGEST_STEP if group["relative_step"] else float(group["lr"]),
+        "beta2_decay": float(group["decay_rate"]),
+        "eps1": float(eps1),
+        "eps2": float(eps2),
+        "d": float(group["clip_threshold"]),
+        "weight_decay": float(group["weight_decay"]),
+        "scale_parameter": float(bool(group["scale_parameter"])),
+        "relative_step": float(bool(group["relative_step"])),
+        "warmup_init": _WARMUP if group["warmup_init"] else 1.0,
+        # A group without a first moment has that of its last change, which is the change.
+        "beta1": float(group["beta1"] or 0.0),
+    }
 
 
 def lent(machine: Machine, kind: str, name: str) -> torch.Tensor:
@@ -316,7 +353,7 @@ class State:
             hyper.rows[group].write(row)
 
     def _take_options(self, groups: list[dict[str, Any]], probe: bool) -> None:
-        if kind_of(self._optimizer) != self._kind and self._kind != MOMENTUM:
+        if kind_of(self._optimizer) != self._kind and self._kind not in (MOMENTUM, ADAFACTOR_PAPER_MOMENTUM):
             raise StaleError("the optimizer has momentum now, and the step was compiled without; compile again")
         if whole_groups(self._optimizer) != self._whole:
             raise StaleError("moments of a group have other bits than when the step was compiled; compile again")
@@ -383,6 +420,9 @@ class State:
             if self._kind.counts_steps and (count := theirs.get("step")) is not self._views[i]:
                 self._views[i].fill_(0.0 if count is None else float(count))
                 theirs["step"] = self._views[i]
+            if self._kind in (ADAFACTOR_PAPER, ADAFACTOR_PAPER_MOMENTUM):
+                # What transformers has beside the moments; it writes it before it reads it.
+                theirs.setdefault("RMS", 0)
             if "absmax1" in theirs and (maps := getattr(self._optimizer, "name2qmap", None)):
                 # What a step of bitsandbytes' optimizer looks for.
                 theirs["qmap1"], theirs["qmap2"] = maps["dynamic"], maps["udynamic"]

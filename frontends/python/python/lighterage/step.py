@@ -135,8 +135,8 @@ def compile(
     """Compile a whole training step: forward, backward, clipping and update, within a budget of memory.
 
     model: on the CPU or on a GPU of NVIDIA, in the mode (`train()` or `eval()`) in which it is to be trained.
-    optimizer: SGD, Adam, AdamW, Adafactor or Muon of torch, or one of `lighterage.optim`. Its options are read before
-        each step.
+    optimizer: SGD, Adam, AdamW, Adafactor or Muon of torch, one of `lighterage.optim`, or Adafactor of transformers.
+        Its options are read before each step.
     loss_fn: `loss_fn(model, *args, **kwargs)` gives a scalar. By default the model returns it, or a result with `loss`.
     example: a batch: a tensor, a tuple of positional arguments, or a dict of keyword arguments. Its shapes and types
         are those of all batches.

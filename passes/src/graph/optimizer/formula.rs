@@ -122,10 +122,15 @@ impl Update<'_> {
 
     /// `value * factor`, where the factor is an f64 number of the group.
     fn times(&mut self, value: Value, factor: Value) -> Built {
+        self.with(Op::Mul, value, factor)
+    }
+
+    /// A value and an f64 number of the group.
+    fn with(&mut self, op: Op, value: Value, number: Value) -> Built {
         let dtype = self.dtype(value);
-        let key = (factor, dtype.name().to_string());
-        let factor = self.once(key, |update| update.cast(factor, dtype))?;
-        self.op(Op::Mul, &[value, factor])
+        let key = (number, dtype.name().to_string());
+        let number = self.once(key, |update| update.cast(number, dtype))?;
+        self.op(op, &[value, number])
     }
 
     /// `from + (to - from) * share`, where the share is an f64 number: PyTorch's `lerp` for shares
@@ -193,9 +198,7 @@ pub(super) fn adamw_of_other_types(it: &mut Update<'_>) -> Updated {
 /// squares by row and by column; vectors have them by element.
 pub(super) fn adafactor(it: &mut Update<'_>) -> Updated {
     let (gradient, parameter) = (it.gradient()?, it.real(it.parameter)?);
-    let dtype = it.dtype(parameter);
     let shape = it.graph.values[it.parameter].ty.shape().to_vec();
-    let n_elements = shape.iter().product::<u64>() as f64;
     // Of the parameter's type, as PyTorch has it.
     let least = match it.dtype(it.parameter) {
         DType::F64 => f64::EPSILON,
@@ -204,11 +207,8 @@ pub(super) fn adafactor(it: &mut Update<'_>) -> Updated {
         _ => f64::from(f32::EPSILON),
     };
 
-    let (lr, decay) = (it.option("lr")?, it.option("beta2_decay")?);
-    let (floor, d) = (it.option("eps2")?, it.option("d")?);
-    let step = it.step.expect("adafactor counts steps");
-    let step = it.shared("step", |it| it.cast(step, DType::F64))?;
-    let share = it.shared("step ^ beta2_decay", |it| it.op(Op::Pow, &[step, decay]))?;
+    let lr = it.option("lr")?;
+    let (step, share) = step_and_share(it)?;
     let rho = it.shared("rho", |it| {
         let root = it.op(Op::Rsqrt, &[step])?;
         it.op(Op::Minimum, &[lr, root])
@@ -218,19 +218,13 @@ pub(super) fn adafactor(it: &mut Update<'_>) -> Updated {
     let mut moments = vec![];
     let variance = if let [.., _, _] = shape[..] {
         let last = shape.len() as i64 - 1;
-        let mean = |dim| {
-            Op::Mean(Reduction {
-                dims: vec![dim],
-                keepdim: true,
-            })
-        };
         for (place, dim) in [(0, last), (1, last - 1)] {
             let before = it.real(it.moments[place])?;
-            let now = it.op(mean(dim), &[squares])?;
+            let now = it.op(mean(dim, true), &[squares])?;
             moments.push(it.between(before, now, share)?);
         }
         let outer = it.op(Op::Mul, &[moments[0], moments[1]])?;
-        let all = it.op(mean(last - 1), &[moments[0]])?;
+        let all = it.op(mean(last - 1, true), &[moments[0]])?;
         let all = it.op(at_least(least), &[all])?;
         it.op(Op::Div, &[outer, all])?
     } else {
@@ -242,22 +236,122 @@ pub(super) fn adafactor(it: &mut Update<'_>) -> Updated {
     let root = it.op(Op::Rsqrt, &[variance])?;
     let update = it.op(Op::Mul, &[root, gradient])?;
 
-    // alpha = max(eps2, rms(p)) * rho, divided by max(1, rms(update) / d).
-    let of_parameter = it.norm(parameter)?;
-    let of_parameter = it.op(Op::DivScalar(number(n_elements.sqrt())), &[of_parameter])?;
-    let size = it.op(Op::Maximum, &[floor, of_parameter])?;
+    let size = size_of(it, parameter)?;
     let alpha = it.op(Op::Mul, &[size, rho])?;
-    let of_update = it.norm(update)?;
-    let allowed = it.op(Op::MulScalar(number(n_elements.sqrt())), &[d])?;
-    let excess = it.op(Op::Div, &[of_update, allowed])?;
-    let excess = it.op(at_least(1.0), &[excess])?;
-    let size = it.op(Op::Div, &[alpha, excess])?;
-    let size = it.cast(size, dtype)?;
-
-    let change = it.op(Op::Mul, &[update, size])?;
+    let change = clipped(it, update, alpha)?;
     let decayed = it.decayed()?;
     let parameter = it.op(Op::Sub, &[decayed, change])?;
     it.rounded(parameter, &moments)
+}
+
+/// Adafactor as the paper has it, algorithms 4 to 6, and as transformers has it, whose weight decay
+/// and first moment the paper leaves open. A first moment is the last one.
+pub(super) fn adafactor_paper(it: &mut Update<'_>, has_first: bool) -> Updated {
+    let (gradient, parameter) = (it.gradient()?, it.real(it.parameter)?);
+    let shape = it.graph.values[it.parameter].ty.shape().to_vec();
+    let (step, share) = step_and_share(it)?;
+    let rho = relative_step(it, step)?;
+
+    let least = it.option("eps1")?;
+    let squares = it.op(Op::Mul, &[gradient, gradient])?;
+    let squares = it.with(Op::Add, squares, least)?;
+    let mut moments = vec![];
+    let update = if let [ref outer @ .., rows, columns] = shape[..] {
+        let last = shape.len() as i64 - 1;
+        for (place, dim) in [(0, last), (1, last - 1)] {
+            let before = it.real(it.moments[place])?;
+            let now = it.op(mean(dim, false), &[squares])?;
+            moments.push(it.between(before, now, share)?);
+        }
+        let all = it.op(mean(last - 1, true), &[moments[0]])?;
+        let of_rows = it.op(Op::Div, &[moments[0], all])?;
+        // The root of each factor, not of their product: both may be as small as eps1.
+        let root = |it: &mut Update<'_>, factor, last: [u64; 2]| {
+            let shape = outer.iter().chain(&last).map(|&size| size as i64);
+            let shape = shape.collect();
+            let root = it.op(Op::Rsqrt, &[factor])?;
+            it.op(Op::Reshape(Sizes { shape }), &[root])
+        };
+        let of_rows = root(it, of_rows, [rows, 1])?;
+        let of_columns = root(it, moments[1], [1, columns])?;
+        let both = it.op(Op::Mul, &[of_rows, of_columns])?;
+        it.op(Op::Mul, &[both, gradient])?
+    } else {
+        let before = it.real(it.moments[0])?;
+        moments.push(it.between(before, squares, share)?);
+        let root = it.op(Op::Rsqrt, &[moments[0]])?;
+        it.op(Op::Mul, &[root, gradient])?
+    };
+
+    // alpha = max(eps2, rms(p)) ^ scale_parameter * rho.
+    let (exponent, decay) = (it.option("scale_parameter")?, it.option("weight_decay")?);
+    let size = size_of(it, parameter)?;
+    let size = it.op(Op::Pow, &[size, exponent])?;
+    let alpha = it.op(Op::Mul, &[size, rho])?;
+    let mut change = clipped(it, update, alpha)?;
+    if has_first {
+        let before = it.real(it.moments[moments.len()])?;
+        let rest = it.rest("beta1")?;
+        change = it.between(before, change, rest)?;
+        moments.push(change);
+    }
+    let lost = it.op(Op::Mul, &[decay, alpha])?;
+    let lost = it.cast(lost, it.dtype(parameter))?;
+    let lost = it.op(Op::Mul, &[parameter, lost])?;
+    let decayed = it.op(Op::Sub, &[parameter, lost])?;
+    let parameter = it.op(Op::Sub, &[decayed, change])?;
+    it.rounded(parameter, &moments)
+}
+
+/// `min(lr, warmup_init * t, 1 / sqrt(t))`, f64. Without `relative_step` the last two are infinite.
+fn relative_step(it: &mut Update<'_>, step: Value) -> Built {
+    let (lr, warmup) = (it.option("lr")?, it.option("warmup_init")?);
+    let relative = it.option("relative_step")?;
+    it.shared("rho", |it| {
+        let root = it.op(Op::Rsqrt, &[step])?;
+        let rising = it.op(Op::Mul, &[warmup, step])?;
+        let most = it.op(Op::Minimum, &[rising, root])?;
+        let most = it.op(Op::Div, &[most, relative])?;
+        it.op(Op::Minimum, &[lr, most])
+    })
+}
+
+/// The number of the step, and the share of its squares in a mean: `t ^ beta2_decay`. Both f64.
+fn step_and_share(it: &mut Update<'_>) -> Result<(Value, Value), graph::Error> {
+    let decay = it.option("beta2_decay")?;
+    let step = it.step.expect("adafactor counts steps");
+    let step = it.shared("step", |it| it.cast(step, DType::F64))?;
+    let share = it.shared("step ^ beta2_decay", |it| it.op(Op::Pow, &[step, decay]))?;
+    Ok((step, share))
+}
+
+fn mean(dim: i64, keepdim: bool) -> Op {
+    Op::Mean(Reduction {
+        dims: vec![dim],
+        keepdim,
+    })
+}
+
+/// `max(eps2, rms(parameter))`, f64.
+fn size_of(it: &mut Update<'_>, parameter: Value) -> Built {
+    let floor = it.option("eps2")?;
+    let root = (it.graph.values[parameter].ty.numel() as f64).sqrt();
+    let norm = it.norm(parameter)?;
+    let size = it.op(Op::DivScalar(number(root)), &[norm])?;
+    it.op(Op::Maximum, &[floor, size])
+}
+
+/// `update * alpha / max(1, rms(update) / d)`.
+fn clipped(it: &mut Update<'_>, update: Value, alpha: Value) -> Built {
+    let d = it.option("d")?;
+    let root = (it.graph.values[update].ty.numel() as f64).sqrt();
+    let norm = it.norm(update)?;
+    let allowed = it.op(Op::MulScalar(number(root)), &[d])?;
+    let excess = it.op(Op::Div, &[norm, allowed])?;
+    let excess = it.op(at_least(1.0), &[excess])?;
+    let size = it.op(Op::Div, &[alpha, excess])?;
+    let size = it.cast(size, it.dtype(update))?;
+    it.op(Op::Mul, &[update, size])
 }
 
 fn at_least(min: f64) -> Op {

@@ -29,6 +29,11 @@ ir::named! {
         Lion = "lion",
         /// Adam without a first moment, and with the second one by row and by column.
         Adafactor = "adafactor",
+        /// The same as its paper has it: steps are relative to a parameter's size, and become
+        /// smaller by themselves.
+        AdafactorPaper = "adafactor-paper",
+        /// The same with a first moment.
+        AdafactorPaperMomentum = "adafactor-paper-momentum",
         /// Orthogonal updates of matrices, AdamW for other parameters.
         Muon = "muon",
     }
@@ -94,6 +99,22 @@ const ADAMW: &[(&str, f64)] = &[
     ("beta2", 0.999),
     ("eps", 1e-8),
     ("weight_decay", 1e-2),
+];
+
+/// The numbers of the paper. The rate is the largest relative step. What the last one is for,
+/// only updates with a first moment have.
+const ADAFACTOR_PAPER: &[(&str, f64)] = &[
+    ("lr", 1e-2),
+    ("beta2_decay", -0.8),
+    ("eps1", 1e-30),
+    ("eps2", 1e-3),
+    ("d", 1.0),
+    ("weight_decay", 0.0),
+    ("scale_parameter", 1.0),
+    ("relative_step", 1.0),
+    // The step rises by this much each time; 1 / sqrt(t) is never above 1.
+    ("warmup_init", 1.0),
+    ("beta1", 0.9),
 ];
 
 impl Optimizer {
@@ -163,6 +184,24 @@ impl Optimizer {
                 moments: |ty, _| adafactor_moments(ty),
                 whole_moments: None,
                 update: formula::adafactor,
+            },
+            Optimizer::AdafactorPaper => Rule {
+                options: ADAFACTOR_PAPER.split_at(ADAFACTOR_PAPER.len() - 1).0,
+                counts_steps: true,
+                moments: |ty, _| adafactor_paper_moments(ty),
+                whole_moments: None,
+                update: |update| formula::adafactor_paper(update, false),
+            },
+            Optimizer::AdafactorPaperMomentum => Rule {
+                options: ADAFACTOR_PAPER,
+                counts_steps: true,
+                moments: |ty, _| {
+                    let mut all = adafactor_paper_moments(ty)?;
+                    all.push(moment("exp_avg", at_least_f32(ty.dtype()), ty)?);
+                    Ok(all)
+                },
+                whole_moments: None,
+                update: |update| formula::adafactor_paper(update, true),
             },
             Optimizer::Muon => Rule {
                 options: &[
@@ -247,6 +286,30 @@ fn adafactor_moments(ty: &TensorType) -> Result<Vec<Moment>, TypeError> {
         of("row_var", [rows, 1])?,
         of("col_var", [1, columns])?,
     ])
+}
+
+/// The same in the shapes and types of transformers.
+fn adafactor_paper_moments(ty: &TensorType) -> Result<Vec<Moment>, TypeError> {
+    let dtype = at_least_f32(ty.dtype());
+    let [ref outer @ .., rows, columns] = *ty.shape() else {
+        return moments(&["exp_avg_sq"], dtype, ty);
+    };
+    let of = |name, last: u64| {
+        let ty = TensorType::new(dtype, [outer, &[last]].concat())?;
+        Ok(Moment { name, ty })
+    };
+    Ok(vec![
+        of("exp_avg_sq_row", rows)?,
+        of("exp_avg_sq_col", columns)?,
+    ])
+}
+
+/// The type in which moments of a parameter in half precision are kept.
+fn at_least_f32(dtype: DType) -> DType {
+    match dtype {
+        DType::F64 => dtype,
+        _ => DType::F32,
+    }
 }
 
 fn adamw_moments(ty: &TensorType, master: Master) -> Result<Vec<Moment>, TypeError> {
