@@ -1,18 +1,20 @@
 """Compare the number of micro-batches that `micro_batches="auto"` chooses with all others.
 
-usage: PYTHONPATH=frontends/python/python benches/micro_batches.py [--simulate] [--measure] [--steps 7]
+usage: PYTHONPATH=frontends/python/python benches/micro_batches.py [--simulate] [--measure] [--profiled] [--steps 7]
 
 Prints a row for each model and budget. --simulate: how much slower the plan of the chosen number is than the fastest
 plan of all divisors of the batch, by the predicted time, and the numbers that fit. --measure: for two models, the
 predicted and the measured time of each number (the fastest of the steps), and how much slower the chosen number is than
-the fastest.
+the fastest. --profiled: the same, planned by measured times.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import lighterage as lt
+
+
+# Numbers of micro-batches that are measured, of a batch of 16.
+NUMBERS = (1, 2, 4, 8, 16)
 
 
 class Blocks(nn.Module):
@@ -128,16 +134,26 @@ def simulate() -> None:
             )
 
 
-def measure(n_steps: int) -> None:
+def profile(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> Path:
+    """A profile of the steps with each number."""
+    file = Path(tempfile.mkdtemp()) / "steps.prof"
+    for n in NUMBERS:
+        optimizer = torch.optim.AdamW(model.parameters())
+        lt.plan(model, optimizer, micro_batches=n, example=batch).profile(file)
+    return file
+
+
+def measure(n_steps: int, profiled: bool) -> None:
     """Print how much slower steps with the chosen number are than with the fastest one."""
     for name, (model, batch) in list(models().items())[:2]:
         optimizer = torch.optim.AdamW(model.parameters())
+        file = profile(model, batch) if profiled else None
         keep = lt.plan(model, optimizer, example=batch, budget=2**40).keep_peak
         for share in (1.0, 0.6, 0.4):
-            options: dict[str, Any] = {"example": batch, "budget": int(share * keep)}
+            options: dict[str, Any] = {"example": batch, "budget": int(share * keep), "profile": file}
             chosen = lt.plan(model, optimizer, micro_batches="auto", **options).micro_batches
             steps: dict[int, lt.Step] = {}
-            for n in (1, 2, 4, 8, 16):
+            for n in NUMBERS:
                 try:
                     steps[n] = lt.compile(model, optimizer, micro_batches=n, check=False, **options)
                 except lt.Infeasible:
@@ -161,12 +177,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--profiled", action="store_true")
     parser.add_argument("--steps", type=int, default=7)
     args = parser.parse_args()
-    if args.simulate or not args.measure:
+    measures = args.measure or args.profiled
+    if args.simulate or not measures:
         simulate()
-    if args.measure or not args.simulate:
-        measure(args.steps)
+    if measures or not args.simulate:
+        measure(args.steps, args.profiled)
 
 
 if __name__ == "__main__":

@@ -132,8 +132,8 @@ impl Step {
         }
     }
 
-    /// The initial data that the step cannot replace by random numbers: the optimizer's options, and
-    /// moments.
+    /// The initial data that the step cannot replace by random numbers: the optimizer's options,
+    /// and moments.
     pub(crate) fn contents(&self) -> BTreeMap<u64, Content> {
         let compiled = &self.compiled;
         let optimizer = compiled.options.optimizer;

@@ -5,8 +5,9 @@
 //! This module has no logic of its own: [`plan`] calls the compiler, [`machine`] the runtime,
 //! [`parts`] runs forward and backward of a step one by one, [`foreign`] has PyTorch compute what
 //! has no kernel, [`dlpack`] lends tensors, [`blocks`] has numbers as codes, [`profile`] has
-//! measured times, [`errors`] has Python's exceptions. Every call that takes long leaves the GIL to others, and [`interrupt`] lets
-//! Ctrl-C end it. After a fork, [`process`] refuses what needs threads.
+//! measured times, [`errors`] has Python's exceptions. Every call that takes long leaves the GIL to
+//! others, and [`interrupt`] lets Ctrl-C end it. After a fork, [`process`] refuses what needs
+//! threads.
 
 mod blocks;
 mod dlpack;

@@ -174,7 +174,8 @@ pub fn key(graph: &Graph, node: Node) -> String {
 }
 
 impl Profile {
-    /// The share of its speed that a lane keeps while another one is busy; 1 if it was not measured.
+    /// The share of its speed that a lane keeps while another one is busy; 1 if it was not
+    /// measured.
     pub fn kept(&self, lane: Lane, other: Lane) -> f64 {
         let shares = self.keeps.get(lane.name());
         let share = shares.and_then(|shares| shares.get(other.name()));
