@@ -56,9 +56,11 @@ pub struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// The options of the measured step: everything is kept on the device.
+    /// The options of the measured step: everything is kept on the device, in memory of its own.
     fn options(&self, kernels: Kernels) -> Options {
         Options {
+            parts: None,
+            homes: None,
             planner: Planner::Keep,
             budget: Budget::Bytes(u64::MAX / 2),
             host: Some(u64::MAX / 2),

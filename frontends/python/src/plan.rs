@@ -451,16 +451,16 @@ impl Plan {
     }
 
     /// Measures the step's ops and this machine, and writes the times to a file. What a file that
-    /// is there has stays in it. Returns the number of ops, the time of a step (µs), how long it
-    /// took (s), and the ops that could not be run, with the reasons.
-    fn profile(&self, py: Python<'_>, file: PathBuf) -> PyResult<profile::Summary> {
+    /// is there has stays in it. `fastest`: the times are those of the fastest round, not medians.
+    #[pyo3(signature = (file, *, fastest=false))]
+    fn profile(&self, py: Python<'_>, file: PathBuf, fastest: bool) -> PyResult<profile::Summary> {
         interruptible(py, |cancel| {
             let options = Options {
                 cancel: cancel.clone(),
                 ..self.compiled.options.clone()
             };
             let Where { device, gpu, .. } = &self.machine;
-            profile::measure(&file, &self.traced, &options, device, *gpu)
+            profile::measure(&file, fastest, (&self.traced, &options), device, *gpu)
         })
     }
 

@@ -10,9 +10,19 @@ use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The number of ops of a step, its time (µs), how long it was measured (s), and the ops that could
-/// not be run, with the reasons.
-pub(crate) type Summary = (usize, f64, f64, BTreeMap<String, String>);
+/// What was measured, as a dict of Python.
+#[derive(IntoPyObject)]
+pub(crate) struct Summary {
+    /// The number of ops in the file.
+    ops: usize,
+    /// The time of a step, and the same in the fastest round, µs.
+    micros: f64,
+    fastest_micros: f64,
+    /// How long it was measured, s.
+    seconds: f64,
+    /// Ops that could not be run, with the reasons.
+    refused: BTreeMap<String, String>,
+}
 
 fn open(file: &Path) -> PyResult<Profile> {
     let refused = |why: String| error(format!("profile {}: {}", file.display(), why.trim_end()));
@@ -40,11 +50,12 @@ pub(crate) fn read(file: &Path, options: &Options, device: &Device) -> PyResult<
     Profiled::new(profile, device, None).map_err(|e| refused(e.to_string()))
 }
 
-/// Measures the ops of a step and the machine that runs it, and writes the file.
+/// Measures the ops of a step and the machine that runs it, and writes the file. `fastest`: the
+/// times are those of the fastest round.
 pub(crate) fn measure(
     file: &Path,
-    graph: &Graph,
-    options: &Options,
+    fastest: bool,
+    (graph, options): (&Graph, &Options),
     device: &Device,
     gpu: Option<u32>,
 ) -> PyResult<Summary> {
@@ -59,14 +70,11 @@ pub(crate) fn measure(
     let known = file.exists().then(|| open(file)).transpose()?;
     let request = Request {
         graph,
-        options: Options {
-            homes: None,
-            ..options.clone()
-        },
+        options: options.clone(),
         device,
         link: None,
         repeat: None,
-        fastest: false,
+        fastest,
         memory: None,
         known: known.as_ref(),
     };
@@ -80,8 +88,13 @@ pub(crate) fn measure(
     let profile = &measured.profile;
     let text = profile.to_toml().map_err(error)?;
     artifact::replace_file(file, &[text.as_bytes()])?;
-    let (n_ops, seconds) = (profile.ops.len(), profile.profiling_seconds);
-    Ok((n_ops, profile.step_micros, seconds, measured.refused))
+    Ok(Summary {
+        ops: profile.ops.len(),
+        micros: profile.step_micros,
+        fastest_micros: measured.fastest_micros,
+        seconds: profile.profiling_seconds,
+        refused: measured.refused,
+    })
 }
 
 fn failure(file: &Path, failed: Error) -> PyErr {

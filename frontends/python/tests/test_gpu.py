@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,6 +115,17 @@ def test_options_mean_the_same(gpu: Gpu, options: dict[str, Any]) -> None:
     tolerance = 2e-2 if "precision" in options else 1e-3
     assert losses == pytest.approx(expected, abs=tolerance)
     assert step.measured_peak == step.plan.peak
+
+
+def test_a_step_is_measured_where_it_runs(gpu: Gpu, tmp_path: Path) -> None:
+    file = tmp_path / "gpu.prof"
+    step, expected = trained(Net(), device="cuda")
+    found = step.plan.profile(file)
+    assert found["ops"] > 5 and found["micros"] > 0 and not found["refused"]
+    measured, losses = trained(Net(), device="cuda", profile=file, budget="70%")
+    assert losses == expected and measured.plan.guessed == []
+    with pytest.raises(lt.Error, match="describes"):
+        lt.plan(Net(), "adamw", example=BATCH, profile=file)
 
 
 def test_batches_accumulate(gpu: Gpu) -> None:
