@@ -682,7 +682,7 @@ class Run:
 def overlap(trace: Path) -> dict[str, float]:
     """The time of copies in a trace, and the share of it in which kernels run."""
     events = json.loads(trace.read_text())["traceEvents"]
-    names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     work = [event for event in events if event["ph"] == "X" and event["cat"] != "wait"]
     spans = [(names[event["tid"]], event["ts"], event["ts"] + event["dur"]) for event in work]
     kernels = sorted((start, end) for stream, start, end in spans if stream == "compute")

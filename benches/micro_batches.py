@@ -23,7 +23,6 @@ from torch.nn import functional as F
 
 import lighterage as lt
 
-
 # Numbers of micro-batches that are measured, of a batch of 16.
 NUMBERS = (1, 2, 4, 8, 16)
 

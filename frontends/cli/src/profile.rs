@@ -14,6 +14,7 @@ use passes::cost::Lane;
 use passes::cost::profile::{OpFigures, Profile};
 use passes::graph::optimizer::Optimizer;
 use passes::graph::precision::Precision;
+use passes::pipeline::Kernels;
 use serde_json::json;
 use std::path::Path;
 
@@ -42,10 +43,8 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
     };
     let number = args.device.as_deref().and_then(gpu::number).transpose()?;
     let here = number.map(Here::find).transpose()?;
-    if here.is_some() && args.reuse.is_some() {
-        return Err(Failure::Input(
-            "--reuse: the ops of a GPU are measured in a step, all at once".into(),
-        ));
+    if here.is_some() {
+        check_gpu(args)?;
     }
     let known = args.reuse.as_deref().map(read).transpose()?;
     let device = here.as_ref().map(|here| here.device.clone());
@@ -77,6 +76,20 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
         bar.finish_and_clear();
     }
     finish(args, &measured.map_err(|error| failure(args, error))?)
+}
+
+/// Refuses what no GPU has.
+fn check_gpu(args: &ProfileArgs) -> Result<(), Failure> {
+    let why = if args.kernels == Some(Kernels::Plain) {
+        "--kernels plain: only generated kernels run on a GPU"
+    } else if args.reuse.is_some() {
+        "--reuse: the ops of a GPU are measured in a step, all at once"
+    } else if args.link.is_some() {
+        "--link: the link of a GPU is measured as it is"
+    } else {
+        return Ok(());
+    };
+    Err(Failure::Input(why.into()))
 }
 
 /// Reads an earlier profile.
