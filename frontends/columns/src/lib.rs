@@ -11,7 +11,7 @@
 //! MB to the command and some 30 crates. They inflate a page to its end, whatever its size, and
 //! allocate what a file states. What compresses pages comes from crates.
 //!
-//! [`parquet`] follows <https://parquet.apache.org/docs/file-format/>, [`arrow`]
+//! `parquet` follows <https://parquet.apache.org/docs/file-format/>, `arrow`
 //! <https://arrow.apache.org/docs/format/Columnar.html>.
 
 mod arrow;
