@@ -244,8 +244,8 @@ enum Happens {
     Alloc(usize, usize, usize),
 }
 
-/// Writes pools. Reading them again gives the same blocks, in order of their start. Blanks in
-/// names, which other formats allow, become `_`.
+/// Writes pools. Reading them again gives the same blocks, in order of their start. Blanks and
+/// commas in names, which other formats allow, become `_`.
 pub fn write(pools: &[Pool]) -> String {
     let mut out = format!("{MAGIC} {VERSION}\n");
     for pool in pools {
@@ -474,7 +474,12 @@ impl Writer<'_> {
     }
 }
 
-/// A name as one word.
+/// A name as one word: not that of no phase, and not empty.
 fn joined(name: &str) -> String {
-    name.split_whitespace().collect::<Vec<_>>().join("_")
+    let words = name.split(|c: char| c == ',' || c.is_whitespace());
+    let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+    match words[..] {
+        [] | ["-"] => "_".into(),
+        _ => words.join("_"),
+    }
 }

@@ -501,6 +501,20 @@ fn valid_files_are_read() {
     }
 }
 
+/// Other formats have names that ours has not.
+#[test]
+fn names_are_written_as_one_word() {
+    let text = "lighterage-trace 1\nphase a\nenter b\nalloc 0 64\nleave b\nphase -\nalloc 1 64\n";
+    for name in [",.mlp", "a, b", "-", " ", ",", "c"] {
+        let mut pools = read_bytes(text.as_bytes(), None).unwrap();
+        pools[0].trace.phases[1].name = name.into();
+        pools[0].trace.modules[1].name = name.into();
+        let written = lighterage_trace::events::write(&pools);
+        let again = read_bytes(written.as_bytes(), None).unwrap();
+        assert_eq!(again[0].trace.blocks, pools[0].trace.blocks, "{written}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
