@@ -36,6 +36,7 @@ fn lists_of_integers_are_read() {
         "stream.arrow",
         "others.arrow",
         "stream_zstd.arrow",
+        "polars.arrow",
     ] {
         assert_eq!(column(file(name), None).unwrap(), expected, "{name}");
     }

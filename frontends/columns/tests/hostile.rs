@@ -5,7 +5,7 @@ use crate::common::{Bytes, Column, column, file};
 use lighterage_columns::{Sink, Source, read};
 use std::io;
 
-const FILES: [&str; 12] = [
+const FILES: [&str; 13] = [
     "plain.parquet",
     "dictionary.parquet",
     "snappy.parquet",
@@ -18,6 +18,7 @@ const FILES: [&str; 12] = [
     "stream_zstd.arrow",
     "fixed_lz4.arrow",
     "sliced.feather",
+    "polars.arrow",
 ];
 
 #[test]

@@ -5,6 +5,13 @@
 #[derive(Debug)]
 pub(super) struct Malformed;
 
+/// Where a file has a message: its first byte, and the bytes of its metadata and of its body.
+pub(super) struct Block {
+    pub(super) start: u64,
+    pub(super) metadata: u64,
+    pub(super) body: u64,
+}
+
 /// A table.
 #[derive(Clone, Copy)]
 pub(super) struct Table<'a> {
@@ -113,5 +120,22 @@ impl<'a> Table<'a> {
         let one = |at| Ok(i64::from_le_bytes(number(self.bytes, at)?));
         let pair = |i| Ok([one(first + 16 * i)?, one(first + 16 * i + 8)?]);
         (0..length).map(pair).collect()
+    }
+
+    /// The blocks of a vector.
+    pub(super) fn blocks(self, n: usize) -> Result<Vec<Block>, Malformed> {
+        let (first, length) = self.vector(n, 24)?;
+        let size = |n: i64| u64::try_from(n).map_err(|_| Malformed);
+        let long = |at| size(i64::from_le_bytes(number(self.bytes, at)?));
+        let block = |i| {
+            let at = first + 24 * i;
+            let metadata = i32::from_le_bytes(number(self.bytes, at + 8)?);
+            Ok(Block {
+                start: long(at)?,
+                metadata: size(i64::from(metadata))?,
+                body: long(at + 16)?,
+            })
+        };
+        (0..length).map(block).collect()
     }
 }

@@ -1,5 +1,6 @@
 //! Arrow's format for files and streams: a schema, then batches of rows, each with its buffers. A
-//! file is a stream with an index behind it, which is not needed.
+//! file has an index at its end, which says where each batch is: some writers, such as polars, leave
+//! gaps between them.
 
 mod batch;
 mod flat;
@@ -7,13 +8,11 @@ mod schema;
 
 use crate::{Error, Sink, Source, choose};
 use batch::Batch;
-use flat::{Malformed, Table};
+use flat::{Block, Malformed, Table};
 use schema::Column;
 
 /// What a file begins and ends with.
 const MAGIC: &[u8] = b"ARROW1";
-/// Where the stream begins in a file.
-const STREAM: u64 = 8;
 /// The length of the index, and the magic.
 const TAIL: u64 = 10;
 /// What a message begins with.
@@ -43,12 +42,37 @@ pub(crate) fn read_file(
     let end = source.length().checked_sub(TAIL).ok_or_else(cut)?;
     let tail = source.read(end, TAIL as usize)?;
     let (index, magic) = tail.split_first_chunk::<4>().ok_or_else(cut)?;
-    let index = u64::from(u32::from_le_bytes(*index));
-    let end = end.checked_sub(index).filter(|&end| end >= STREAM);
-    match end {
-        Some(end) if magic == MAGIC => read(source, (STREAM, end), name, sink).map(|_| ()),
-        _ => Err(cut()),
+    let length = u64::from(u32::from_le_bytes(*index));
+    if magic != MAGIC || length > MOST_METADATA {
+        return Err(cut());
     }
+    let end = end.checked_sub(length).ok_or_else(cut)?;
+    let index = source.read(end, length as usize)?;
+    let index = Table::root(&index)?;
+    is_current(index)?;
+    let column = chosen(index.table(1)?.ok_or(Malformed)?, name)?;
+    let mut rows = 0;
+    for Block {
+        start,
+        metadata,
+        body,
+    } in index.blocks(3)?
+    {
+        let mut at = start;
+        let metadata_bytes = message(source, &mut at, end)?.ok_or(Malformed)?;
+        let from = start.checked_add(metadata).ok_or(Malformed)?;
+        let body = (from, from.checked_add(body).ok_or(Malformed)?);
+        if body.1 > end {
+            return Err(not_whole());
+        }
+        let message = Table::root(&metadata_bytes)?;
+        if message.byte(1)? != BATCH {
+            return Err(Malformed.into());
+        }
+        let header = message.table(2)?.ok_or(Malformed)?;
+        Batch::new(source, &column, header, body)?.read(&mut rows, sink)?;
+    }
+    Ok(())
 }
 
 /// Reads a column of a stream.
@@ -57,21 +81,7 @@ pub(crate) fn read_stream(
     name: Option<&str>,
     sink: &mut dyn Sink,
 ) -> Result<(), Error> {
-    match read(source, (0, source.length()), name, sink)? {
-        true => Ok(()),
-        false => Err(Error::file(
-            "not a whole Arrow stream: its end is missing; was it closed?",
-        )),
-    }
-}
-
-/// Reads messages between two positions; false if no end comes after them.
-fn read(
-    source: &dyn Source,
-    (mut at, end): (u64, u64),
-    name: Option<&str>,
-    sink: &mut dyn Sink,
-) -> Result<bool, Error> {
+    let (mut at, end) = (0, source.length());
     let mut column: Option<Column> = None;
     let mut rows = 0;
     let mut has_ended = false;
@@ -81,21 +91,18 @@ fn read(
             break;
         };
         let message = Table::root(&metadata)?;
-        if message.i16(0)? < V5 {
-            return Err(Error::file("the file is older than Arrow 1.0"));
-        }
+        is_current(message)?;
         let header = message.table(2)?.ok_or(Malformed)?;
         let bytes = u64::try_from(message.i64(3)?).map_err(|_| Malformed)?;
         let body = (at, at.saturating_add(bytes));
         if body.1 > end {
-            return Err(Error::file("the file is cut: a batch is not whole"));
+            return Err(not_whole());
         }
         match (message.byte(1)?, &column) {
             (SCHEMA, None) => column = Some(chosen(header, name)?),
             (SCHEMA, Some(_)) => return Err(Error::file("the file has two schemas")),
             (BATCH, Some(column)) => {
-                let batch = Batch::new(source, column, header, body)?;
-                batch.read(&mut rows, sink)?;
+                Batch::new(source, column, header, body)?.read(&mut rows, sink)?;
             }
             // Values of dictionaries.
             (_, Some(_)) => {}
@@ -103,16 +110,31 @@ fn read(
         }
         at = body.1;
     }
-    match column {
-        Some(_) => Ok(has_ended),
-        None => Err(Error::file("the file has no schema")),
+    match (column, has_ended) {
+        (None, _) => Err(Error::file("the file has no schema")),
+        (Some(_), false) => Err(Error::file(
+            "not a whole Arrow stream: its end is missing; was it closed?",
+        )),
+        (Some(_), true) => Ok(()),
+    }
+}
+
+fn not_whole() -> Error {
+    Error::file("the file is cut: a batch is not whole")
+}
+
+/// An error if an index or a message is older than what is read here.
+fn is_current(table: Table<'_>) -> Result<(), Error> {
+    match table.i16(0)? < V5 {
+        true => Err(Error::file("the file is older than Arrow 1.0")),
+        false => Ok(()),
     }
 }
 
 /// The metadata of the message at a position, and goes on behind them; `None` at the end.
 fn message(source: &dyn Source, at: &mut u64, end: u64) -> Result<Option<Vec<u8>>, Error> {
     let cut = || Error::file("the file is cut: a message is not whole");
-    if end - *at < 8 {
+    if end.checked_sub(8).is_none_or(|last| *at > last) {
         return Err(cut());
     }
     let head = source.read(*at, 8)?;

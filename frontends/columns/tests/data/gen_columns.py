@@ -1,4 +1,4 @@
-"""Writes the Parquet and Arrow files of these tests: python gen_columns.py (pyarrow 26).
+"""Writes the Parquet and Arrow files of these tests: python gen_columns.py (pyarrow 26, polars 2.1).
 
 All have the same tokens: token i is (7 i^2 + 13 i) mod 61, for i below 296. In columns of lists, row k has
 LENGTHS[k % 8] of them, and the last row what is left. In flat columns each row has one.
@@ -6,6 +6,7 @@ LENGTHS[k % 8] of them, and the last row what is left. In flat columns each row 
 
 import os
 
+import polars
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
@@ -104,6 +105,9 @@ def main():
     stream("flat", pa.table({"tokens": pa.array(TOKENS, pa.uint8())}), file=True, rows=100)
     fixed = pa.array([TOKENS[i : i + 8] for i in range(0, 296, 8)], pa.list_(pa.int16(), 8))
     stream("fixed_lz4", pa.table({"input_ids": fixed}), compression="lz4", file=True)
+    # Its batches do not follow each other directly.
+    frame = polars.DataFrame({"input_ids": ROWS}, schema={"input_ids": polars.List(polars.Int32)})
+    frame.write_ipc(f"{HERE}/polars.arrow", compression="zstd", record_batch_size=9)
     pa.feather.write_feather(table(ints(pa.int32())).slice(3), f"{HERE}/sliced.feather", chunksize=9)
 
     lost = [ROWS[0], ROWS[2], None, ROWS[3]]
