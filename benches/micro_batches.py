@@ -136,8 +136,8 @@ def simulate() -> None:
 def profile(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> Path:
     """A profile of the steps with each number."""
     file = Path(tempfile.mkdtemp()) / "steps.prof"
+    optimizer = torch.optim.AdamW(model.parameters())
     for n in NUMBERS:
-        optimizer = torch.optim.AdamW(model.parameters())
         lt.plan(model, optimizer, micro_batches=n, example=batch).profile(file, fastest=True)
     return file
 

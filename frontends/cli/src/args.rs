@@ -387,9 +387,9 @@ pub(crate) struct Compiling {
     #[arg(long, value_name = "init=N,growth=N,backoff=N,interval=N", requires = "precision",
         value_parser = LossScale::parse)]
     pub(crate) loss_scale: Option<LossScale>,
-    /// How frozen matrices that only products read are stored. nf4: in 4 bits with double
-    /// quantisation, as QLoRA stores them, 0.516 bytes for each number. For adapters: `lighterage
-    /// train lora.pt2 --base nf4 --optimizer adamw ...` [default: whole]
+    /// How frozen matrices of products are stored. nf4: in 4 bits with double quantisation, as
+    /// QLoRA stores them, 0.516 bytes for each number. For adapters: `lighterage train lora.pt2
+    /// --base nf4 --optimizer adamw ...` [default: whole]
     #[arg(long, value_parser = named(&Base::ALL, Base::name))]
     pub(crate) base: Option<Base>,
     /// Bandwidth of the link between device and host in each direction, such as 2GB/s, instead of

@@ -5,7 +5,7 @@ use artifact::Object;
 use codegen::kernels::{Generated, Target};
 use ir::graph::Def;
 use ir::schedule::{InstrKind, Why};
-use ir::{Loc, StateKind, Value};
+use ir::{Loc, Plan, StateKind, Value};
 use passes::cost::Roofline;
 use passes::cost::profile::key;
 use passes::graph::optimizer::HYPER;
@@ -38,11 +38,7 @@ impl Step {
         let graph = request.graph.clone();
         let compiled = pipeline::compile(graph, &options, request.device, &cost, &mut |_| ())?;
         let (graph, schedule) = (&compiled.program.graph, &compiled.program.schedule);
-        let plan = compiled
-            .program
-            .plan
-            .as_ref()
-            .expect("a compiled program should have a plan");
+        let plan = plan(&compiled);
         let place = |loc: Loc| artifact::Place {
             pool: 0,
             offset: plan.address(loc),
@@ -138,11 +134,7 @@ impl Step {
         let compiled = &self.compiled;
         let optimizer = compiled.options.optimizer;
         let (graph, schedule) = (&compiled.program.graph, &compiled.program.schedule);
-        let plan = compiled
-            .program
-            .plan
-            .as_ref()
-            .expect("a compiled program should have a plan");
+        let plan = plan(compiled);
         let mut contents = BTreeMap::new();
         for &(value, loc) in &schedule.entry {
             match graph.values[value].def {
@@ -173,4 +165,9 @@ impl Step {
         }
         contents
     }
+}
+
+fn plan(compiled: &Compiled) -> &Plan {
+    let plan = compiled.program.plan.as_ref();
+    plan.expect("a compiled program should have a plan")
 }

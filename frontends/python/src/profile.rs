@@ -39,12 +39,11 @@ pub(crate) fn read(file: &Path, options: &Options, device: &Device) -> PyResult<
         ));
     }
     let profile = open(file)?;
-    let (measured, asked) = (profile.kernels, options.kernels);
+    let (measured, asked) = (profile.kernels.name(), options.kernels.name());
     if measured != asked {
         return Err(refused(format!(
-            "it measured {} kernels, and the step has {} ones",
-            measured.name(),
-            asked.name()
+            "it measured {measured} kernels, and the step has {asked} ones: give \
+             kernels=\"{measured}\", or profile the step",
         )));
     }
     Profiled::new(profile, device, None).map_err(|e| refused(e.to_string()))
@@ -67,6 +66,11 @@ pub(crate) fn measure(
     if options.kernels == Kernels::Generated {
         kernels::find().map_err(error)?;
     }
+    let folder = file.parent().filter(|folder| *folder != Path::new(""));
+    if file.is_dir() || folder.is_some_and(|folder| !folder.is_dir()) {
+        let why = "no file can be written there: name a file in a folder that exists";
+        return Err(error(format!("profile {}: {why}", file.display())));
+    }
     let known = file.exists().then(|| open(file)).transpose()?;
     let request = Request {
         graph,
@@ -87,7 +91,8 @@ pub(crate) fn measure(
     }?;
     let profile = &measured.profile;
     let text = profile.to_toml().map_err(error)?;
-    artifact::replace_file(file, &[text.as_bytes()])?;
+    artifact::replace_file(file, &[text.as_bytes()])
+        .map_err(|e| error(format!("profile {}: {e}", file.display())))?;
     Ok(Summary {
         ops: profile.ops.len(),
         micros: profile.step_micros,

@@ -45,8 +45,8 @@ pub fn matrix_of(path: &str) -> Option<(&str, usize)> {
 pub enum QuantizeError {
     /// There is none.
     #[error(
-        "no matrix can be stored in nf4: none is frozen and read by products alone; --freeze \
-         PATTERN freezes parameters, and adapters of PEFT come with a frozen base"
+        "no matrix can be stored in nf4: none is frozen and read only by products and sums; \
+         --freeze PATTERN freezes parameters, and adapters of PEFT come with a frozen base"
     )]
     Nothing,
     /// The types of states are not possible.

@@ -1,6 +1,6 @@
-//! Arrow's format for files and streams: a schema, then batches of rows, each with its buffers. A
-//! file has an index at its end, which says where each batch is: some writers, such as polars, leave
-//! gaps between them.
+//! Arrow's format for files and streams: a schema, then batches of rows, each with its buffers. The
+//! index at a file's end says where each batch is: some writers, such as polars, leave gaps between
+//! batches.
 
 mod batch;
 mod flat;

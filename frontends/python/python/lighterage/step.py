@@ -26,7 +26,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.utils import _pytree as pytree
 
-from . import _base, _check, _device, _foreign, _kernels, _lighterage, _micro, _optimizer, _scaler
+from . import _base, _check, _device, _foreign, _kernels, _lighterage, _micro, _optimizer, _profile, _scaler
 from ._capture import Loss, call_model
 from ._guard import Batch, Guard
 from ._lighterage import Machine, Plan
@@ -51,6 +51,7 @@ def plan(
     budget: Budget = None,
     device: str | None = None,
     host: str | None = None,
+    kernels: str = "generated",
     planner: str = "auto",
     clip_grad_norm: float | None = None,
     accumulate: int = 1,
@@ -67,6 +68,7 @@ def plan(
     optimizer: of torch or `lighterage.optim`, or the compiler's name of one: `adamw`, `adamw-8bit`, `lion`, `none`, ..
     device: a name of `lighterage.devices()`, the path of a `.toml` file, or a GPU of this machine, such as `cuda`; by
         default what the model is on.
+    kernels: as of `compile`. Planning needs no generator, but `plan.profile` needs one for `generated`.
     precision: as of `compile`; with `tf32`, a GPU may round the factors of f32 products to TF32. With `fp16`, the scale
         of the loss has the defaults of torch's GradScaler.
     The others are those of `compile`. Calls that have no kernel are planned, and listed in `plan.unsupported`.
@@ -85,8 +87,7 @@ def plan(
         {
             "optimizer": name,
             "device": place.device,
-            # Planning needs no generator.
-            "kernels": "generated",
+            "kernels": kernels,
             "clip_norm": clip_grad_norm,
             "reduction": reduction,
             "precision": precision,
@@ -101,7 +102,7 @@ def plan(
         place.on,
     )
     planned = planning.plan(planning.number(micro_batches))
-    _tell_guesses(profile, planned)
+    _profile.tell(profile, planned)
     return planned
 
 
@@ -168,7 +169,7 @@ def compile(
         `optimizer.state` as `master` and `low`.
     rounding: of new values of bf16 parameters without masters: `nearest`, or `stochastic`, to one of the two
         neighbours at random.
-    base: how frozen matrices are stored that only products read: `whole`, or `nf4`, in 4 bits. With `nf4` the model's
+    base: how frozen matrices of products are stored: `whole`, or `nf4`, in 4 bits. With `nf4` the model's
         own matrices, whose paths are in `step.base`, get the numbers that the codes stand for. Steps do not read them.
     profile: the file of a profile, whose measured times decide instead of the device's figures. `plan.profile(FILE)`
         writes one on this machine, for the steps that are like that plan's.
@@ -227,7 +228,7 @@ def compile(
     plan = planning.plan(parts, calls)
     calls.warn(plan)
     _kernels.tell(kernels, plan)
-    _tell_guesses(profile, plan)
+    _profile.tell(profile, plan)
     planned = time.perf_counter()
     machine = plan.load(threads)
     loaded = time.perf_counter()
@@ -280,6 +281,7 @@ def compile(
         calls = _foreign.Calls(traced.program.graph, fallback)
         try:
             other = planning.plan(parts, calls, plan)
+            _profile.tell(profile, other)
             loaded = other.load(threads, machine)
         except Error as error:
             logger.warning(
@@ -321,14 +323,6 @@ def compile(
 
     step._others = _Others(beside, again, max_plans - 1)
     return step
-
-
-def _tell_guesses(profile: str | PathLike[str] | None, plan: Plan) -> None:
-    """Log which ops a profile lacks."""
-    guessed = plan.guessed
-    if guessed:
-        more = f" and {len(guessed) - 3} more" if len(guessed) > 3 else ""
-        logger.warning("profile %s lacks %s%s: their times are guesses", profile, "; ".join(guessed[:3]), more)
 
 
 class Step:
