@@ -14,8 +14,11 @@ MOST_NAMED = 3
 
 
 def tell(profile: str | PathLike[str] | None, plan: Plan) -> None:
-    """Warn of ops of a plan whose times are guesses, because the profile lacks them."""
-    guessed = plan.guessed
+    """Warn of ops of a plan whose times are guesses, because the profile lacks them.
+
+    No profile has what PyTorch computes. `_foreign` warns of it.
+    """
+    guessed = [op for op in plan.guessed if not op.startswith("extern ")]
     if guessed:
         more = f" and {len(guessed) - MOST_NAMED} more" if len(guessed) > MOST_NAMED else ""
         named = "; ".join(guessed[:MOST_NAMED])
