@@ -25,6 +25,8 @@ import lighterage as lt
 
 # Numbers of micro-batches that are measured, of a batch of 16.
 NUMBERS = (1, 2, 4, 8, 16)
+# Of the ops of a profile: some seconds, because other load on a machine lasts about one.
+ROUNDS = 30
 
 
 class Blocks(nn.Module):
@@ -138,7 +140,7 @@ def profile(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> Path:
     file = Path(tempfile.mkdtemp()) / "steps.prof"
     optimizer = torch.optim.AdamW(model.parameters())
     for n in NUMBERS:
-        lt.plan(model, optimizer, micro_batches=n, example=batch).profile(file, fastest=True)
+        lt.plan(model, optimizer, micro_batches=n, example=batch).profile(file, repeat=ROUNDS, fastest=True)
     return file
 
 

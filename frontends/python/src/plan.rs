@@ -451,16 +451,24 @@ impl Plan {
     }
 
     /// Measures the step's ops and this machine, and writes the times to a file. What a file that
-    /// is there has stays in it. `fastest`: the times are those of the fastest round, not medians.
-    #[pyo3(signature = (file, *, fastest=false))]
-    fn profile(&self, py: Python<'_>, file: PathBuf, fastest: bool) -> PyResult<profile::Summary> {
+    /// is there has stays in it. `repeat`: how often each op is run, by default as long as few
+    /// steps take. `fastest`: the times are those of the fastest round, not medians.
+    #[pyo3(signature = (file, *, repeat=None, fastest=false))]
+    fn profile(
+        &self,
+        py: Python<'_>,
+        file: PathBuf,
+        repeat: Option<i64>,
+        fastest: bool,
+    ) -> PyResult<profile::Summary> {
         interruptible(py, |cancel| {
             let options = Options {
                 cancel: cancel.clone(),
                 ..self.compiled.options.clone()
             };
             let Where { device, gpu, .. } = &self.machine;
-            profile::measure(&file, fastest, (&self.traced, &options), device, *gpu)
+            let step = (&self.traced, &options);
+            profile::measure(&file, (repeat, fastest), step, device, *gpu)
         })
     }
 

@@ -49,11 +49,11 @@ pub(crate) fn read(file: &Path, options: &Options, device: &Device) -> PyResult<
     Profiled::new(profile, device, None).map_err(|e| refused(e.to_string()))
 }
 
-/// Measures the ops of a step and the machine that runs it, and writes the file. `fastest`: the
-/// times are those of the fastest round.
+/// Measures the ops of a step and the machine that runs it, and writes the file. `repeat`: the
+/// number of rounds. `fastest`: the times are those of the fastest round.
 pub(crate) fn measure(
     file: &Path,
-    fastest: bool,
+    (repeat, fastest): (Option<i64>, bool),
     (graph, options): (&Graph, &Options),
     device: &Device,
     gpu: Option<u32>,
@@ -63,6 +63,11 @@ pub(crate) fn measure(
             "profile: it has the times of f32 products; plan without precision=\"tf32\"",
         ));
     }
+    let repeat = match repeat.map(u32::try_from) {
+        None => None,
+        Some(Ok(n @ 1..=1000)) => Some(n),
+        Some(_) => return Err(error("profile: repeat is a number from 1 to 1000")),
+    };
     if options.kernels == Kernels::Generated {
         kernels::find().map_err(error)?;
     }
@@ -77,7 +82,7 @@ pub(crate) fn measure(
         options: options.clone(),
         device,
         link: None,
-        repeat: None,
+        repeat,
         fastest,
         memory: None,
         known: known.as_ref(),

@@ -67,7 +67,7 @@ def test_a_step_is_planned_by_its_measured_times(tmp_path: Path, caplog: pytest.
         other = compiled(Net(3), example=wide, profile=file)
     assert other.plan.guessed
     assert "are guesses" in caplog.text
-    assert other.plan.profile(file)["ops"] > n_ops
+    assert other.plan.profile(file, repeat=2)["ops"] > n_ops
     ops = [line for line in before.splitlines() if line.startswith('[ops."')]
     assert ops
     assert all(line in file.read_text() for line in ops)
@@ -106,6 +106,9 @@ def test_a_profile_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         with pytest.raises(lt.Error, match=r"step\.prof"):
             plan.profile(file)
         assert file.read_text() == text
+    for repeat in (0, -1, 1001):
+        with pytest.raises(lt.Error, match="from 1 to 1000"):
+            plan.profile(file, repeat=repeat)
     for absent in (tmp_path / "missing" / "step.prof", tmp_path):
         with pytest.raises(lt.Error, match="a folder that exists"):
             plan.profile(absent)

@@ -86,10 +86,9 @@ fn fed_twice(problem: &Problem<'_>) -> Vec<Draft> {
     drafts
 }
 
-/// False for a share that gives no group, and for a share below 1 that gives all groups.
+/// False for a share that gives no group.
 fn is_distinct(problem: &Problem<'_>, share: f64) -> bool {
-    let n_hosted = problem.n_hosted(share);
-    n_hosted > 0 && (share == 1.0 || n_hosted < problem.groups.len())
+    problem.n_hosted(share) > 0
 }
 
 fn remat_parts<'a>(problem: &'a Problem<'_>) -> Vec<Drafts<'a>> {

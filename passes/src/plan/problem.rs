@@ -330,8 +330,9 @@ impl<'a> Problem<'a> {
             }
         }
         let mut table = Table::new();
+        let across = self.updated_across_blocks(&by_node);
         for mut group in groups.into_values() {
-            group.chunks = self.chunks(&group.params);
+            group.chunks = self.chunks(&group.params, &across);
             table.push(group);
         }
         table
@@ -383,9 +384,11 @@ impl<'a> Problem<'a> {
         parts
     }
 
-    /// The number of groups that a share of them is.
+    /// The number of groups that a share of them is. A share below 1 leaves at least one out.
     pub(crate) fn n_hosted(&self, share: f64) -> usize {
-        (self.groups.len() as f64 * share).round() as usize
+        let n_groups = self.groups.len();
+        let most = n_groups.saturating_sub(usize::from(share < 1.0));
+        ((n_groups as f64 * share).round() as usize).min(most)
     }
 
     /// Decisions that let a share of the groups live on the host. The groups of the last blocks are
@@ -472,25 +475,47 @@ impl<'a> Problem<'a> {
         (0 < n_forward && n_forward < uses.len()).then(|| n_forward as u32 - 1)
     }
 
+    /// The parameters that one node updates with those of another block, each with this node.
+    fn updated_across_blocks(&self, by_node: &BTreeMap<Node, Vec<State>>) -> BTreeMap<State, Node> {
+        let block = |state: &State| {
+            let first = self.uses[self.graph.states[*state].before].first()?;
+            self.block_of[self.lines[*first as usize]]
+        };
+        let is_param = |state: &&State| self.graph.states[**state].kind == ir::StateKind::Param;
+        let mut across = BTreeMap::new();
+        for (&node, states) in by_node {
+            let params = || states.iter().filter(is_param);
+            let blocks: BTreeSet<Option<usize>> = params().map(block).collect();
+            if 1 < blocks.len() {
+                across.extend(params().map(|&state| (state, node)));
+            }
+        }
+        across
+    }
+
     /// Joins parameters to chunks. A copy of a chunk is so long that the link's latency is small in
     /// comparison. It is not longer than that, because small pieces need less room. Neighbours are
-    /// used one after the other.
-    fn chunks(&self, params: &[State]) -> Vec<Vec<State>> {
+    /// used one after the other. Parameters that are updated with those of another block have
+    /// chunks of their own: otherwise each of these blocks fetches the chunk, and the block in
+    /// which the update runs waits for it.
+    fn chunks(&self, params: &[State], across: &BTreeMap<State, Node>) -> Vec<Vec<State>> {
         let worth = LATENCIES * self.device.link_micros * 1e-6 * self.device.link_bandwidth;
-        let mut chunks: Vec<(f64, Vec<State>)> = vec![];
+        let mut chunks: Vec<(f64, Option<Node>, Vec<State>)> = vec![];
         for &state in params {
             let bytes = self.graph.values[self.graph.states[state].before]
                 .ty
                 .bytes() as f64;
-            match chunks.last_mut() {
-                Some((sum, chunk)) if *sum < worth => {
+            let update = across.get(&state).copied();
+            let last = chunks.iter_mut().rfind(|(_, of, _)| *of == update);
+            match last {
+                Some((sum, _, chunk)) if *sum < worth => {
                     *sum += bytes;
                     chunk.push(state);
                 }
-                _ => chunks.push((bytes, vec![state])),
+                _ => chunks.push((bytes, update, vec![state])),
             }
         }
-        chunks.into_iter().map(|(_, chunk)| chunk).collect()
+        chunks.into_iter().map(|(.., chunk)| chunk).collect()
     }
 
     /// True if the host may hold this number of bytes.

@@ -175,13 +175,16 @@ pub const SPILL_TRIES: usize = 6;
 
 /// For the start of each ladder: the share of the blocks whose states live on the host, and the
 /// share of the link's spare time that swaps take.
-pub const REMAT_STARTS: [(f64, f64); 9] = [
+pub const REMAT_STARTS: [(f64, f64); 12] = [
     (0.0, 0.0),
     (0.0, 0.5),
     (0.0, 0.9),
     (0.5, 0.0),
     (0.5, 0.5),
     (0.5, 0.9),
+    (0.99, 0.0),
+    (0.99, 0.5),
+    (0.99, 0.9),
     (1.0, 0.0),
     (1.0, 0.5),
     (1.0, 0.9),

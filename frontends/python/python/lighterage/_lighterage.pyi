@@ -94,18 +94,23 @@ class Plan:
     def guessed(self) -> list[str]:
         """Ops that the profile lacks, each once: their times are guesses. Empty without a profile."""
 
-    def profile(self, file: str | PathLike[str], *, fastest: bool = False) -> dict[str, Any]:
+    def profile(
+        self, file: str | PathLike[str], *, repeat: int | None = None, fastest: bool = False
+    ) -> dict[str, Any]:
         """Measure the step's ops, the link, and what they cost each other on the machine that runs the step.
 
         file: gets the times, for `profile=` of `lighterage.compile` and for `--profile` of the command. A file that is
             there keeps what it has; the processor's ops in it are not measured again.
-        fastest: the times are those of the fastest round, not medians over rounds: for a machine with other load.
+        repeat: how often each op is run; by default 2 to 4 times, so that all takes about as long as four steps.
+        fastest: the times are those of the fastest round, not medians over rounds. On a machine with other load, give a
+            larger `repeat` too, so that the rounds last longer than the load.
 
         Returns the number of `ops` in the file, the time of a step in `micros`, and in the fastest round in
         `fastest_micros`, how many `seconds` it took, and the ops that were `refused`, with the reasons: they could not
         be run, and their times will be guesses.
 
-        Raises Error: the file is of another machine or of other kernels, or the step cannot be run.
+        Raises Error: the file is of another machine or of other kernels, the step cannot be run, or `repeat` is not from 1
+            to 1000.
         """
 
     def explain(self, name: str) -> str:
