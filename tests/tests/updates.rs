@@ -5,7 +5,7 @@ use codegen::Data;
 use ir::graph::{Output, StateData};
 use ir::op::Op;
 use ir::schedule::Why;
-use ir::{DType, Device, Graph, Id, Phase, State, TensorType};
+use ir::{DType, Device, Graph, Id, Node, Phase, State, StateKind, TensorType};
 use lighterage_tests::evaluate::{self, Tensors};
 use lighterage_tests::linears::linears;
 use lighterage_tests::{forced, run};
@@ -387,6 +387,50 @@ fn small_updates_are_grouped() {
             let outcome = train(&make(Budget::Bytes(bytes)).unwrap(), &start, hyper, 3);
             assert!(outcome == expected, "{options:?}, {planner:?} at {bytes}");
         }
+    }
+}
+
+/// A chunk with parameters that one kernel updates for several blocks has no others: a block would
+/// fetch them, and wait for the update.
+#[test]
+fn chunks_are_updated_for_one_block_or_by_one_kernel() {
+    let graph = linears(12, 16, 8192);
+    let grouped = compile(
+        &graph,
+        &Options {
+            optimizer: Optimizer::AdamW,
+            kernels: Kernels::Generated,
+            ..Options::default()
+        },
+    );
+    let graph = &grouped.program.graph;
+    let device = devices::named("a100-80g").unwrap();
+    let cost = Roofline::new(&device);
+    let problem = Problem::new(graph, &device, &cost);
+    let update = |state: State| {
+        graph
+            .def_node(graph.root(graph.states[state].after))
+            .unwrap()
+    };
+    let block = |state: State| graph.states[state].path.split('.').next().unwrap();
+    let params = graph
+        .states
+        .ids()
+        .filter(|&state| graph.states[state].kind == StateKind::Param);
+    let mut blocks: BTreeMap<Node, BTreeSet<&str>> = BTreeMap::new();
+    for state in params {
+        blocks
+            .entry(update(state))
+            .or_default()
+            .insert(block(state));
+    }
+    assert!(blocks.values().any(|blocks| 1 < blocks.len()));
+    let chunks: Vec<&Vec<State>> = problem.groups.values().flat_map(|g| &g.chunks).collect();
+    assert!(chunks.iter().any(|chunk| 1 < chunk.len()));
+    for chunk in chunks {
+        let updates: BTreeSet<Node> = chunk.iter().map(|&state| update(state)).collect();
+        let is_alone = updates.iter().all(|node| blocks[node].len() == 1);
+        assert!(updates.len() == 1 || is_alone, "{chunk:?}: {updates:?}");
     }
 }
 
