@@ -94,9 +94,7 @@ class Plan:
     def guessed(self) -> list[str]:
         """Ops that the profile lacks, each once: their times are guesses. Empty without a profile."""
 
-    def profile(
-        self, file: str | PathLike[str], *, repeat: int | None = None, fastest: bool = False
-    ) -> dict[str, Any]:
+    def profile(self, file: str | PathLike[str], *, repeat: int | None = None, fastest: bool = False) -> dict[str, Any]:
         """Measure the step's ops, the link, and what they cost each other on the machine that runs the step.
 
         file: gets the times, for `profile=` of `lighterage.compile` and for `--profile` of the command. A file that is
@@ -109,8 +107,8 @@ class Plan:
         `fastest_micros`, how many `seconds` it took, and the ops that were `refused`, with the reasons: they could not
         be run, and their times will be guesses.
 
-        Raises Error: the file is of another machine or of other kernels, the step cannot be run, or `repeat` is not from 1
-            to 1000.
+        Raises Error: the file is of another machine or of other kernels, the step cannot be run, or `repeat` is not a
+            number from 1 to 1000.
         """
 
     def explain(self, name: str) -> str:
