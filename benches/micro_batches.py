@@ -25,7 +25,7 @@ import lighterage as lt
 
 # Numbers of micro-batches that are measured, of a batch of 16.
 NUMBERS = (1, 2, 4, 8, 16)
-# Of the ops of a profile: some seconds, because other load on a machine lasts about one.
+# How often a profile runs each op. Other load on a machine slows some of the runs down.
 ROUNDS = 30
 
 

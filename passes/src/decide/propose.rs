@@ -86,15 +86,15 @@ fn fed_twice(problem: &Problem<'_>) -> Vec<Draft> {
     drafts
 }
 
-/// False for a share that gives no group.
-fn is_distinct(problem: &Problem<'_>, share: f64) -> bool {
+/// True if a share of the groups is at least one.
+fn hosts_any(problem: &Problem<'_>, share: f64) -> bool {
     problem.n_hosted(share) > 0
 }
 
 fn remat_parts<'a>(problem: &'a Problem<'_>) -> Vec<Drafts<'a>> {
     let starts = REMAT_STARTS.into_iter();
     starts
-        .filter(|start| start.0 == 0.0 || is_distinct(problem, start.0))
+        .filter(|start| start.0 == 0.0 || hosts_any(problem, start.0))
         .map(|start| boxed(move |wanted| recompute::drafts(problem, start, wanted)))
         .collect()
 }
@@ -102,7 +102,7 @@ fn remat_parts<'a>(problem: &'a Problem<'_>) -> Vec<Drafts<'a>> {
 fn jump_parts<'a>(problem: &'a Problem<'_>) -> Vec<Drafts<'a>> {
     let shares = HOSTED.into_iter();
     shares
-        .filter(|&share| share == 0.0 || is_distinct(problem, share))
+        .filter(|&share| share == 0.0 || hosts_any(problem, share))
         .map(|share| {
             boxed(move |wanted| greedy::jumps(problem, share, greedy::Taste::Cheaper, wanted))
         })

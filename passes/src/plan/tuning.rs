@@ -173,9 +173,11 @@ pub const SPILL_TRIES: usize = 6;
 
 // Recomputation.
 
+/// The share of the blocks that leaves out only the first one, in a model of any size. Nothing
+/// hides the update of the first block, because its gradient comes last.
+const ALL_BUT_FIRST: f64 = 1.0 - f64::EPSILON;
 /// For the start of each ladder: the share of the blocks whose states live on the host, and the
-/// share of the link's spare time that swaps take. With 0.99 only the first block stays, whose
-/// update nothing hides because its gradient comes last.
+/// share of the link's spare time that swaps take.
 pub const REMAT_STARTS: [(f64, f64); 12] = [
     (0.0, 0.0),
     (0.0, 0.5),
@@ -183,9 +185,9 @@ pub const REMAT_STARTS: [(f64, f64); 12] = [
     (0.5, 0.0),
     (0.5, 0.5),
     (0.5, 0.9),
-    (0.99, 0.0),
-    (0.99, 0.5),
-    (0.99, 0.9),
+    (ALL_BUT_FIRST, 0.0),
+    (ALL_BUT_FIRST, 0.5),
+    (ALL_BUT_FIRST, 0.9),
     (1.0, 0.0),
     (1.0, 0.5),
     (1.0, 0.9),
