@@ -1,13 +1,13 @@
 """Accuracy of predictions: planned and measured peak, predicted and measured step, for planners and budgets.
 
-usage: accuracy.py [--models gpt2 llama] [--link 1GB/s] [--steps 8] [--rounds 16] [--work DIR]
+usage: accuracy.py [--models gpt2 llama] [--link 1GB/s] [--steps 8] [--rounds 12] [--work DIR]
 
-For each model: `lighterage profile`, then for each planner and budget `compile` and `train`. Each round trains every
-configuration once. Other work on the machine can only increase a time, so a configuration's time is its fastest step,
-and its rounds end when the two fastest agree. The profiles use `--fastest` for the same reason. Prints a table in
-Markdown, then the median and the worst error, and how much slower `auto` is than the fastest measured configuration
-that fits its budget. Progress goes to stderr. Exits with 1 if a measured peak differs from the planned peak, or if
-losses differ.
+For each model: `lighterage profile`, then for each planner and budget `compile` and `train`. A shared machine has fast
+and slow phases of seconds to minutes. So each round profiles the model again and trains every configuration once, in
+alternating order. A configuration's time is its median over the rounds of the median step, relative to the profile of
+the same round, times the first profile. Prints a table in Markdown, then the median and the worst error, and how much
+slower `auto` is than the fastest measured configuration that fits its budget and has another plan. Progress goes to
+stderr. Exits with 1 if a measured peak differs from the planned peak, or if losses differ.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples/gpt2"
 LIGHTERAGE = str(ROOT / "target/release/lighterage")
 WARM_UP = 2  # steps that are not counted
-AGREE = 0.015  # largest relative difference of the two fastest rounds
-FEWEST = 3  # smallest number of rounds
 CONFIGURATIONS = [
     ("keep", 100),
     ("auto", 100),
@@ -50,10 +48,11 @@ def run(command: list[str]) -> str:
     return result.stdout
 
 
-def settled(times: list[float]) -> bool:
-    """Whether the two fastest rounds agree."""
-    fastest = sorted(times)[:2]
-    return FEWEST <= len(times) and fastest[1] <= (1 + AGREE) * fastest[0]
+def profile(model: Path, file: Path, args: argparse.Namespace) -> float:
+    """Profiles a model into a new file, and returns what the ops of a step take, in ms."""
+    file.unlink(missing_ok=True)
+    options = ["--repeat", str(args.repeat), "--fastest", "--link", args.link]
+    return json.loads(run([LIGHTERAGE, "profile", str(model), *options, "-o", str(file), "--json"]))["step_ms"]
 
 
 @dataclasses.dataclass
@@ -65,20 +64,19 @@ class Configuration:
     budget: int
     link: str
     file: Path
+    profiled: float
     rounds: list[float] = dataclasses.field(default_factory=list)
-    times: list[float] = dataclasses.field(default_factory=list)
     losses: list[float] = dataclasses.field(default_factory=list)
     summary: dict[str, float] = dataclasses.field(default_factory=dict)
 
-    def train(self, steps: int) -> None:
-        """Runs some steps and records their times."""
+    def train(self, steps: int, profiled: float) -> None:
+        """Runs some steps, and records their median time relative to the ops of a profile that took `profiled` ms."""
         files = [str(self.file), "--batches", str(EXAMPLE / "batches.safetensors")]
         options = ["--link", self.link, "--steps", str(steps), "--init", "normal:0.02", "--seed", "0", "--json"]
         lines = [json.loads(line) for line in run([LIGHTERAGE, "train", *files, *options]).splitlines()]
         # The last step overlaps no later step.
         times = [line["ms"] for line in lines if "ms" in line][WARM_UP:-1]
-        self.rounds.append(min(times))
-        self.times += times
+        self.rounds.append(statistics.median(times) / profiled)
         self.losses = [line["loss"] for line in lines if "loss" in line]
         self.summary = lines[-1]["summary"]
 
@@ -86,56 +84,62 @@ class Configuration:
         """Whether the measured peak equals the planned peak."""
         return self.summary["measured_peak_bytes"] == self.summary["planned_peak_bytes"]
 
+    def plan(self) -> tuple[float, float]:
+        """What tells plans apart: the peak and the predicted time."""
+        return self.summary["planned_peak_bytes"], self.summary["predicted_ms"]
+
+    def measured(self) -> float:
+        """The time of a step at the speed that the machine had for the first profile, in ms."""
+        return statistics.median(self.rounds) * self.profiled
+
     def error(self) -> float:
         """The prediction's error, relative to the measured time."""
-        return self.summary["predicted_ms"] / min(self.times) - 1
+        return self.summary["predicted_ms"] / self.measured() - 1
 
     def row(self) -> str:
         """A line of the table."""
-        summary, measured = self.summary, min(self.times)
+        summary = self.summary
         peak = f"{summary['measured_peak_bytes']:.0f}" + ("" if self.exact() else " (planned another)")
         moved = summary["swapped_bytes"] / 2**20
         recomputed = summary["recomputed_ms"]
         return (
             f"| {self.model} | {self.planner} | {self.budget} % | {peak} | {moved:.0f} | {recomputed:.1f} "
-            f"| {summary['predicted_ms']:.1f} | {measured:.1f} | {100 * self.error():+.1f} % "
-            f"| {statistics.median(self.times):.1f} | {len(self.rounds)} |"
+            f"| {summary['predicted_ms']:.1f} | {self.measured():.1f} | {100 * self.error():+.1f} % |"
         )
+
+
+def path_of(model: str, work: Path) -> Path:
+    """The file of a model, which is exported if it is not there."""
+    file = EXAMPLE / "gpt2.pt2" if model == "gpt2" else work / f"{model}.pt2"
+    if not file.exists():
+        run([sys.executable, str(ROOT / f"benches/{model}.py"), "--out", str(file)])
+    return file
 
 
 def prepare(model: str, args: argparse.Namespace) -> list[Configuration]:
     """Profiles a model and compiles its configurations."""
-    file = EXAMPLE / "gpt2.pt2"
-    if model != "gpt2":
-        file = args.work / f"{model}.pt2"
-        if not file.exists():
-            run([sys.executable, str(ROOT / f"benches/{model}.py"), "--out", str(file)])
-    times: list[float] = []
-    fastest = None
-    while len(times) < args.rounds and not settled(times):
-        profile = args.work / f"{model}.{len(times)}.prof"
-        command = [LIGHTERAGE, "profile", str(file), "--repeat", str(args.repeat), "--fastest", "-o", str(profile)]
-        report = json.loads(run([*command, "--json"]))
-        times.append(report["step_ms"])
-        fastest = profile if report["step_ms"] == min(times) else fastest
-        cost = report["profiling_ms"] / report["step_ms"]
-        print(f"{model}: profiled in {cost:.1f} steps, a step's ops take {report['step_ms']:.1f} ms", file=sys.stderr)
+    file = path_of(model, args.work)
+    measured = args.work / f"{model}.prof"
+    profiled = profile(file, measured, args)
     configurations = []
     for planner, budget in CONFIGURATIONS:
-        step = Configuration(model, planner, budget, args.link, args.work / f"{model}-{planner}-{budget}.lit")
+        lit = args.work / f"{model}-{planner}-{budget}.lit"
+        step = Configuration(model, planner, budget, args.link, lit, profiled)
         options = ["--optimizer", "adamw", "--device", "cpu", "--budget", f"{budget}%", "--planner", planner]
-        paths = ["--profile", str(fastest), "-o", str(step.file)]
+        paths = ["--profile", str(measured), "-o", str(step.file)]
         run([LIGHTERAGE, "compile", str(file), *options, "--link", args.link, *paths])
         configurations.append(step)
     return configurations
 
 
 def behind(configurations: list[Configuration]) -> float:
-    """The worst ratio, minus 1, of auto's measured step to the fastest measured step within the same budget."""
+    """The worst ratio, minus 1, of auto's step to another plan's within the same budget, in the same rounds."""
     worst = 0.0
     for auto in (step for step in configurations if step.planner == "auto"):
-        others = (step for step in configurations if step.model == auto.model and step.budget <= auto.budget)
-        worst = max(worst, min(auto.times) / min(min(step.times) for step in others) - 1)
+        for other in configurations:
+            if other.model == auto.model and other.budget <= auto.budget and other.plan() != auto.plan():
+                ratios = [a / b for a, b in zip(auto.rounds, other.rounds, strict=True)]
+                worst = max(worst, statistics.median(ratios) - 1)
     return worst
 
 
@@ -145,21 +149,22 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=["gpt2", "llama"], default=["gpt2", "llama"])
     parser.add_argument("--link", default="1GB/s")
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=16, help="at most")
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--repeat", type=int, default=10, help="rounds of a profile")
     parser.add_argument("--work", type=Path, default=ROOT / "target/accuracy")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     configurations = [step for model in args.models for step in prepare(model, args)]
     for turn in range(args.rounds):
-        unsettled = [step for step in configurations if not settled(step.rounds)]
-        for step in unsettled:
-            step.train(args.steps)
-        print(f"round {turn + 1}: {len(unsettled)} configurations", file=sys.stderr)
-    n_steps = args.steps - WARM_UP - 1
-    print(f"{machine()}; link {args.link}; measured: the fastest of {n_steps} steps a round\n")
+        for model in args.models:
+            steps = [step for step in configurations if step.model == model]
+            profiled = profile(path_of(model, args.work), args.work / "round.prof", args)
+            for step in steps if turn % 2 == 0 else reversed(steps):
+                step.train(args.steps, profiled)
+            print(f"round {turn + 1}, {model}: a step's ops take {profiled:.1f} ms", file=sys.stderr)
+    print(f"{machine()}; link {args.link}; {args.rounds} rounds of {args.steps - WARM_UP - 1} steps\n")
     columns = ["model", "planner", "budget", "peak, bytes", "swapped, MiB", "recomputed, ms", "predicted, ms"]
-    columns += ["measured, ms", "error", "median, ms", "rounds"]
+    columns += ["measured, ms", "error"]
     print(f"| {' | '.join(columns)} |")
     print("|---" * len(columns) + "|")
     for step in configurations:

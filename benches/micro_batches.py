@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import copy
+import operator
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -25,8 +27,9 @@ import lighterage as lt
 
 # Numbers of micro-batches that are measured, of a batch of 16.
 NUMBERS = (1, 2, 4, 8, 16)
-# How often a profile runs each op. Other load on a machine slows some of the runs down.
-ROUNDS = 30
+# A shared machine has slow phases of seconds. So profiles are short, and of several the fastest is taken.
+PROFILES = 12
+ROUNDS = 5
 
 
 class Blocks(nn.Module):
@@ -137,11 +140,14 @@ def simulate() -> None:
 
 def profile(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> Path:
     """A profile of the steps with each number."""
-    file = Path(tempfile.mkdtemp()) / "steps.prof"
     optimizer = torch.optim.AdamW(model.parameters())
-    for n in NUMBERS:
-        lt.plan(model, optimizer, micro_batches=n, example=batch).profile(file, repeat=ROUNDS, fastest=True)
-    return file
+    plans = [lt.plan(model, optimizer, micro_batches=n, example=batch) for n in NUMBERS]
+    folder = Path(tempfile.mkdtemp())
+
+    def total(file: Path) -> float:
+        return sum(plan.profile(file, repeat=ROUNDS, fastest=True)["micros"] for plan in plans)
+
+    return min((folder / f"{k}.prof" for k in range(PROFILES)), key=total)
 
 
 def measure(n_steps: int, profiled: bool) -> None:
@@ -159,18 +165,19 @@ def measure(n_steps: int, profiled: bool) -> None:
                     steps[n] = lt.compile(model, optimizer, micro_batches=n, check=False, **options)
                 except lt.Infeasible:
                     continue
-            times = dict.fromkeys(steps, float("inf"))
-            # In turns, so that the machine's moods reach all of them.
-            for _ in range(n_steps):
-                for n, step in steps.items():
-                    step(*batch)  # takes the parameters back
+            times: dict[int, list[float]] = {n: [] for n in steps}
+            # In turns: a shared machine has slow phases, which then reach all of them.
+            for turn in range(n_steps):
+                for n in steps if turn % 2 == 0 else reversed(steps):
+                    steps[n](*batch)  # takes the parameters back
                     start = time.perf_counter()
-                    step(*batch)
-                    times[n] = min(times[n], 1e3 * (time.perf_counter() - start))
-            best = min(times, key=lambda n: times[n])
-            row = ", ".join(f"{n}: {steps[n].plan.micros / 1e3:.1f} / {times[n]:.1f}" for n in steps)
-            slower = 100 * (times[chosen] / times[best] - 1)
-            print(f"{name}, {100 * share:.0f} %: {row}; chosen {chosen}, {slower:.1f} % slower than {best}", flush=True)
+                    steps[n](*batch)
+                    times[n].append(1e3 * (time.perf_counter() - start))
+            slower = {n: statistics.median(map(operator.truediv, times[chosen], times[n])) for n in steps}
+            best = max(slower, key=lambda n: slower[n])
+            row = ", ".join(f"{n}: {steps[n].plan.micros / 1e3:.1f} / {statistics.median(times[n]):.1f}" for n in steps)
+            more = 100 * (slower[best] - 1)
+            print(f"{name}, {100 * share:.0f} %: {row}; chosen {chosen}, {more:.1f} % slower than {best}", flush=True)
 
 
 def main() -> None:

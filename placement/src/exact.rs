@@ -85,7 +85,8 @@ pub(super) struct Search<'a> {
     candidates: Vec<(u64, u32, u32)>,
     dirty: Vec<u32>,
     is_dirty: Vec<bool>,
-    sorted: Vec<(u64, u64)>,
+    /// The smallest offset and the bytes of each open block of the section that is checked.
+    lows: Vec<(u64, u64)>,
     /// How often a section had no room, in all runs; and the resulting weight of its bytes.
     failed: Vec<u32>,
     weight: Vec<f64>,
@@ -180,7 +181,7 @@ impl<'a> Search<'a> {
             candidates: vec![],
             dirty: vec![],
             is_dirty: vec![false; sections],
-            sorted: vec![],
+            lows: vec![],
             failed: vec![0; sections],
             weight: vec![1.0; sections],
             ranks: vec![],
@@ -494,13 +495,16 @@ impl<'a> Search<'a> {
 
     /// Whether the open blocks of a section have room, with none of them below `least`.
     fn has_room(&mut self, section: u32, least: u64) -> bool {
-        let open = |i: &&u32| self.at[**i as usize] == OPEN;
         let members = &self.blocks.members.all[self.blocks.members.range(section)];
         self.left = self.left.saturating_sub(members.len() as u64);
         let (mut floor, mut top) = (u64::MAX, 0);
-        for &i in members.iter().filter(open) {
-            floor = floor.min(self.lift[i as usize].max(least));
-            top = top.max(self.lift[i as usize].max(least));
+        self.lows.clear();
+        for &i in members {
+            if self.at[i as usize] == OPEN {
+                let low = self.lift[i as usize].max(least);
+                (floor, top) = (floor.min(low), top.max(low));
+                self.lows.push((low, self.blocks.bytes[i as usize]));
+            }
         }
         let (was, bytes) = (self.floor[section as usize], self.open[section as usize]);
         if was < floor {
@@ -512,20 +516,7 @@ impl<'a> Search<'a> {
         if top + bytes <= self.capacity || self.capacity < floor + bytes {
             return top + bytes <= self.capacity;
         }
-        self.sorted.clear();
-        let lows = members.iter().filter(open).map(|&i| {
-            (
-                self.lift[i as usize].max(least),
-                self.blocks.bytes[i as usize],
-            )
-        });
-        self.sorted.extend(lows);
-        self.sorted.sort_unstable();
-        let mut above = 0;
-        self.sorted.iter().rev().all(|&(low, bytes)| {
-            above += bytes;
-            low + above <= self.capacity
-        })
+        all_fit(&mut self.lows, (floor, top), self.capacity)
     }
 
     /// Undoes all placements and conclusions since a mark.
@@ -549,6 +540,53 @@ impl<'a> Search<'a> {
             }
         }
     }
+}
+
+/// The number of ranges of offsets in [`all_fit`].
+const RANGES: usize = 32;
+
+/// Whether, for each offset of `lows`, the blocks that are not below it fit between it and the
+/// capacity. `lows` has the smallest offset and the bytes of each block; the offsets are in
+/// `floor..=top`. Offsets are sorted only in the ranges where the lowest one fits, and the highest
+/// one would not fit with all blocks of the range.
+fn all_fit(lows: &mut [(u64, u64)], (floor, top): (u64, u64), capacity: u64) -> bool {
+    let bits = u64::BITS - (top - floor).leading_zeros();
+    let shift = bits.saturating_sub(RANGES.ilog2());
+    let range = |low: u64| ((low - floor) >> shift) as usize;
+    let (mut sums, mut least, mut most) = ([0; RANGES], [u64::MAX; RANGES], [0; RANGES]);
+    for &(low, bytes) in &*lows {
+        let k = range(low);
+        sums[k] += bytes;
+        least[k] = least[k].min(low);
+        most[k] = most[k].max(low);
+    }
+    let mut above = 0;
+    for k in (0..RANGES).rev().filter(|&k| 0 < sums[k]) {
+        let with = above + sums[k];
+        if capacity < least[k] + with {
+            return false;
+        }
+        if capacity < most[k] + with {
+            let mut n = 0;
+            for j in 0..lows.len() {
+                if range(lows[j].0) == k {
+                    lows.swap(n, j);
+                    n += 1;
+                }
+            }
+            lows[..n].sort_unstable();
+            let mut above = above;
+            let fit = lows[..n].iter().rev().all(|&(low, bytes)| {
+                above += bytes;
+                low + above <= capacity
+            });
+            if !fit {
+                return false;
+            }
+        }
+        above = with;
+    }
+    true
 }
 
 #[cfg(test)]
@@ -593,6 +631,23 @@ mod tests {
     }
 
     proptest! {
+        /// Ranges of offsets decide as offsets in order do.
+        #[test]
+        fn ranges_decide_like_sorted_offsets(
+            mut lows in prop::collection::vec((0u64..200, 1u64..30), 1..40),
+            room in 0u64..300,
+        ) {
+            let [floor, top] = [u64::min, u64::max].map(|f| {
+                lows.iter().map(|low| low.0).reduce(f).unwrap()
+            });
+            let capacity = top + room;
+            let fits = lows.iter().all(|&(low, _)| {
+                let above = lows.iter().filter(|other| low <= other.0);
+                low + above.map(|other| other.1).sum::<u64>() <= capacity
+            });
+            prop_assert_eq!(all_fit(&mut lows, (floor, top), capacity), fits);
+        }
+
         /// For any ranks, and after any learning, the search finds a plan with the optimal peak,
         /// and proves that no lower one exists. There are few sections and short lives, so that
         /// unconnected parts occur.

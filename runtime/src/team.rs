@@ -155,6 +155,8 @@ fn look(condition: impl Fn() -> bool) -> bool {
         if start.elapsed() > LOOK {
             return false;
         }
+        // Other threads of the step, such as a copy's, may wait for this core.
+        std::thread::yield_now();
     }
 }
 
