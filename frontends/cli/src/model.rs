@@ -383,6 +383,13 @@ pub(crate) fn machine_on(compiling: &Compiling, known: Option<Device>) -> Result
             "it measured {measured} kernels; profile again with --kernels {asked}"
         )));
     }
+    if compiling.link.is_some() && compiling.link != profile.link.paced {
+        out::note(&format!(
+            "note: --profile {}: its copies were not measured with this --link, so how much they \
+             and kernels slow each other is estimated; profile again with --link",
+            path.display()
+        ));
+    }
     let profiled =
         Profiled::new(profile, &device, compiling.link).map_err(|e| refused(e.to_string()))?;
     Ok(Machine {

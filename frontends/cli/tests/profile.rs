@@ -31,6 +31,11 @@ fn a_profile_is_planned_with() {
     let plan = run(&format!("plan {} --optimizer sgd --profile {file}", mlp())).expect(0);
     plan.says(&["ops guessed", "sgd f32"]);
 
+    // Copies were measured at full speed.
+    let slow = format!("plan {} --profile {file} --link 1GB/s", mlp());
+    let unlike = "its copies were not measured with this --link";
+    run(&slow).expect(0).says(&[unlike]);
+
     let report = run(&format!(
         "profile {} -o {file} --repeat 1 --link 1GB/s --memory 0",
         mlp()
@@ -46,6 +51,7 @@ fn a_profile_is_planned_with() {
     ] {
         assert!(report.contains(words), "{words}:\n{report}");
     }
+    assert!(!run(&slow).expect(0).err.contains(unlike));
     let compiled = folder.file("step.lit");
     run(&format!("compile {} --profile {file} -o {compiled}", mlp())).expect(0);
     run(&format!("explain {} --profile {file} %y", mlp())).says(&[]);
