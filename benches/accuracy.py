@@ -64,7 +64,7 @@ class Configuration:
     budget: int
     link: str
     file: Path
-    profiled: float
+    profiled: float  # what the ops of a step took in the profile that it is planned with, ms
     rounds: list[float] = dataclasses.field(default_factory=list)
     losses: list[float] = dataclasses.field(default_factory=list)
     summary: dict[str, float] = dataclasses.field(default_factory=dict)

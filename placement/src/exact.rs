@@ -631,21 +631,21 @@ mod tests {
     }
 
     proptest! {
-        /// Ranges of offsets decide as offsets in order do.
+        /// Blocks fit in what they need, and not in a byte less.
         #[test]
-        fn ranges_decide_like_sorted_offsets(
-            mut lows in prop::collection::vec((0u64..200, 1u64..30), 1..40),
-            room in 0u64..300,
+        fn ranges_decide_to_the_byte(
+            mut lows in prop::collection::vec((0u64..2000, 1u64..60), 1..40),
         ) {
             let [floor, top] = [u64::min, u64::max].map(|f| {
                 lows.iter().map(|low| low.0).reduce(f).unwrap()
             });
-            let capacity = top + room;
-            let fits = lows.iter().all(|&(low, _)| {
+            let needs = lows.iter().map(|&(low, _)| {
                 let above = lows.iter().filter(|other| low <= other.0);
-                low + above.map(|other| other.1).sum::<u64>() <= capacity
+                low + above.map(|other| other.1).sum::<u64>()
             });
-            prop_assert_eq!(all_fit(&mut lows, (floor, top), capacity), fits);
+            let needed = needs.max().unwrap();
+            prop_assert!(all_fit(&mut lows, (floor, top), needed));
+            prop_assert!(!all_fit(&mut lows, (floor, top), needed - 1));
         }
 
         /// For any ranks, and after any learning, the search finds a plan with the optimal peak,
