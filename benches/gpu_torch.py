@@ -3,6 +3,8 @@
 usage: gpu_torch.py fixtures MODELS NAME ... --out FOLDER
        gpu_torch.py gpt2 --out FOLDER [--batch 64] [--steps 20] [--precision bf16] [--way compile] [--size 124m]
        gpu_torch.py export OUT.pt2 [--batch 64] [--size 124m]
+       gpu_torch.py llama --config FILE.json [--batch 4] [--sequence 1024] [--steps 6] [--way fsdp-offload]
+       gpu_torch.py resnet [--batch 128] [--steps 12] [--way compile]
        gpu_torch.py rates
 
 `fixtures` runs the exported graphs MODELS/NAME/joint_core.pt2 on the device with PyTorch's AdamW. It writes
@@ -12,6 +14,11 @@ losses, the step's time in ms, and the peak of memory. Its way is one of PyTorch
 share of activations that torch.compile keeps, `checkpoint` of each block, `offload` of what the backward needs. Or it
 is one of Lighterage's: `step` is lighterage.compile, `backend` is torch.compile(backend="lighterage"). `rates` prints
 products, copies and attention.
+
+`llama` trains the model of a Hugging Face config.json on random tokens, `resnet` a ResNet-50 on random images. Both
+print what `gpt2` prints, and the peaks of host memory. More of `llama`'s ways: `in-backward` updates each weight as
+soon as its gradient is there, `fsdp-offload` and `deepspeed` (ZeRO-3) keep weights, gradients and the optimizer's
+state on the host, `deepspeed-2` (ZeRO-2) the last two. These four also checkpoint each block.
 """
 
 from __future__ import annotations
@@ -20,7 +27,11 @@ import argparse
 import contextlib
 import ctypes
 import functools
+import importlib
 import json
+import os
+import resource
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -39,6 +50,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GPT2 = {"124m": (12, 768, 12), "xl": (48, 1600, 25)}  # layers, width, heads
 N_BATCHES = 4
 WARM_UP = 5  # steps without a time
+FEW = min(WARM_UP, 2)  # of the larger models
+PLAIN = ["eager", "compile", "checkpoint", "offload", "in-backward"]  # ways of `llama` with the weights on the device
+RATE, DECAY, STD = 1e-4, 0.01, 0.02  # of `llama`
 
 
 def synchronize() -> None:
@@ -111,13 +125,12 @@ def serve_memory(path: str) -> None:
     torch.cuda.memory.change_current_allocator(allocator)
 
 
-def offloaded(model: torch.nn.Module) -> Callable[..., torch.Tensor]:
+def offloaded(model: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The model with all that its backward needs on the host."""
 
     def forward(*batch: torch.Tensor) -> torch.Tensor:
-        with torch.autograd.graph.save_on_cpu(pin_memory=True):
-            loss: torch.Tensor = model(*batch)
-            return loss
+        with torch.autograd.graph.save_on_cpu(pin_memory=DEVICE == "cuda"):
+            return model(*batch)
 
     return forward
 
@@ -166,6 +179,32 @@ def stepped(
     return torch.compile(model, backend=functools.partial(backend, options=options)), of_graphs
 
 
+def timed(step: Callable[[int], torch.Tensor], steps: int, warm_up: int, peak: bool) -> dict[str, Any]:
+    """Losses, times in ms, and the peak of memory after the warm-up."""
+    losses, times = [], []
+    for k in range(steps):
+        if k == warm_up and DEVICE == "cuda" and peak:
+            torch.cuda.reset_peak_memory_stats()
+        synchronize()
+        start = time.perf_counter()
+        loss = step(k)
+        synchronize()
+        times.append((time.perf_counter() - start) * 1e3)
+        losses.append(loss.item())
+    result: dict[str, Any] = {"losses": losses}
+    if len(times) > warm_up:
+        result["ms"] = median(times[warm_up:])
+        result["least_ms"] = min(times[warm_up:])
+    result["first_ms"] = times[0]
+    if DEVICE == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        result["used_bytes"] = total - free
+        if peak:
+            result["peak_bytes"] = torch.cuda.max_memory_allocated()
+            result["reserved_bytes"] = torch.cuda.memory_reserved()
+    return result
+
+
 def gpt2(args: argparse.Namespace) -> None:
     """Train it."""
     from model import Config, Gpt2
@@ -204,43 +243,271 @@ def gpt2(args: argparse.Namespace) -> None:
     half = torch.autocast(DEVICE, torch.bfloat16) if args.precision == "bf16" else contextlib.nullcontext()
     example = tuple(batches[f"batch.0.{name}"] for name in ("input_ids", "labels"))
     step, planned = stepped(model, optimizer, example, args)
-    losses, times = [], []
-    for k in range(args.steps):
+
+    def one(k: int) -> torch.Tensor:
         ids, labels = (batches[f"batch.{k % N_BATCHES}.{name}"] for name in ("input_ids", "labels"))
-        if k == WARM_UP and DEVICE == "cuda" and not args.allocator:
-            torch.cuda.reset_peak_memory_stats()
-        synchronize()
-        start = time.perf_counter()
         if args.way == "step":
+            return step(ids, labels)
+        optimizer.zero_grad(set_to_none=True)
+        with half:
             loss = step(ids, labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss
+
+    result = {name: getattr(args, name) for name in ("way", "budget", "batch", "precision")}
+    result |= timed(one, args.steps, WARM_UP, peak=not args.allocator)
+    print(json.dumps(result | planned()))
+
+
+def host_available() -> int:
+    """Bytes of the host's memory that are free."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+
+
+def trained(
+    args: argparse.Namespace, make: Callable[[], Callable[[int], torch.Tensor]], items: tuple[str, int]
+) -> None:
+    """Make a step, run it, print what was found."""
+    start, available = time.perf_counter(), host_available()
+    torch.manual_seed(0)
+    step = make()
+    synchronize()
+    result: dict[str, Any] = {name: getattr(args, name, None) for name in ("way", "budget", "batch")}
+    result["setup_s"] = time.perf_counter() - start
+    result |= timed(step, args.steps, FEW, peak=True)
+    name, n = items
+    if "ms" in result:
+        result[f"{name}_per_second"] = n / result["ms"] * 1e3
+    # Pinned memory need not be in the resident set.
+    result["host_bytes"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    result["host_used_bytes"] = available - host_available()
+    if DEVICE == "cuda":
+        result["pinned_bytes"] = torch.cuda.host_memory_stats().get("allocated_bytes.peak")
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    # Libraries may have left part of a line.
+    print(f"\n{json.dumps(result)}", flush=True)
+
+
+def group_of_one() -> None:
+    """A process group with this process alone, as a launcher would make it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
+    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    for interface in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(interface, "lo")
+    if DEVICE == "cuda":
+        torch.cuda.set_device(0)
+    torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if DEVICE == "cuda" else "gloo")
+
+
+def llama_config(path: Path) -> Any:
+    """The configuration of a model, without what training does not use."""
+    config = importlib.import_module("transformers").LlamaConfig.from_json_file(path)
+    config.use_cache = False
+    config.pad_token_id = None
+    config.tie_word_embeddings = False
+    config._attn_implementation = "sdpa"
+    # The mask is the causal one. Without a tensor for it, attention takes the causal kernels, under torch.compile too.
+    modeling = importlib.import_module("transformers.models.llama.modeling_llama")
+    modeling.create_causal_mask = lambda *_, **__: None  # type: ignore[attr-defined]
+    return config
+
+
+def weightless_llama(config: Any) -> Any:
+    """The model, nothing of it in memory."""
+    with torch.device("meta"):
+        return importlib.import_module("transformers").LlamaForCausalLM(config)
+
+
+@torch.no_grad()
+def fill(values: Iterable[torch.Tensor]) -> None:
+    """Matrices normal, gains one. On the host, where that takes long, a matrix repeats some values."""
+    noise = torch.randn((1 << 20) + 7) * STD
+    for value in values:
+        flat = value.view(-1)
+        if value.dim() < 2:
+            flat.fill_(1.0)
+        elif value.is_cuda:
+            flat.normal_(std=STD)
         else:
+            whole = len(flat) // len(noise) * len(noise)
+            flat[:whole].view(-1, len(noise)).copy_(noise)
+            flat[whole:].copy_(noise[: len(flat) - whole])
+
+
+def set_rotary(model: Any, config: Any) -> None:
+    """Put the rotary embedding's frequencies on the device."""
+    modeling = importlib.import_module("transformers.models.llama.modeling_llama")
+    for name, buffer in modeling.LlamaRotaryEmbedding(config).named_buffers():
+        setattr(model.model.rotary_emb, name, buffer.to(DEVICE))
+
+
+def plain_llama(args: argparse.Namespace, config: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A step in f32 under autocast, all weights on the device."""
+    model = weightless_llama(config).to_empty(device=DEVICE)
+    fill(model.parameters())
+    set_rotary(model, config)
+    make = functools.partial(torch.optim.AdamW, lr=RATE, weight_decay=DECAY, fused=True)
+    optimizer = None
+    if args.way == "in-backward":
+        optimizers = {parameter: make([parameter]) for parameter in model.parameters()}
+
+        def update(parameter: torch.Tensor) -> None:
+            optimizers[parameter].step()
+            parameter.grad = None
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(update)
+    else:
+        optimizer = make(model.parameters())
+    if args.way in ("checkpoint", "in-backward"):
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    call = model
+    if args.way == "compile":
+        if args.budget:
+            torch._functorch.config.activation_memory_budget = float(args.budget)
+        call = torch.compile(model)
+
+    def forward(ids: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = call(input_ids=ids, labels=ids).loss
+        return loss
+
+    if args.way == "offload":
+        forward = offloaded(forward)
+    # A weight is used once, so a cache of its bf16 copy would only take memory.
+    half = torch.autocast(DEVICE, torch.bfloat16, cache_enabled=False)
+
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        with half:
+            loss = forward(ids)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if optimizer:
+            optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def sharded_llama(config: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A step of FSDP2 with weights, gradients and the optimizer's state on the host."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor import DTensor
+
+    group_of_one()
+    model = weightless_llama(config)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    policies: dict[str, Any] = {
+        "mesh": init_device_mesh(DEVICE, (1,)),
+        "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+        "offload_policy": CPUOffloadPolicy(pin_memory=DEVICE == "cuda"),
+    }
+    for block in model.model.layers:
+        fully_shard(block, **policies)
+    fully_shard(model, **policies)
+    model.to_empty(device="cpu")
+    fill(p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
+    set_rotary(model, config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY, fused=True)
+
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model(input_ids=ids, labels=ids).loss
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def deepspeed_llama(args: argparse.Namespace, config: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A step of DeepSpeed's ZeRO-3 or ZeRO-2 with the optimizer on the host, ZeRO-3 with the weights there too."""
+    deepspeed = importlib.import_module("deepspeed")
+    adam = importlib.import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
+    group_of_one()
+    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+    host = {"device": "cpu", "pin_memory": True}
+    zero: dict[str, Any] = {"stage": 3 if args.way == "deepspeed" else 2, "offload_optimizer": host}
+    zero |= {"overlap_comm": True, "contiguous_gradients": True}
+    if args.way == "deepspeed":
+        zero["offload_param"] = host
+    settings = {
+        "train_micro_batch_size_per_gpu": args.batch,
+        "gradient_accumulation_steps": 1,
+        "bf16": {"enabled": True},
+        "zero_optimization": zero,
+        "steps_per_print": 1 << 30,
+    }
+    if args.way == "deepspeed":
+        with deepspeed.zero.Init(config_dict_or_path=settings):
+            model = importlib.import_module("transformers").LlamaForCausalLM(config)
+        # DeepSpeed's copy of a matrix is flat. The gains are ones already.
+        fill(p.ds_tensor[None] for p in model.parameters() if len(p.ds_shape) >= 2)
+    else:
+        model = weightless_llama(config).to(torch.bfloat16).to_empty(device=DEVICE)
+        fill(model.parameters())
+    # A gathered weight has another shape when it is not, which the other kind of checkpoint takes for an error.
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    optimizer = adam(model.parameters(), lr=RATE, weight_decay=DECAY, adamw_mode=True)
+    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)[0]
+    set_rotary(engine.module, config)
+
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = engine(input_ids=ids, labels=ids).loss
+        engine.backward(loss)
+        engine.step()
+        return loss.detach()
+
+    return step
+
+
+def llama(args: argparse.Namespace) -> None:
+    """Train a model like LLaMA."""
+
+    def make() -> Callable[[int], torch.Tensor]:
+        config = llama_config(args.config)
+        if args.way in PLAIN:
+            step = plain_llama(args, config)
+        else:
+            step = sharded_llama(config) if args.way == "fsdp-offload" else deepspeed_llama(args, config)
+        shape = (N_BATCHES, args.batch, args.sequence)
+        tokens = torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+        return lambda k: step(tokens[k % N_BATCHES])
+
+    trained(args, make, ("tokens", args.batch * args.sequence))
+
+
+def resnet(args: argparse.Namespace) -> None:
+    """Train a ResNet-50."""
+
+    def make() -> Callable[[int], torch.Tensor]:
+        models = importlib.import_module("torchvision.models")
+        torch.backends.cudnn.benchmark = True
+        with torch.device(DEVICE):
+            images = torch.randn(args.batch, 3, args.image, args.image).to(memory_format=torch.channels_last)
+            labels = torch.randint(1000, (args.batch,))
+            model = models.resnet50().to(memory_format=torch.channels_last)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, fused=True)
+        call = torch.compile(model) if args.way == "compile" else model
+        half = torch.autocast(DEVICE, torch.bfloat16)
+
+        def step(_: int) -> torch.Tensor:
             with half:
-                loss = step(ids, labels)
+                loss = F.cross_entropy(call(images), labels)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        synchronize()
-        times.append((time.perf_counter() - start) * 1e3)
-        losses.append(loss.item())
-    result: dict[str, Any] = {
-        "way": args.way,
-        "budget": args.budget,
-        "batch": args.batch,
-        "precision": args.precision,
-        "losses": losses,
-    }
-    if len(times) > WARM_UP:
-        result["ms"] = median(times[WARM_UP:])
-        result["least_ms"] = min(times[WARM_UP:])
-    result["first_ms"] = times[0]
-    result |= planned()
-    if DEVICE == "cuda":
-        free, total = torch.cuda.mem_get_info()
-        result["used_bytes"] = total - free
-        if not args.allocator:
-            result["peak_bytes"] = torch.cuda.max_memory_allocated()
-            result["reserved_bytes"] = torch.cuda.memory_reserved()
-    print(json.dumps(result))
+            optimizer.zero_grad(set_to_none=True)
+            return loss.detach()
+
+        return step
+
+    trained(args, make, ("images", args.batch))
 
 
 def export(args: argparse.Namespace) -> None:
@@ -338,6 +605,19 @@ def main() -> None:
         mode.add_argument("--batch", type=int, default=64)
         mode.add_argument("--sequence", type=int, default=1024)
     modes.add_parser("rates")
+    five = modes.add_parser("llama")
+    five.add_argument("--config", type=Path, required=True, help="a config.json of Hugging Face")
+    five.add_argument("--batch", type=int, default=4)
+    five.add_argument("--sequence", type=int, default=1024)
+    five.add_argument("--steps", type=int, default=6)
+    five.add_argument("--way", choices=[*PLAIN, "fsdp-offload", "deepspeed", "deepspeed-2"], default="eager")
+    five.add_argument("--budget", help="of torch.compile")
+    five.add_argument("--optimizer", choices=["adamw"], default="adamw")
+    six = modes.add_parser("resnet")
+    six.add_argument("--batch", type=int, default=128)
+    six.add_argument("--image", type=int, default=224)
+    six.add_argument("--steps", type=int, default=12)
+    six.add_argument("--way", choices=["eager", "compile"], default="eager")
     args = parser.parse_args()
     if args.mode == "fixtures":
         fixtures(args.models, args.names, args.out)
@@ -345,6 +625,10 @@ def main() -> None:
         gpt2(args)
     elif args.mode == "export":
         export(args)
+    elif args.mode == "llama":
+        llama(args)
+    elif args.mode == "resnet":
+        resnet(args)
     else:
         rates()
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import hashlib
+import importlib.util
 import json
 import lzma
 import mmap
@@ -29,6 +30,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,6 +41,7 @@ TINY = "frontends/cli/tests/data/mlp.ir"
 FIXTURES = ("bert-tiny", "gpt2-tiny", "llama-tiny", "moe-tiny", "resnet-tiny")  # with losses of PyTorch
 TINY_MODELS = (*FIXTURES, "dropout-tiny")
 GPT2 = {"f32": 4, "bf16": 64}  # batches of 1024 tokens for a GPT-2 124M
+LADDER = ("100%", "90%", "80%", "75%", "60%", "45%", "30%")
 CHUNKS = "8"  # of the loss at every budget: with other chunks the head's products have other shapes, and other bits
 LLAMA = {
     "model_type": "llama",
@@ -50,6 +53,38 @@ LLAMA = {
     "vocab_size": 32000,
     "max_position_embeddings": 1024,
     "rms_norm_eps": 1e-5,
+}
+LENGTH = 1024  # tokens of a sequence
+
+
+def llama(width: int, inner: int, layers: int) -> dict[str, Any]:
+    """The config.json of a LLaMA with heads of 128 numbers."""
+    heads = width // 128
+    sizes = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers}
+    return {**LLAMA, **sizes, "num_attention_heads": heads, "num_key_value_heads": heads}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model in bf16 with AdamW: a size of gpu_torch.py's GPT-2, or a config.json; sequences; budgets."""
+
+    source: str | dict[str, Any]
+    batch: int
+    budgets: tuple[str, ...] = ("100%",)
+    host: str | None = None  # the host's memory for states and activations
+    ways: tuple[str, ...] = ("compile",)  # PyTorch's
+
+
+WAYS = ("compile 1", "compile 0.5", "compile 0.2", "compile 0.05", "checkpoint", "offload")
+OFFLOADED = ("deepspeed", "fsdp-offload")
+MODELS = {
+    "124m": Model("124m", 64, LADDER, ways=WAYS),
+    "xl": Model("xl", 16, LADDER, ways=WAYS),
+    "1b": Model(llama(2048, 5632, 20), 16),
+    "3b": Model(llama(3200, 8640, 26), 8, LADDER, ways=WAYS),
+    "7b": Model(llama(4096, 11008, 32), 16, ("74GiB",), "110GiB", OFFLOADED),
+    "13b": Model(llama(5120, 13824, 40), 32, ("74GiB",), "110GiB", OFFLOADED),
+    "20b": Model(llama(6144, 16384, 44), 16, ("134GiB",), "112GiB", OFFLOADED),
 }
 BITS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "BOOL": 1, "U8": 1}
 TOKENS = 64  # token ids are below it: every vocabulary and table of positions has as many
@@ -63,7 +98,7 @@ ALONE = {
     "gpt2": 240,
     "compiled": 120,
     "python": 150,
-    "budgets": 300,
+    "models": 300,
     "memory": 60,
     "allocator": 120,
     "link": 60,
@@ -167,15 +202,36 @@ def losses(text: str) -> list[float]:
     return [line["loss"] for line in lines if "loss" in line]
 
 
-def exported(folder: Path, batch: int) -> Path:
-    """A GPT-2 124M as a file."""
-    out = folder / f"gpt2-{batch}.pt2"
-    program = ROOT / "benches/gpu_torch.py"
-    checked([os.environ.get("PYTHON", sys.executable), str(program), "export", str(out), "--batch", str(batch)], 600)
+def exported(out: Path, size: str, batch: int) -> Path:
+    """A GPT-2 as a file."""
+    program = [os.environ.get("PYTHON", sys.executable), str(ROOT / "benches/gpu_torch.py")]
+    checked([*program, "export", str(out), "--batch", str(batch), "--size", size], 600)
     return out
 
 
-def pack(folder: Path, device: str, models: list[Path], gpt2: bool) -> None:
+def planned(folder: Path, command: str, name: str, device: str) -> list[dict[str, str]]:
+    """Compile one of MODELS at its budgets; what `run` needs to know of each step."""
+    model, steps = MODELS[name], []
+    dims: list[str] = []
+    if isinstance(model.source, str):
+        path = exported(folder / f"{name}.pt2", model.source, model.batch)
+    else:
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps(model.source))
+        dims = ["--dim", f"batch={model.batch}", "--dim", f"sequence={LENGTH}"]
+    for budget in model.budgets:
+        lit = folder / f"{name}-{budget.rstrip('%')}.lit"
+        args = [command, "compile", str(path), *dims, "--optimizer", "adamw", "--device", device, "--precision", "bf16"]
+        args += ["--budget", budget, *(["--host", model.host] if model.host else []), "-o", str(lit)]
+        checked(args, 1200)
+        steps.append({"name": name, "budget": budget, "lit": lit.name, "batches": f"{name}.safetensors"})
+    batches(command, folder / steps[0]["lit"], folder / f"{name}.safetensors")
+    if path.suffix == ".pt2":
+        path.unlink()
+    return steps
+
+
+def pack(folder: Path, device: str, models: list[Path], gpt2: bool, beside: list[str]) -> None:
     """Make the folder."""
     # The kernel generator lies beside the command that was built.
     command = os.environ["LIGHTERAGE"]
@@ -186,6 +242,7 @@ def pack(folder: Path, device: str, models: list[Path], gpt2: bool) -> None:
             found = [data / file for file in ("ref.safetensors", "batches.safetensors") if (data / file).exists()]
             tiny[name] = (data / "joint_core.pt2", found[0])
     manifest: dict[str, Any] = {"device": device, "tiny": [], "large": [], "gpt2": [], "reference": {}}
+    manifest["models"] = {name: planned(folder, command, name, device) for name in beside}
     for name, (model, batch) in tiny.items():
         manifest["tiny"] += packed(folder, command, name, model, device, batch)
         cpu = {"lit": f"{name}-cpu.lit", "batches": f"{name}.safetensors"}
@@ -194,7 +251,7 @@ def pack(folder: Path, device: str, models: list[Path], gpt2: bool) -> None:
         manifest["reference"][name] = losses(checked(train(command, folder, cpu, 3), 600))
         (folder / cpu["lit"]).unlink()
     for precision, n in GPT2.items() if gpt2 else ():
-        model = exported(folder, n)
+        model = exported(folder / f"gpt2-{n}.pt2", "124m", n)
         for budget, chunks in [("100%", "auto"), *((budget, CHUNKS) for budget in BUDGETS)]:
             lit = f"gpt2-{precision}-{chunks}-{budget.rstrip('%')}.lit"
             args = [command, "compile", str(model), "--optimizer", "adamw", "--device", device, "--budget", budget]
@@ -208,7 +265,9 @@ def pack(folder: Path, device: str, models: list[Path], gpt2: bool) -> None:
         manifest["large"] += packed(folder, command, f"large-{model.stem}", model, device, None)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
     with tarfile.open(folder / STEPS_FILE, "w:xz") as archive:
-        for path in [*folder.glob("*.lit"), *folder.glob("*.safetensors"), folder / "llama.json"]:
+        for path in [
+            each for form in ("*.lit", "*.safetensors", "*b.json", "llama.json") for each in folder.glob(form)
+        ]:
             archive.add(path, path.name)
             path.unlink()
 
@@ -446,33 +505,48 @@ class Run:
                     wrong.append(f"{name}: {each['measured_bytes']} bytes measured, {each['planned_bytes']} planned")
         return {**result, "error": "; ".join(wrong)} if wrong else result
 
-    def budgets(self, seconds: float) -> dict[str, Any]:
-        """GPT-2 124M in bf16 with less memory than keeping everything needs: Lighterage's plans and PyTorch's ways."""
-        if "LIGHTERAGE_MLIR" not in os.environ or not self.manifest["gpt2"] or not self.has_torch:
-            return {"skipped": "no GPT-2 was packed, no kernel generator, or no PyTorch"}
+    def models(self, seconds: float) -> dict[str, Any]:
+        """The packed ones of MODELS: Lighterage's plans at their budgets, and PyTorch's ways."""
         end, result, wrong = time.monotonic() + seconds, {}, []
-        n = GPT2["bf16"]
-        at, model = str(self.scratch), unpacked(self.folder / f"gpt2-{n}.pt2")
-        common = ["gpt2", "--out", at, "--batch", str(n), "--steps", "12"]
-        self.peer(60, *common[:-1], "0")  # weights and batches
-        files = ["--batches", f"{at}/gpt2-{n}-batches.safetensors", "--init", f"{at}/gpt2-124m-init.safetensors"]
-        for budget in ("100%", "90%", "75%", "60%", "45%", "30%"):
-            args = [self.command, "train", str(model), "--device", "cuda", "--optimizer", "adamw", "--lr", "1e-3"]
-            args += ["--precision", "bf16", "--budget", budget, *files, "--steps", "12", "--json"]
-            try:
-                text = checked(args, max(1.0, end - time.monotonic()))
-                result[budget] = json.loads(text.splitlines()[-1])["summary"]
-            except (SectionError, subprocess.TimeoutExpired) as error:
-                wrong.append(f"{budget}: {error}")
-        ways = [("checkpoint", None), ("offload", None), *(("compile", share) for share in ("0.5", "0.2", "0.05"))]
-        for way, share in ways:
-            try:
-                more = ["--budget", share] if share else []
-                name = f"PyTorch: {way} {share or ''}".strip()
-                result[name] = self.peer(max(1.0, end - time.monotonic()), *common, "--way", way, *more)
-            except (SectionError, subprocess.TimeoutExpired) as error:
-                wrong.append(f"PyTorch, {way}: {error}")
+        for name, steps in self.manifest["models"].items():
+            model = MODELS[name]
+            tokens = model.batch * LENGTH
+            for step in steps:
+                trace = self.scratch / f"{step['lit']}.trace.json"
+                args = train(self.command, self.folder, step, 8 if model.host is None else 4)
+                try:
+                    began = time.monotonic()
+                    text = checked([*args, "--trace", str(trace)] if model.host else args, max(1.0, end - began))
+                    each = result[step["lit"]] = json.loads(text.splitlines()[-1])["summary"]
+                    each["ms"] = [json.loads(line)["ms"] for line in text.splitlines() if '"ms"' in line]
+                    each["tokens_per_second"] = tokens / each["measured_ms"] * 1e3
+                    each["seconds"] = time.monotonic() - began
+                    if trace.exists():
+                        each["copies"] = overlap(trace)
+                    if each["planned_peak_bytes"] != each["measured_peak_bytes"]:
+                        wrong.append(f"{step['lit']}: the measured peak is not the planned one")
+                except (SectionError, subprocess.TimeoutExpired) as error:
+                    wrong.append(f"{step['lit']}: {error}")
+            for way in model.ways if self.has_torch else ():
+                if way.startswith("deepspeed") and importlib.util.find_spec("deepspeed") is None:
+                    result[f"{name}: {way}"] = {"skipped": "no DeepSpeed"}
+                    continue
+                try:
+                    result[f"{name}: PyTorch, {way}"] = self.way(max(1.0, end - time.monotonic()), name, *way.split())
+                except (SectionError, subprocess.TimeoutExpired) as error:
+                    wrong.append(f"{name}: PyTorch, {way}: {error}")
+        if not result and not wrong:
+            return {"skipped": "no models were packed"}
         return {**result, "error": "; ".join(wrong)} if wrong else result
+
+    def way(self, seconds: float, name: str, way: str, share: str | None = None, steps: int = 12) -> dict[str, Any]:
+        """One of MODELS by one of PyTorch's ways."""
+        model = MODELS[name]
+        which = ["llama", "--config", str(self.folder / f"{name}.json")]
+        if isinstance(model.source, str):
+            which = ["gpt2", "--size", model.source, "--out", str(self.scratch)]
+        args = [*which, "--batch", str(model.batch), "--way", way, *(["--budget", share] if share else [])]
+        return self.peer(seconds, *args, "--steps", str(5 if model.host else steps))
 
     def compiling(self, seconds: float) -> dict[str, Any]:
         """Fills the cache of torch.compile, which takes processors and not the GPU."""
@@ -665,10 +739,6 @@ class Run:
             newer = train(self.command, self.folder, {**step, "lit": "newer.lit"}, 1)
             cases["a newer GPU's kernels"] = (2, newer, {})
             cases["no cuBLASLt"] = (2, args, {"LIGHTERAGE_CUBLASLT": "/nowhere/libcublasLt.so.13"})
-        if not self.dry:
-            newer = train(self.command, self.folder, {**step, "lit": "newer.lit"}, 1)
-            cases["a newer GPU's kernels"] = (2, newer, {})
-            cases["no cuBLASLt"] = (2, args, {"LIGHTERAGE_CUBLASLT": "/nowhere/libcublasLt.so.13"})
         result = {}
         for name, (code, case, variables) in cases.items():
             done = call(case, seconds, **variables)
@@ -805,6 +875,7 @@ def main() -> int:
     packing.add_argument("folder", type=Path)
     packing.add_argument("--device", default="h100")
     packing.add_argument("--gpt2", action="store_true", help="steps of a GPT-2 124M; PYTHON names one with PyTorch")
+    packing.add_argument("--beside", nargs="*", choices=list(MODELS), default=[], help="models beside PyTorch's ways")
     packing.add_argument("models", type=Path, nargs="*")
     running = modes.add_parser("run")
     running.add_argument("folder", type=Path)
@@ -813,7 +884,7 @@ def main() -> int:
     running.add_argument("--only", nargs="*", default=[], help="sections")
     args = parser.parse_args()
     if args.mode == "pack":
-        pack(args.folder, args.device, args.models, args.gpt2)
+        pack(args.folder, args.device, args.models, args.gpt2, args.beside)
         return 0
     return run(args.folder, args.out, args.dry, args.only)
 

@@ -8,6 +8,7 @@
 # .gpu has the stripped command, the kernel generator, the run-time allocator and Python's module (compressed), kernels with stored
 # results, compiled steps of tiny models, of a GPT-2 124M if PYTHON names a Python with PyTorch, and of the models given
 # at three budgets: less than 40 MiB. git ignores it. DEVICE is the machine that models are planned for (h100).
+# BESIDE names models of benches/gpu_train.py, such as "124m xl", that are compared with PyTorch's ways.
 # LIGHTERAGE names a command that is built already, STANDIN the library that replaces the driver.
 set -eu
 cd "$(dirname "$0")/.."
@@ -31,7 +32,7 @@ pack() {
         cargo run -q --locked -p lighterage-tests --example gpu_kernels -- sm_90 "$folder/kernels"
     fi
     # shellcheck disable=SC2086
-    python3 benches/gpu_train.py pack --device "$device" ${PYTHON:+--gpt2} "$folder" "$@"
+    python3 benches/gpu_train.py pack --device "$device" ${PYTHON:+--gpt2} ${BESIDE:+--beside $BESIDE --} "$folder" "$@"
     if [ -z "${DRY:-}" ]; then
         for each in lighterage-mlir liblighterage_alloc.so; do
             cp "$(dirname "$LIGHTERAGE")/$each" "$folder/$each"
@@ -70,5 +71,5 @@ case "$mode" in
         export LIGHTERAGE_MLIR
         LIGHTERAGE_CUDA=$STANDIN python3 benches/gpu_train.py run "$folder" --out "$out" --dry
         ;;
-    *) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

@@ -79,15 +79,19 @@ fn bytes(operand: &Operand) -> u64 {
         .expect("a validated tensor should have a size")
 }
 
-/// Writes one number for each element, a block at a time: a parameter may be larger than what is
-/// left of the memory.
-fn floats(state: &State, backend: &dyn Backend, value: impl Fn(u64) -> f64) -> Result<(), Error> {
+/// Writes one number for each element, in blocks: a parameter may be larger than what is left of
+/// the memory. All cores compute the numbers of a block; a large model has billions of them.
+fn floats(
+    state: &State,
+    backend: &dyn Backend,
+    value: impl Fn(u64) -> f64 + Sync,
+) -> Result<(), Error> {
     let Operand { place, dtype, .. } = state.operand;
-    let encode: fn(f64, &mut Vec<u8>) = match dtype {
-        DType::F64 => |x, bytes| bytes.extend(x.to_le_bytes()),
-        DType::F32 => |x, bytes| bytes.extend((x as f32).to_le_bytes()),
-        DType::F16 => |x, bytes| bytes.extend(f16::from_f64(x).to_le_bytes()),
-        DType::BF16 => |x, bytes| bytes.extend(bf16::from_f64(x).to_le_bytes()),
+    let encode: fn(f64, &mut [u8]) = match dtype {
+        DType::F64 => |x, bytes| bytes.copy_from_slice(&x.to_le_bytes()),
+        DType::F32 => |x, bytes| bytes.copy_from_slice(&(x as f32).to_le_bytes()),
+        DType::F16 => |x, bytes| bytes.copy_from_slice(&f16::from_f64(x).to_le_bytes()),
+        DType::BF16 => |x, bytes| bytes.copy_from_slice(&bf16::from_f64(x).to_le_bytes()),
         other => {
             return Err(Error::Host(format!(
                 "state {}: there is no rule for values of type {other:?}; write it",
@@ -95,19 +99,40 @@ fn floats(state: &State, backend: &dyn Backend, value: impl Fn(u64) -> f64) -> R
             )));
         }
     };
-    const BLOCK: u64 = 4096;
+    const BLOCK: u64 = 1 << 20;
+    /// Fewer numbers are not worth a thread.
+    const PART: u64 = 1 << 14;
+    let width = dtype.bytes() as usize;
     let n = bytes(&state.operand) / dtype.bytes();
-    let mut block = Vec::new();
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+    let mut block = vec![0; n.min(BLOCK) as usize * width];
     let mut from = 0;
     while from < n {
         let to = (from + BLOCK).min(n);
-        block.clear();
-        (from..to).for_each(|i| encode(value(i), &mut block));
+        let block = &mut block[..(to - from) as usize * width];
+        let part = (to - from).div_ceil(cores).max(PART);
+        let fill = |k: u64, part_bytes: &mut [u8]| {
+            let numbers = part_bytes.chunks_exact_mut(width);
+            numbers
+                .zip(from + k * part..)
+                .for_each(|(bytes, i)| encode(value(i), bytes));
+        };
+        let mut parts = (0..).zip(block.chunks_mut(part as usize * width));
+        let first = parts.next();
+        std::thread::scope(|scope| {
+            for (k, bytes) in parts {
+                let fill = &fill;
+                scope.spawn(move || fill(k, bytes));
+            }
+            if let Some((k, bytes)) = first {
+                fill(k, bytes);
+            }
+        });
         let place = Place {
             offset: place.offset + from * dtype.bytes(),
             ..place
         };
-        backend.write(place, &block)?;
+        backend.write(place, block)?;
         from = to;
     }
     Ok(())

@@ -182,7 +182,8 @@ impl Model {
 
 /// Drafts for at most `most` configurations, as far as they are wanted; none for a graph without
 /// parameters. For one budget of a large graph, configurations that are far too large by the
-/// formula are left out.
+/// formula are left out. If drafts exceed the host's limit, there are as many again that leave room
+/// for what the formula does not count.
 pub fn drafts(
     problem: &Problem<'_>,
     gradients: Gradients,
@@ -190,25 +191,42 @@ pub fn drafts(
     wanted: &Wanted,
 ) -> Vec<Draft> {
     let mut drafts = vec![];
-    let Some(model) = Model::new(problem, gradients) else {
+    let Some(mut model) = Model::new(problem, gradients) else {
         return drafts;
     };
+    let mut is_second = false;
     let limit = match wanted.limits {
         Some(limits) if problem.is_large() && problem.heuristics.end_ladders => {
             limits.device as f64 * FAR_TOO_LARGE
         }
         _ => f64::INFINITY,
     };
-    for (config, predicted) in model.ladder(&problem.fixed, most) {
-        if limit < predicted.memory as f64 {
-            continue;
+    loop {
+        let mut uncounted = 0;
+        for (config, predicted) in model.ladder(&problem.fixed, most) {
+            if limit < predicted.memory as f64 {
+                continue;
+            }
+            let known = drafts.len();
+            propose(problem, &model.decisions(problem, &config), &mut drafts);
+            let counted = protrain::host_memory(&model.instance, &config);
+            let hosts = drafts[known..].iter().map(|draft| draft.host);
+            let more = hosts.map(|host| host.saturating_sub(counted)).max();
+            uncounted = uncounted.max(more.unwrap_or(0));
+            if wanted.end(problem, &drafts).is_some() {
+                break;
+            }
         }
-        propose(problem, &model.decisions(problem, &config), &mut drafts);
-        if wanted.end(problem, &drafts).is_some() {
-            break;
+        // By the formula, a chunk on the host costs no time while the link has room. So all
+        // configurations fill the host, and those whose gradients do not fit there are dropped.
+        let is_too_full = drafts.iter().any(|draft| !problem.host_holds(draft.host));
+        let capacity = problem.capacity_beyond().saturating_sub(uncounted);
+        if !is_too_full || is_second {
+            return drafts;
         }
+        model.instance.host_capacity = Some(capacity);
+        is_second = true;
     }
-    drafts
 }
 
 /// Drafts that ProTrain's structure cannot express. Every block computes again everything that

@@ -2,7 +2,9 @@
 
 use super::record::{self, Draft, Origin, Wanted};
 use super::{greedy, layout, recompute, relieve, weights};
-use crate::plan::tuning::{CLEARLY, FILLED, FILLED_PER_OCTAVE, HOSTED, REMAT_STARTS, RUNGS};
+use crate::plan::tuning::{
+    CLEARLY, FILLED, FILLED_PER_OCTAVE, HOSTED, REMAT_STARTS, REMAT_SWAPS, RUNGS,
+};
 use crate::plan::{Planner, Problem};
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -92,7 +94,9 @@ fn hosts_any(problem: &Problem<'_>, share: f64) -> bool {
 }
 
 fn remat_parts<'a>(problem: &'a Problem<'_>) -> Vec<Drafts<'a>> {
-    let starts = REMAT_STARTS.into_iter();
+    let filled = problem.filling_shares().into_iter();
+    let filled = filled.flat_map(|share| REMAT_SWAPS.map(|swaps| (share, swaps)));
+    let starts = REMAT_STARTS.into_iter().chain(filled);
     starts
         .filter(|start| start.0 == 0.0 || hosts_any(problem, start.0))
         .map(|start| boxed(move |wanted| recompute::drafts(problem, start, wanted)))
@@ -100,7 +104,7 @@ fn remat_parts<'a>(problem: &'a Problem<'_>) -> Vec<Drafts<'a>> {
 }
 
 fn jump_parts<'a>(problem: &'a Problem<'_>) -> Vec<Drafts<'a>> {
-    let shares = HOSTED.into_iter();
+    let shares = HOSTED.into_iter().chain(problem.filling_shares());
     shares
         .filter(|&share| share == 0.0 || hosts_any(problem, share))
         .map(|share| {

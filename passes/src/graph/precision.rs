@@ -112,8 +112,16 @@ impl<'a> Mixed<'a> {
 
     fn run(mut self) -> Result<Graph, graph::Error> {
         let old = self.old;
+        let gradients: BTreeSet<Value> = old.gradients.iter().map(|&(_, value)| value).collect();
         for &node in &old.order {
             self.node(node)?;
+            // A gradient has its type before the next node, so that its update need not wait for
+            // the end of the backward.
+            for value in &old.nodes[node].outputs {
+                if gradients.contains(value) {
+                    self.as_traced(*value)?;
+                }
+            }
         }
         for (i, state) in old.states.values().enumerate() {
             let after = self.as_traced(state.after)?;

@@ -6,7 +6,7 @@ use super::cancel::Cancel;
 use super::decisions::{Decisions, Gap, Means, Reason};
 use super::homes::Homes;
 use super::parts::Parts;
-use super::tuning::{Heuristics, LARGE, LATENCIES};
+use super::tuning::{FILLED_HOSTS, Heuristics, LARGE, LATENCIES};
 use super::users::users;
 use crate::cost::Cost;
 use artifact::PAGE;
@@ -389,6 +389,34 @@ impl<'a> Problem<'a> {
         let n_groups = self.groups.len();
         let most = n_groups.saturating_sub(usize::from(share < 1.0));
         ((n_groups as f64 * share).round() as usize).min(most)
+    }
+
+    /// The shares of the groups whose states fill the host, with room for gradients and for swaps;
+    /// none if the host holds the states of all.
+    pub(crate) fn filling_shares(&self) -> Vec<f64> {
+        let bytes = |state: &State| {
+            let value = self.graph.states[*state].before;
+            buffer_bytes(self.graph.values[value].ty.bytes())
+        };
+        let groups = self.groups.values().rev();
+        let sizes = groups.map(|group| {
+            let states = group.params.iter().chain(&group.moments);
+            states.map(bytes).sum::<u64>()
+        });
+        let sums: Vec<u64> = sizes
+            .scan(0, |sum, bytes| {
+                *sum += bytes;
+                Some(*sum)
+            })
+            .collect();
+        let capacity = self.capacity_beyond();
+        if self.host_limit.is_none() || sums.last().is_none_or(|&all| all <= capacity) {
+            return vec![];
+        }
+        let filled = FILLED_HOSTS.map(|share| (capacity as f64 * share) as u64);
+        let n = filled.map(|bytes| sums.partition_point(|&sum| sum <= bytes));
+        let shares = n.iter().filter(|&&n| 0 < n);
+        shares.map(|&n| n as f64 / sums.len() as f64).collect()
     }
 
     /// Decisions that let a share of the groups live on the host. The groups of the last blocks are

@@ -134,6 +134,9 @@ pub const JUMP_TRIES: usize = 3;
 pub const MISSED: f64 = 1.5;
 /// Shares of the blocks whose states live on the host at the start of ladders of jumps.
 pub const HOSTED: [f64; 5] = [0.0, 0.25, 0.5, 0.75, 1.0];
+/// If the host has no room for the states of all blocks: shares of the host that the states of the
+/// last blocks take at the start of ladders. The rest is for gradients, and for swapped values.
+pub const FILLED_HOSTS: [f64; 2] = [0.95, 0.75];
 /// Rounds in a row that may fail to lower the live peak before a trajectory ends.
 pub const PATIENCE: usize = 6;
 /// Reruns for each line of the model. With more of them the same cascades start again and again, so
@@ -192,6 +195,9 @@ pub const REMAT_STARTS: [(f64, f64); 12] = [
     (1.0, 0.5),
     (1.0, 0.9),
 ];
+/// The shares of the link's spare time in [`REMAT_STARTS`], for the shares of the blocks that fill
+/// the host.
+pub const REMAT_SWAPS: [f64; 3] = [0.0, 0.5, 0.9];
 /// Factor from one budget of a ladder to the next; the second is for large graphs.
 pub const REMAT_LADDER: [f64; 2] = [0.9, 0.82];
 /// Steps of the solver for each line of the schedule.
