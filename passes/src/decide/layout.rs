@@ -18,7 +18,7 @@ use super::chunks::{self, Packing};
 use super::figures;
 use super::record::{Draft, Wanted, propose};
 use crate::plan::blocks::Block;
-use crate::plan::tuning::{FAR_TOO_LARGE, LAYOUT_SHARES};
+use crate::plan::tuning::{FAR_TOO_LARGE, LAYOUT_HOSTS, LAYOUT_SHARES};
 use crate::plan::{Decisions, Gap, Means, Problem};
 use ir::{Node, Phase, State, Table, Value};
 use papers::protrain::{
@@ -182,8 +182,8 @@ impl Model {
 
 /// Drafts for at most `most` configurations, as far as they are wanted; none for a graph without
 /// parameters. For one budget of a large graph, configurations that are far too large by the
-/// formula are left out. If drafts exceed the host's limit, there are as many again that leave room
-/// for what the formula does not count.
+/// formula are left out. If drafts exceed the host's limit, there are as many again for each of
+/// several shares of it.
 pub fn drafts(
     problem: &Problem<'_>,
     gradients: Gradients,
@@ -194,39 +194,42 @@ pub fn drafts(
     let Some(mut model) = Model::new(problem, gradients) else {
         return drafts;
     };
-    let mut is_second = false;
     let limit = match wanted.limits {
         Some(limits) if problem.is_large() && problem.heuristics.end_ladders => {
             limits.device as f64 * FAR_TOO_LARGE
         }
         _ => f64::INFINITY,
     };
-    loop {
-        let mut uncounted = 0;
+    // What the formula does not count in the host's memory: gradients on their way to updates.
+    let mut uncounted = 0;
+    let mut ladder = |model: &Model, drafts: &mut Vec<Draft>| {
         for (config, predicted) in model.ladder(&problem.fixed, most) {
             if limit < predicted.memory as f64 {
                 continue;
             }
             let known = drafts.len();
-            propose(problem, &model.decisions(problem, &config), &mut drafts);
+            propose(problem, &model.decisions(problem, &config), drafts);
             let counted = protrain::host_memory(&model.instance, &config);
             let hosts = drafts[known..].iter().map(|draft| draft.host);
             let more = hosts.map(|host| host.saturating_sub(counted)).max();
             uncounted = uncounted.max(more.unwrap_or(0));
-            if wanted.end(problem, &drafts).is_some() {
+            if wanted.end(problem, drafts).is_some() {
                 break;
             }
         }
-        // By the formula, a chunk on the host costs no time while the link has room. So all
-        // configurations fill the host, and those whose gradients do not fit there are dropped.
-        let is_too_full = drafts.iter().any(|draft| !problem.host_holds(draft.host));
-        let capacity = problem.capacity_beyond().saturating_sub(uncounted);
-        if !is_too_full || is_second {
-            return drafts;
+        uncounted
+    };
+    let uncounted = ladder(&model, &mut drafts);
+    // By the formula, a chunk on the host costs no time while the link has room. So all
+    // configurations fill a small host.
+    if drafts.iter().any(|draft| !problem.host_holds(draft.host)) {
+        let left = problem.capacity_beyond().saturating_sub(uncounted);
+        for share in LAYOUT_HOSTS {
+            model.instance.host_capacity = Some((left as f64 * share) as u64);
+            ladder(&model, &mut drafts);
         }
-        model.instance.host_capacity = Some(capacity);
-        is_second = true;
     }
+    drafts
 }
 
 /// Drafts that ProTrain's structure cannot express. Every block computes again everything that

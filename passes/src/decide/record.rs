@@ -412,7 +412,10 @@ fn record(
     let schedule = realise::unnamed(problem, &draft.decisions).ok()?;
     let lives = |variant| lives(problem.graph, &schedule, problem.cost, variant);
     let own = lives(variant);
-    if variant == Variant::ByPosition && lives(Variant::ByTime) == own {
+    let mut before = Variant::ALL
+        .into_iter()
+        .take_while(|&before| before != variant);
+    if before.any(|before| lives(before) == own) {
         return None;
     }
     let live = live_peak(&schedule, &own, DEVICE);

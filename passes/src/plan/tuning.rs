@@ -224,6 +224,8 @@ pub const RUNGS: usize = 128;
 pub const FAR_TOO_LARGE: f64 = 1.5;
 /// Number of shares of the chunks that stay on the device, and of the blocks that swap.
 pub const LAYOUT_SHARES: usize = 8;
+/// Shares of the host that chunks fill, if not all fit there.
+pub const LAYOUT_HOSTS: [f64; 3] = [1.0, 0.85, 0.7];
 /// Factor from one memory of the ladder of weight offloading to the next.
 pub const WEIGHTS_LADDER: f64 = 0.88;
 /// Layers of a chain. A shorter chain cannot hide transfers.

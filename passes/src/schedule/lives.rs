@@ -1,13 +1,16 @@
-//! How long buffers hold their bytes. A schedule can be finished in two variants, which differ only
-//! in this. The planner tries both.
+//! How long buffers hold their bytes. A schedule can be finished in variants that differ only in
+//! this. The planner tries all of them.
 
 use crate::alloc::{self, Lifetime};
 use crate::cost::Cost;
 use crate::plan::Problem;
 use crate::plan::machine::COMPUTE;
 use crate::sim::unlimited;
-use ir::schedule::{Buffer, MemorySpace, Schedule};
+use ir::schedule::{Buffer, MemorySpace, Pool, Schedule};
 use ir::{Graph, Id, Table};
+
+/// The part of the host's limit, one of so many, that is left for gaps between buffers.
+const GAPS: u64 = 100;
 
 /// When a buffer that a copy still reads becomes free.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -15,13 +18,17 @@ pub enum Variant {
     /// When the copy has ended in simulated time. So no line waits for the bytes of a copy.
     #[default]
     ByTime,
+    /// The same where a pool has room, below the peak of [`Variant::ByPosition`]; elsewhere at the
+    /// next line. So lines wait for copies only where memory is short.
+    WhereFree,
     /// At the next line of the list. Needs the fewest bytes; a line may wait for a copy to end.
     ByPosition,
 }
 
 impl Variant {
-    /// Both, in the order in which they are tried.
-    pub const ALL: [Variant; 2] = [Variant::ByTime, Variant::ByPosition];
+    /// All, in the order in which they are tried: each takes at most the bytes of those before, and
+    /// waits at least as long.
+    pub const ALL: [Variant; 3] = [Variant::ByTime, Variant::WhereFree, Variant::ByPosition];
 }
 
 /// The lifetimes of a schedule's buffers in a variant.
@@ -34,6 +41,9 @@ pub fn lives(
     let lives = alloc::lifetimes(schedule);
     match variant {
         Variant::ByTime => stretched(graph, schedule, &lives, cost),
+        Variant::WhereFree => {
+            where_free(schedule, &lives, &stretched(graph, schedule, &lives, cost))
+        }
         Variant::ByPosition => lives,
     }
 }
@@ -86,6 +96,49 @@ fn stretched(
                 lives[loc.buffer].end = lives[loc.buffer].end.max(end);
             }
         }
+    }
+    lives
+}
+
+/// Lifetimes between `least` and `most`: each buffer, in the order of its end, lives on while its
+/// pool has room for it.
+fn where_free(
+    schedule: &Schedule,
+    least: &Table<Buffer, Lifetime>,
+    most: &Table<Buffer, Lifetime>,
+) -> Table<Buffer, Lifetime> {
+    let mut live: Vec<Vec<u64>> = schedule
+        .pools
+        .ids()
+        .map(|pool| alloc::live_bytes(schedule, least, pool))
+        .collect();
+    let room = |pool: Pool| {
+        let peak = live[pool.index()].iter().copied().max().unwrap_or(0);
+        // The device's limit is not known here, because a plan is for many budgets.
+        match (schedule.pools[pool].space, schedule.pools[pool].limit) {
+            (MemorySpace::Host, limit) => {
+                let limit = limit.map_or(u64::MAX, |limit| limit - limit / GAPS);
+                peak.max(limit)
+            }
+            _ => peak,
+        }
+    };
+    let room: Vec<u64> = schedule.pools.ids().map(room).collect();
+    let mut longer: Vec<Buffer> = (least.ids())
+        .filter(|&buffer| least[buffer].end < most[buffer].end)
+        .collect();
+    longer.sort_by_key(|&buffer| (least[buffer].end, buffer));
+    let mut lives = least.clone();
+    for buffer in longer {
+        let data = &schedule.buffers[buffer];
+        let (live, room) = (&mut live[data.pool.index()], room[data.pool.index()]);
+        let lines = &mut live[least[buffer].end as usize..most[buffer].end as usize];
+        let free = lines
+            .iter()
+            .take_while(|&&bytes| bytes + data.bytes <= room);
+        let n = free.count();
+        lines[..n].iter_mut().for_each(|bytes| *bytes += data.bytes);
+        lives[buffer].end += n as u32;
     }
     lives
 }
