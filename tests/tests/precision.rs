@@ -2,7 +2,7 @@
 
 use codegen::Data;
 use ir::text::parse_graph;
-use ir::{Graph, Op, StateKind};
+use ir::{Graph, Op, Phase, StateKind};
 use lighterage_tests::evaluate::Tensors;
 use lighterage_tests::run;
 use passes::cost::Roofline;
@@ -185,6 +185,60 @@ fn a_weight_is_cast_once_a_step() {
             }
         }
     }
+}
+
+/// In half precision, too, each update comes as soon as its gradient is complete: with everything
+/// kept, no more than a few gradients are in memory at the same time.
+#[test]
+fn updates_run_within_a_backward_in_half_precision() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models");
+    for name in ["gpt2-tiny", "llama-tiny"] {
+        let path = folder.join(name).join("joint_coarse.pt2");
+        let model = torch::read(&path, &BTreeMap::new()).unwrap();
+        for (precision, kernels) in [
+            (Precision::F32, Kernels::Plain),
+            (Precision::Bf16, Kernels::Plain),
+            (Precision::Bf16, Kernels::Generated),
+            (Precision::Fp16, Kernels::Plain),
+        ] {
+            let options = Options {
+                precision,
+                kernels,
+                planner: Planner::Keep,
+                optimizer: Optimizer::AdamW,
+                ..Options::default()
+            };
+            let compiled = compile(model.graph.clone(), &options).unwrap();
+            let phases = phases(&compiled);
+            let last = phases.iter().rposition(|&phase| phase == Phase::Backward);
+            let updates = phases[..last.unwrap()].iter();
+            let early = updates.filter(|&&phase| phase == Phase::Optimizer).count();
+            let all = phases.iter().filter(|&&phase| phase == Phase::Optimizer);
+            // In f16 all gradients must be finite before the first update.
+            let expected = match precision {
+                Precision::Fp16 => early < all.clone().count() / 4,
+                _ => all.count() / 2 < early,
+            };
+            let (precision, kernels) = (precision.name(), kernels.name());
+            assert!(
+                expected,
+                "{name} in {precision}, {kernels}: {early} before the end"
+            );
+        }
+    }
+}
+
+/// The phase of each line that computes.
+fn phases(compiled: &Compiled) -> Vec<Phase> {
+    let (graph, schedule) = (&compiled.program.graph, &compiled.program.schedule);
+    let runs = schedule
+        .instrs
+        .values()
+        .filter_map(|instr| match instr.kind {
+            ir::schedule::InstrKind::Run { node, .. } => Some(graph.nodes[node].phase),
+            _ => None,
+        });
+    runs.collect()
 }
 
 /// How often lines of the schedule cast each parameter to half precision.

@@ -3,13 +3,13 @@
 //! shuffled, bit for bit.
 
 use codegen::Data;
-use ir::schedule::{InstrKind, Why};
+use ir::schedule::{InstrKind, MemorySpace, Why};
 use lighterage_tests::run::Peaks;
 use lighterage_tests::{forced, generate, run};
 use passes::cost::Roofline;
 use passes::decide::Problem;
-use passes::devices;
-use passes::schedule::lives::Variant;
+use passes::schedule::lives::{Variant, lives};
+use passes::{alloc, devices, realise};
 use proptest::prelude::*;
 use runtime::Options;
 
@@ -139,6 +139,35 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(generate::config(100))]
+    /// Buffers that live on where a pool has room raise no peak, and live no longer than until
+    /// their copies have ended.
+    #[test]
+    fn longer_lives_raise_no_peak(recipe in generate::recipes(40), choices in generate::choices()) {
+        let device = devices::named("test").unwrap();
+        let cost = Roofline::new(&device);
+        let mut graph = generate::graph(&recipe);
+        passes::graph::canonical::run(&mut graph);
+        let graph = graph.compact();
+        let problem = Problem::new(&graph, &device, &cost);
+        let schedule = realise::lines(&problem, &generate::decisions(&problem, &choices)).unwrap();
+        let [most, free] = Variant::ALL.map(|variant| lives(&graph, &schedule, &cost, variant));
+        let least = alloc::lifetimes(&schedule);
+        for buffer in schedule.buffers.ids() {
+            prop_assert_eq!(free[buffer].start, least[buffer].start);
+            prop_assert!(least[buffer].end <= free[buffer].end);
+            prop_assert!(free[buffer].end <= most[buffer].end);
+        }
+        for (pool, data) in schedule.pools.iter() {
+            let peak = |lives| alloc::live_peak(&schedule, lives, pool);
+            // Without a limit, the host has room for all of them.
+            let expected = if data.space == MemorySpace::Host { &most } else { &least };
+            prop_assert_eq!(peak(&free), peak(expected));
+        }
+    }
+}
+
 /// The tests above are not trivial: most random programs have waits, reruns, swaps, scratch, hosted
 /// states, results in place; and they are refused without waits.
 #[test]
@@ -159,7 +188,7 @@ fn random_programs_are_not_trivial() {
         let mut program = forced::finish(
             &problem,
             generate::decisions(&problem, &choices),
-            Variant::ByPosition,
+            Variant::WhereFree,
         )
         .unwrap()
         .program;

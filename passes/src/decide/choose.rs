@@ -217,10 +217,8 @@ impl<'a> Entry<'a> {
                 let Finished { peak, host, micros } = realise::finish(problem, &schedule, &lives);
                 let (decisions, variant) = (self.draft.decisions.clone(), self.variant);
                 log::debug!(
-                    "placed by {variant:?}: {peak} bytes, {host} on the host, {micros:.0} µs; alive \
-                     {}, {} on the host, {:.0} µs",
-                    self.bound.peak,
-                    self.bound.host,
+                    "{variant:?}: {peak} bytes, {host} on the host, {micros:.0} µs; at least \
+                     {:.0} µs",
                     self.bound.micros
                 );
                 let bound = Bound { micros, peak, host }.above(self.bound);

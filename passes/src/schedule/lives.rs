@@ -1,5 +1,5 @@
-//! How long buffers hold their bytes. A schedule can be finished in variants that differ only in
-//! this. The planner tries all of them.
+//! How long buffers hold their bytes. A schedule can be finished in two variants, which differ only
+//! in this. The planner tries both.
 
 use crate::alloc::{self, Lifetime};
 use crate::cost::Cost;
@@ -18,17 +18,14 @@ pub enum Variant {
     /// When the copy has ended in simulated time. So no line waits for the bytes of a copy.
     #[default]
     ByTime,
-    /// The same where a pool has room, below the peak of [`Variant::ByPosition`]; elsewhere at the
-    /// next line. So lines wait for copies only where memory is short.
+    /// At the next line of the list, and where its pool has room, later: until its copy has ended.
+    /// Needs the fewest bytes. Lines wait for copies only where memory is short.
     WhereFree,
-    /// At the next line of the list. Needs the fewest bytes; a line may wait for a copy to end.
-    ByPosition,
 }
 
 impl Variant {
-    /// All, in the order in which they are tried: each takes at most the bytes of those before, and
-    /// waits at least as long.
-    pub const ALL: [Variant; 3] = [Variant::ByTime, Variant::WhereFree, Variant::ByPosition];
+    /// Both, in the order in which they are tried.
+    pub const ALL: [Variant; 2] = [Variant::ByTime, Variant::WhereFree];
 }
 
 /// The lifetimes of a schedule's buffers in a variant.
@@ -38,13 +35,11 @@ pub fn lives(
     cost: &dyn Cost,
     variant: Variant,
 ) -> Table<Buffer, Lifetime> {
-    let lives = alloc::lifetimes(schedule);
+    let least = alloc::lifetimes(schedule);
+    let most = stretched(graph, schedule, &least, cost);
     match variant {
-        Variant::ByTime => stretched(graph, schedule, &lives, cost),
-        Variant::WhereFree => {
-            where_free(schedule, &lives, &stretched(graph, schedule, &lives, cost))
-        }
-        Variant::ByPosition => lives,
+        Variant::ByTime => most,
+        Variant::WhereFree => where_free(schedule, &least, &most),
     }
 }
 
@@ -101,7 +96,7 @@ fn stretched(
 }
 
 /// Lifetimes between `least` and `most`: each buffer, in the order of its end, lives on while its
-/// pool has room for it.
+/// pool has room for it: on the device, below the peak of `least`.
 fn where_free(
     schedule: &Schedule,
     least: &Table<Buffer, Lifetime>,
