@@ -612,7 +612,6 @@ def main() -> None:
     five.add_argument("--steps", type=int, default=6)
     five.add_argument("--way", choices=[*PLAIN, "fsdp-offload", "deepspeed", "deepspeed-2"], default="eager")
     five.add_argument("--budget", help="of torch.compile")
-    five.add_argument("--optimizer", choices=["adamw"], default="adamw")
     six = modes.add_parser("resnet")
     six.add_argument("--batch", type=int, default=128)
     six.add_argument("--image", type=int, default=224)

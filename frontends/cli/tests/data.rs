@@ -367,7 +367,7 @@ fn a_batch_is_cut_into_micro_batches() {
         ))
     };
     let whole = losses(&of("").expect(0));
-    let cut = of("--micro-batches auto --budget 30%").expect(0);
+    let cut = of("--micro-batches auto --budget 1032KiB").expect(0);
     cut.says_all(&["micro-batches: 2 of 8 (1 of 16:", "8 of 2:"]);
     let losses = losses(&cut);
     assert_eq!(losses.len(), 4);
