@@ -83,8 +83,7 @@ MODELS = {
     "1b": Model(llama(2048, 5632, 20), 16),
     "3b": Model(llama(3200, 8640, 26), 8, LADDER, ways=WAYS),
     "7b": Model(llama(4096, 11008, 32), 16, ("74GiB",), "110GiB", OFFLOADED),
-    "13b": Model(llama(5120, 13824, 40), 32, ("74GiB",), "110GiB", OFFLOADED),
-    "20b": Model(llama(6144, 16384, 44), 16, ("134GiB",), "112GiB", OFFLOADED),
+    "13b": Model(llama(5120, 13824, 40), 16, ("74GiB",), "110GiB", OFFLOADED),
 }
 BITS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "BOOL": 1, "U8": 1}
 TOKENS = 64  # token ids are below it: every vocabulary and table of positions has as many
@@ -532,21 +531,21 @@ class Run:
                     result[f"{name}: {way}"] = {"skipped": "no DeepSpeed"}
                     continue
                 try:
-                    result[f"{name}: PyTorch, {way}"] = self.way(max(1.0, end - time.monotonic()), name, *way.split())
+                    result[f"{name}: PyTorch, {way}"] = self.way(max(1.0, end - time.monotonic()), name, way)
                 except (SectionError, subprocess.TimeoutExpired) as error:
                     wrong.append(f"{name}: PyTorch, {way}: {error}")
         if not result and not wrong:
             return {"skipped": "no models were packed"}
         return {**result, "error": "; ".join(wrong)} if wrong else result
 
-    def way(self, seconds: float, name: str, way: str, share: str | None = None, steps: int = 12) -> dict[str, Any]:
-        """One of MODELS by one of PyTorch's ways."""
-        model = MODELS[name]
+    def way(self, seconds: float, name: str, way: str) -> dict[str, Any]:
+        """One of MODELS by one of PyTorch's ways; a number after it is the share of activations that is kept."""
+        model, (way, *share) = MODELS[name], way.split()
         which = ["llama", "--config", str(self.folder / f"{name}.json")]
         if isinstance(model.source, str):
             which = ["gpt2", "--size", model.source, "--out", str(self.scratch)]
-        args = [*which, "--batch", str(model.batch), "--way", way, *(["--budget", share] if share else [])]
-        return self.peer(seconds, *args, "--steps", str(5 if model.host else steps))
+        args = [*which, "--batch", str(model.batch), "--way", way, *(["--budget", *share] if share else [])]
+        return self.peer(seconds, *args, "--steps", "12" if model.host is None else "5")
 
     def compiling(self, seconds: float) -> dict[str, Any]:
         """Fills the cache of torch.compile, which takes processors and not the GPU."""

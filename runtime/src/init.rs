@@ -4,6 +4,8 @@ use crate::Error;
 use crate::machine::backend::Backend;
 use artifact::{DType, Operand, Place, Range, State, StateKind};
 use half::{bf16, f16};
+use std::sync::Mutex;
+use std::thread::Builder;
 
 /// How to give values to states without a value.
 ///
@@ -100,34 +102,14 @@ fn floats(
         }
     };
     const BLOCK: u64 = 1 << 20;
-    /// Fewer numbers are not worth a thread.
-    const PART: u64 = 1 << 14;
     let width = dtype.bytes() as usize;
     let n = bytes(&state.operand) / dtype.bytes();
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
     let mut block = vec![0; n.min(BLOCK) as usize * width];
     let mut from = 0;
     while from < n {
         let to = (from + BLOCK).min(n);
         let block = &mut block[..(to - from) as usize * width];
-        let part = (to - from).div_ceil(cores).max(PART);
-        let fill = |k: u64, part_bytes: &mut [u8]| {
-            let numbers = part_bytes.chunks_exact_mut(width);
-            numbers
-                .zip(from + k * part..)
-                .for_each(|(bytes, i)| encode(value(i), bytes));
-        };
-        let mut parts = (0..).zip(block.chunks_mut(part as usize * width));
-        let first = parts.next();
-        std::thread::scope(|scope| {
-            for (k, bytes) in parts {
-                let fill = &fill;
-                scope.spawn(move || fill(k, bytes));
-            }
-            if let Some((k, bytes)) = first {
-                fill(k, bytes);
-            }
-        });
+        on_all_cores(block, width, from, |i, bytes| encode(value(i), bytes));
         let place = Place {
             offset: place.offset + from * dtype.bytes(),
             ..place
@@ -136,6 +118,36 @@ fn floats(
         from = to;
     }
     Ok(())
+}
+
+/// Writes the elements of a block, of `width` bytes each, by their numbers from `from` on.
+fn on_all_cores(block: &mut [u8], width: usize, from: u64, write: impl Fn(u64, &mut [u8]) + Sync) {
+    /// Fewer elements are not worth a thread.
+    const PART: usize = 1 << 14;
+    let (n, cores) = (
+        block.len() / width,
+        std::thread::available_parallelism().map_or(1, |n| n.get()),
+    );
+    let part = n.div_ceil(cores).max(PART);
+    let parts = (from..).step_by(part).zip(block.chunks_mut(part * width));
+    let parts = Mutex::new(parts);
+    let next = || parts.lock().expect("no part should panic").next();
+    let fill = || {
+        while let Some((first, bytes)) = next() {
+            (first..)
+                .zip(bytes.chunks_exact_mut(width))
+                .for_each(|(i, bytes)| write(i, bytes));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..n.div_ceil(part) {
+            // Without more threads, this one fills all parts.
+            if Builder::new().spawn_scoped(scope, fill).is_err() {
+                break;
+            }
+        }
+        fill();
+    });
 }
 
 /// Normal number `i` of a key, by Box and Muller's method: two numbers at a time.
@@ -170,6 +182,19 @@ fn hash(text: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_write_each_element_once_by_its_number() {
+        for n in [0, 1, 1 << 14, (1 << 16) + 1] {
+            let mut block = vec![0; 8 * n];
+            on_all_cores(&mut block, 8, 1000, |i, bytes| {
+                let before = u64::from_le_bytes((&*bytes).try_into().unwrap());
+                bytes.copy_from_slice(&(before + i).to_le_bytes());
+            });
+            let numbers = block.as_chunks().0.iter().map(|b| u64::from_le_bytes(*b));
+            assert!(numbers.eq(1000..1000 + n as u64), "{n}");
+        }
+    }
 
     #[test]
     fn normal_numbers_are_normal() {
