@@ -10,7 +10,7 @@ use crate::plan::machine::{DEVICE, HOST};
 use crate::plan::tuning::{AHEAD, AHEAD_WORTH, CLEARLY, FEW, LONGER, OVERLAP, SAME, SMALL};
 use crate::plan::{Decisions, Problem};
 use crate::realise::{self, Finished};
-use crate::schedule::lives::{Variant, lives};
+use crate::schedule::lives::{Variant, variants};
 use crate::schedule::prefetch::{Room, reorder};
 use crate::schedule::spill;
 use crate::sim::{Lines, Timeline, unlimited};
@@ -410,14 +410,8 @@ fn record(
     known: &[Record],
 ) -> Option<Record> {
     let schedule = realise::unnamed(problem, &draft.decisions).ok()?;
-    let lives = |variant| lives(problem.graph, &schedule, problem.cost, variant);
-    let own = lives(variant);
-    let mut before = Variant::ALL
-        .into_iter()
-        .take_while(|&before| before != variant);
-    if before.any(|before| lives(before) == own) {
-        return None;
-    }
+    let mut variants = variants(problem, &schedule).into_iter();
+    let (_, own) = variants.find(|(found, _)| *found == variant)?;
     let live = live_peak(&schedule, &own, DEVICE);
     if beaten(problem, known, draft, live, least(problem, draft)) {
         return None;

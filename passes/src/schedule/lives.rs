@@ -9,7 +9,7 @@ use crate::sim::unlimited;
 use ir::schedule::{Buffer, MemorySpace, Pool, Schedule};
 use ir::{Graph, Id, Table};
 
-/// The part of the host's limit, one of so many, that is left for gaps between buffers.
+/// The host's limit divided by this is left for gaps between buffers.
 const GAPS: u64 = 100;
 
 /// When a buffer that a copy still reads becomes free.
@@ -48,12 +48,10 @@ pub fn variants(
     problem: &Problem<'_>,
     schedule: &Schedule,
 ) -> Vec<(Variant, Table<Buffer, Lifetime>)> {
-    let mut variants = Variant::ALL
-        .map(|variant| {
-            let lives = lives(problem.graph, schedule, problem.cost, variant);
-            (variant, lives)
-        })
-        .to_vec();
+    let least = alloc::lifetimes(schedule);
+    let most = stretched(problem.graph, schedule, &least, problem.cost);
+    let free = where_free(schedule, &least, &most);
+    let mut variants = vec![(Variant::ByTime, most), (Variant::WhereFree, free)];
     variants.dedup_by(|a, b| a.1 == b.1);
     variants
 }
