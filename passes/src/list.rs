@@ -172,7 +172,8 @@ pub static PER_VARIANT: [GraphPass; 9] = [
     GraphPass {
         name: "precision",
         run: |graph, c| {
-            precision::run(graph, c.options.precision).map_err(|e| failed("precision", e))
+            precision::run(graph, c.options.precision, c.options.master)
+                .map_err(|e| failed("precision", e))
         },
     },
     // After loss, which looks for the products of the head. Before microbatch: a gradient over

@@ -310,7 +310,8 @@ pub(crate) struct Compiling {
     pub(crate) optimizer: Option<Optimizer>,
     /// Keep f32 masters of parameters in half precision, which are updated instead. full: an f32
     /// beside each parameter, with every optimizer. split: 16 more bits beside each bf16 parameter,
-    /// with adamw: 12 bytes per parameter including moments [default: none]
+    /// with adamw: 12 bytes per parameter including moments. With --precision bf16 or fp16, the
+    /// parameters that a model in f32 reads in half precision are stored in it [default: none]
     #[arg(long, value_parser = master())]
     pub(crate) master: Option<Master>,
     /// How bf16 parameters without masters are rounded after an update in f32. stochastic: to one
@@ -377,8 +378,8 @@ pub(crate) struct Compiling {
     pub(crate) kernels: Option<Kernels>,
     /// The types in which a step traced in f32 is computed. tf32: a GPU may round the factors of
     /// f32 products to 11 bits of precision, as torch.backends.cuda.matmul.allow_tf32 does. bf16,
-    /// fp16: as torch.autocast does it, with parameters, gradients and moments in f32; fp16 scales
-    /// the loss [default: f32]
+    /// fp16: as torch.autocast does it, with parameters and moments in f32 (see --master); fp16
+    /// scales the loss [default: f32]
     #[arg(long, value_parser = named(&Precision::ALL, Precision::name))]
     pub(crate) precision: Option<Precision>,
     /// How the scale of the loss in fp16 begins, grows after a number of updates, and falls after

@@ -5,19 +5,20 @@ use crate::base;
 use crate::buckets::{self, Sizes};
 use crate::data::{check_writable, file_size, save_atomically};
 use crate::failure::Failure;
+use crate::halves;
 use crate::micro_batches;
 use crate::model::{self, Model};
 use crate::observe::Dumps;
 use crate::out::{self, out};
 use crate::size;
 use crate::trust;
-use artifact::Artifact;
+use artifact::{Artifact, DType};
 use codegen::kernels::Target;
 use codegen::{Form, Listed, Listing, Plain};
 use ir::{Device, TensorType};
 use passes::graph::quantize::matrix_of;
 use serde_json::{Value as Json, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Runs the command.
@@ -208,10 +209,23 @@ pub(crate) fn artifact_on(
         .filter_map(|state| matrix_of(&state.path))
         .map(|(path, _)| path.to_string())
         .collect();
-    let stored = |(path, (ty, bytes)): (String, (TensorType, Vec<u8>))| match in_nf4.contains(&path)
-    {
-        true => base::stored(&path, codegen::dtype(ty.dtype()), &bytes).to_vec(),
-        false => vec![(path, bytes)],
+    let states = compiled.program.graph.states.values();
+    let types: BTreeMap<&str, DType> = states
+        .map(|state| {
+            let ty = &compiled.program.graph.values[state.before].ty;
+            (&*state.path, codegen::dtype(ty.dtype()))
+        })
+        .collect();
+    let stored = |(path, (ty, bytes)): (String, (TensorType, Vec<u8>))| {
+        let dtype = codegen::dtype(ty.dtype());
+        let other = types.get(&*path).filter(|&&other| other != dtype);
+        match other.zip(halves::numbers(dtype, &bytes)) {
+            _ if in_nf4.contains(&path) => base::stored(&path, dtype, &bytes).to_vec(),
+            Some((&other, numbers)) => {
+                halves::stored(&path, other, &numbers, |path| types.contains_key(path))
+            }
+            None => vec![(path, bytes)],
+        }
     };
     let data = model.tensors.into_iter().flat_map(stored).collect();
     let artifact = codegen::emit(&compiled, &data, target)?;

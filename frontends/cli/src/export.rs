@@ -3,6 +3,7 @@
 use crate::args::ExportArgs;
 use crate::data::{Tensors, check_writable, file_size, save_atomically};
 use crate::failure::Failure;
+use crate::halves;
 use crate::model::{Format, format};
 use crate::out::out;
 use artifact::{Operand, Place};
@@ -72,7 +73,11 @@ fn values(
                 dtype: codegen::dtype(ty.dtype()),
                 shape: ty.shape().to_vec(),
             };
-            values.insert(name.to_string(), states.get(name, &operand)?);
+            let bytes = match halves::in_file(states, name, &operand)? {
+                Some(numbers) => halves::rounded(operand.dtype, &numbers),
+                None => states.get(name, &operand)?,
+            };
+            values.insert(name.to_string(), bytes);
             continue;
         }
         let parameters = optimizer::parameters_of(name);

@@ -20,6 +20,7 @@ mod finite;
 mod fit;
 mod generate;
 mod groups;
+mod halves;
 mod import;
 mod inspect;
 mod interrupt;

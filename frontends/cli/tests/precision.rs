@@ -78,3 +78,58 @@ fn a_profile_has_a_precision() {
     assert!(!plan("bf16").err.contains("guessed"));
     plan("f32").says(&["ops guessed"]);
 }
+
+/// With masters, parameters of an f32 model are stored in bf16. Files of either kind of step start
+/// the other: a master keeps the f32 bit by bit.
+#[test]
+fn parameters_in_halves_have_the_losses_of_f32() {
+    let folder = Folder::new("halves");
+    let masters = ["", "--master split", "--master full"];
+    let files = ["whole", "split", "full"].map(|name| folder.file(&format!("{name}.safetensors")));
+    let first = |master: &str, file: &String| {
+        let run = steps(&format!(
+            "--precision bf16 --steps 1 {master} --save {file}"
+        ));
+        numbers(&run, "loss")
+    };
+    let wanted = first(masters[0], &files[0]);
+    assert_eq!(first(masters[1], &files[1]), wanted);
+    first(masters[2], &files[2]);
+    let bytes = |file: &String| std::fs::metadata(file).unwrap().len();
+    assert!(
+        bytes(&files[1]).abs_diff(bytes(&files[0])) < 10_000,
+        "12 bytes for each parameter"
+    );
+    assert!(bytes(&files[0]) < bytes(&files[2]), "14 bytes");
+
+    let after = |master: &str, file: &String| {
+        let options = format!("--precision bf16 --steps 1 {master} --init {file} --start-step 1");
+        numbers(&steps(&options), "loss")
+    };
+    let wanted = after("", &files[0]);
+    for (master, file) in [(1, 0), (2, 0), (0, 1), (2, 1), (1, 1)] {
+        let found = after(masters[master], &files[file]);
+        assert_eq!(found, wanted, "{:?} from {}", masters[master], files[file]);
+    }
+    // Masters of this file began as bf16.
+    assert_eq!(after("", &files[2]), after("--master split", &files[2]));
+    // Weights as they are published: in bf16, without masters.
+    let bytes = std::fs::read(&files[2]).unwrap();
+    let all = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let weights = all.iter().filter(|(name, _)| name.starts_with("model."));
+    let weights = folder.write(
+        "bf16.safetensors",
+        safetensors::serialize(weights, None).unwrap(),
+    );
+    let [whole, split, full] = masters.map(|master| {
+        let options = format!("--precision bf16 --steps 1 {master} --init {weights}");
+        numbers(&steps(&options), "loss")
+    });
+    assert_eq!((&split, &full), (&whole, &whole));
+    run(&format!(
+        "plan {} --precision fp16 --optimizer adamw --master split",
+        mlp()
+    ))
+    .expect(2)
+    .says(&["--master split", "bf16"]);
+}

@@ -953,7 +953,11 @@ pub(super) fn adamw(_: &(), c: &Call<'_>) -> Shapes {
     Ok([0, 2, 3].map(|i| c.at(i).clone()).to_vec())
 }
 pub(super) fn adamw_split(_: &(), c: &Call<'_>) -> Shapes {
-    let dtypes = [DType::BF16, DType::BF16, DType::I16, DType::F32, DType::F32];
+    let gradient = match c.at(1).dtype() {
+        DType::F32 => DType::F32,
+        _ => DType::BF16,
+    };
+    let dtypes = [DType::BF16, gradient, DType::I16, DType::F32, DType::F32];
     for (i, dtype) in dtypes.into_iter().enumerate() {
         c.expect(i, dtype)?;
         c.expect_shape(i, c.shape(0))?;

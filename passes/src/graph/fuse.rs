@@ -522,7 +522,9 @@ impl<'a> Groups<'a> {
             ready[node] = makers(node).map(place).max().unwrap_or(0);
         }
         let bytes = |node: Node| {
-            let gradients = makers(node).filter(|&(_, maker)| !of_optimizer(maker));
+            let members = self.members[self.group[node]].iter();
+            let operands = members.flat_map(|&member| makers(member));
+            let gradients = operands.filter(|&(_, maker)| !of_optimizer(maker));
             gradients
                 .map(|(value, _)| graph.values[value].ty.bytes())
                 .sum::<u64>()
@@ -548,11 +550,14 @@ impl<'a> Groups<'a> {
                 None => groups.push(vec![node]),
             }
         }
-        for group in groups
-            .iter()
-            .filter(|group| kernel(graph, &self.readers, group).is_some())
-        {
-            let mut members = group.clone();
+        for group in groups {
+            let all = group
+                .iter()
+                .flat_map(|&node| &self.members[self.group[node]]);
+            let mut members: Vec<Node> = all.copied().collect();
+            if kernel(graph, &self.readers, &members).is_none() {
+                continue;
+            }
             members.sort_unstable_by_key(|&node| self.position[node]);
             let first = self.group[members[0]];
             for &node in &members {
@@ -563,22 +568,28 @@ impl<'a> Groups<'a> {
         }
     }
 
-    /// True for an update that is alone in its group, if no node reads its results.
+    /// True for an update, if no node reads its results, and if its group is it alone or it and
+    /// casts.
     fn is_update(&self, node: Node) -> bool {
         let data = &self.graph.nodes[node];
         let leaves = |&value: &Value| self.readers[value].iter().all(Option::is_none);
-        let alone = self.members[self.group[node]].len() == 1;
+        let is_cast = |other: &Node| matches!(self.graph.nodes[*other].op, Op::Cast(_));
+        let mut members = self.members[self.group[node]].iter();
         data.phase == Phase::Optimizer
-            && alone
+            && members.all(|other| *other == node || is_cast(other))
             && may_join(self.graph, node)
             && data.outputs.iter().all(leaves)
     }
 
     /// True if two updates differ only in what they update.
     fn alike(&self, node: Node, other: Node) -> bool {
-        let (a, b) = (&self.graph.nodes[node], &self.graph.nodes[other]);
-        let ty = |&value: &Value| &self.graph.values[value].ty;
-        a.op == b.op && a.inputs.iter().map(ty).eq(b.inputs.iter().map(ty))
+        let [a, b] = [node, other].map(|node| &self.members[self.group[node]]);
+        let same = |(&a, &b): (&Node, &Node)| {
+            let [a, b] = [a, b].map(|node| &self.graph.nodes[node]);
+            let ty = |&value: &Value| &self.graph.values[value].ty;
+            a.op == b.op && a.inputs.iter().map(ty).eq(b.inputs.iter().map(ty))
+        };
+        a.len() == b.len() && a.iter().zip(b).all(same)
     }
 
     /// The most bytes that a node of forward or backward reads, among nodes that no group can

@@ -11,10 +11,11 @@
 //! the backward, an op has the type of its forward. Tensors that were traced in another type than
 //! f32 are left alone.
 
+use super::optimizer::Master;
 use ir::graph::{self, Output};
 use ir::op::attrs::Cast;
 use ir::op::{Op, OpKind};
-use ir::{DType, Graph, Node, Phase, Table, Value};
+use ir::{DType, Graph, Node, Phase, StateKind, Table, TensorType, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
 ir::named! {
@@ -63,16 +64,45 @@ fn place(op: &Op, phase: Phase) -> Place {
     }
 }
 
-/// Computes a step in this precision. An error would be a bug: an op that exists in f32 and not in
-/// half precision.
-pub fn run(graph: &mut Graph, precision: Precision) -> Result<(), graph::Error> {
+/// Computes a step in this precision. With masters, parameters that are read in half precision alone
+/// are stored in it, and the optimizer updates an f32 beside each. An error would be a bug: an op that
+/// exists in f32 and not in half precision.
+pub fn run(graph: &mut Graph, precision: Precision, master: Master) -> Result<(), graph::Error> {
     let half = match precision {
         Precision::F32 | Precision::Tf32 => return Ok(()),
         Precision::Bf16 => DType::BF16,
         Precision::Fp16 => DType::F16,
     };
-    *graph = Mixed::new(graph, half).run()?;
+    let mut mixed = Mixed::new(graph, half, &BTreeSet::new()).run()?;
+    if master != Master::None {
+        let stored = read_in_half(&mixed, half);
+        mixed = Mixed::new(graph, half, &stored).run()?;
+    }
+    *graph = mixed;
     Ok(())
+}
+
+/// The f32 parameters that only casts to half precision read, by their paths.
+fn read_in_half(graph: &Graph, half: DType) -> BTreeSet<String> {
+    let readers = graph.readers();
+    let is_cast = |node: Node| match &graph.nodes[node].op {
+        Op::Cast(cast) => cast.dtype == half,
+        _ => false,
+    };
+    let outputs = graph.outputs.iter().map(|output| output.value);
+    let gradients = graph.gradients.iter().map(|&(_, gradient)| gradient);
+    let leaving: BTreeSet<Value> = outputs.chain(gradients).map(|v| graph.root(v)).collect();
+    let states = graph.states.values().filter(|state| {
+        let value = state.before;
+        let mut nodes = readers[value].iter().copied().flatten().peekable();
+        state.kind == StateKind::Param
+            && state.after == value
+            && graph.values[value].ty.dtype() == DType::F32
+            && !leaving.contains(&value)
+            && nodes.peek().is_some()
+            && nodes.all(is_cast)
+    });
+    states.map(|state| state.path.clone()).collect()
 }
 
 struct Mixed<'a> {
@@ -88,7 +118,7 @@ struct Mixed<'a> {
 }
 
 impl<'a> Mixed<'a> {
-    fn new(old: &'a Graph, half: DType) -> Mixed<'a> {
+    fn new(old: &'a Graph, half: DType, stored: &BTreeSet<String>) -> Mixed<'a> {
         let mut it = Mixed {
             old,
             half,
@@ -100,7 +130,11 @@ impl<'a> Mixed<'a> {
         for state in old.states.values() {
             let data = &old.values[state.before];
             let (name, path) = (data.name.clone(), state.path.clone());
-            let before = it.graph.add_state(name, path, state.kind, data.ty.clone());
+            let ty = match stored.contains(&state.path) {
+                true => TensorType::new(half, data.ty.shape()).expect("half the bytes should fit"),
+                false => data.ty.clone(),
+            };
+            let before = it.graph.add_state(name, path, state.kind, ty);
             it.here[state.before] = Some(before);
         }
         for &input in &old.inputs {

@@ -16,6 +16,7 @@ mod conv;
 mod elementwise;
 mod error;
 mod gemm;
+pub mod halves;
 mod index;
 mod loss;
 mod math;

@@ -11,6 +11,7 @@
 //! independent, so threads may share a run, see [`super::Cut`].
 
 use super::blocks::{EIGHT, SIGNED_MAP, UNSIGNED_MAP};
+use super::halves::{join, split};
 use super::math::{Float, Real, fma, sqrt};
 use super::signature::{Checked, Signature, ensure, is_float};
 use super::wide::{BLOCK, Scalar, Sink, Wide, blocks_of, floats, sink, source, wide_float};
@@ -51,10 +52,12 @@ pub(super) fn check_adamw(s: &Signature<'_>) -> Checked {
     s.results(&[p, p, p])
 }
 pub(super) fn check_adamw_split(s: &Signature<'_>) -> Checked {
-    for (i, dtype) in [DType::BF16, DType::BF16, DType::I16, DType::F32, DType::F32]
-        .into_iter()
-        .enumerate()
-    {
+    let gradient = match s.dtype(1) {
+        DType::F32 => DType::F32,
+        _ => DType::BF16,
+    };
+    let dtypes = [DType::BF16, gradient, DType::I16, DType::F32, DType::F32];
+    for (i, dtype) in dtypes.into_iter().enumerate() {
         s.expect(i, dtype)?;
         s.expect_shape(i, s.shape(0))?;
     }
@@ -378,54 +381,41 @@ impl<R: Real, F: Formula<R, N>, const N: usize> WithSimd for Widened<'_, '_, R, 
 
 // --- masters in halves ---
 
-/// The two halves of an f32: the nearest bf16 and the distance between the bit patterns. If two are
-/// equally near, the bf16 with the larger magnitude. Every pair belongs to exactly one f32, except
-/// the pairs of a NaN. (With ties to even this is impossible: an even bf16 would be the nearest of
-/// 65537 numbers, and 16 bits distinguish only 65536.) A NaN stays a NaN and loses its lower half.
-#[inline(always)]
-fn split(master: f32) -> (u16, u16) {
-    let bits = master.to_bits();
-    let nan = 0x7F80_0000 < bits & 0x7FFF_FFFF;
-    let bits = if nan {
-        bits & 0xFFFF_0000 | 0x0040_0000
-    } else {
-        bits
-    };
-    ((bits.wrapping_add(0x8000) >> 16) as u16, bits as u16)
-}
-/// The f32 of two halves.
-#[inline(always)]
-fn join(high: u16, low: u16) -> f32 {
-    let below = u32::from(low >> 15);
-    f32::from_bits((u32::from(high).wrapping_sub(below) << 16) | u32::from(low))
-}
-
 pub(super) fn adamw_split(call: &Call<'_>) -> Ran {
     let Some(formula) = AdamW::new(call.input(6), call.input(5)[0], scale(call, 7)) else {
         return Ok(());
     };
-    Arch::new().dispatch(Halves {
-        high: Changed::new(call, 0, 0),
-        low: Changed::new(call, 2, 1),
-        m: Changed::new(call, 3, 2),
-        v: Changed::new(call, 4, 3),
-        gradient: call.input_part(1),
-        formula,
-    });
+    match call.in_dtype(1) {
+        DType::F32 => Arch::new().dispatch(Halves::<f32>::of(call, formula)),
+        _ => Arch::new().dispatch(Halves::<bf16>::of(call, formula)),
+    }
     Ok(())
 }
 
 /// AdamW on masters in halves.
-struct Halves<'a> {
+struct Halves<'a, G> {
     high: Changed<'a, bf16>,
     low: Changed<'a, i16>,
     m: Changed<'a, f32>,
     v: Changed<'a, f32>,
-    gradient: &'a [bf16],
+    gradient: &'a [G],
     formula: AdamW<f32>,
 }
 
-impl WithSimd for Halves<'_> {
+impl<'a, G: Scalar> Halves<'a, G> {
+    fn of(call: &'a Call<'a>, formula: AdamW<f32>) -> Halves<'a, G> {
+        Halves {
+            high: Changed::new(call, 0, 0),
+            low: Changed::new(call, 2, 1),
+            m: Changed::new(call, 3, 2),
+            v: Changed::new(call, 4, 3),
+            gradient: call.input_part(1),
+            formula,
+        }
+    }
+}
+
+impl<G: Scalar> WithSimd for Halves<'_, G> {
     type Output = ();
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, _: S) {
@@ -436,8 +426,8 @@ impl WithSimd for Halves<'_> {
             let (masters, gs) = (&mut masters[..n], &mut gs[..n]);
             for j in 0..n {
                 masters[j] = join(high[j].to_bits(), low[j] as u16);
-                gs[j] = join(gradient[j].to_bits(), 0);
             }
+            f32::load(gradient, gs);
             self.formula
                 .apply([masters, self.m.block(at, n), self.v.block(at, n)], gs);
             for j in 0..n {
@@ -554,80 +544,4 @@ pub(super) fn clip_scale(call: &Call<'_>) -> Ran {
     let scale = call.float("max_norm") / (sum.sqrt() + 1e-6);
     call.output::<f32>(0)[0] = if 1.0 < scale { 1.0 } else { scale as f32 };
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Every upper half, with lower halves around the points where rounding changes.
-    fn each(mut f: impl FnMut(u32)) {
-        let lows = [
-            0, 1, 2, 0x3FFF, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xC000, 0xFFFE, 0xFFFF,
-        ];
-        for high in 0..=0xFFFFu32 {
-            lows.iter().for_each(|low| f(high << 16 | low));
-        }
-        // All lower halves of a normal, a subnormal, zero, the largest, and a negative number.
-        for high in [0x3F80, 0x3F81, 0x0001, 0x0000, 0x7F7F, 0xBFFF, 0xFF7F] {
-            (0..=0xFFFF).for_each(|low| f(high << 16 | low));
-        }
-    }
-
-    #[test]
-    fn halves_are_the_whole() {
-        each(|bits| {
-            let master = f32::from_bits(bits);
-            let (high, low) = split(master);
-            let back = join(high, low);
-            if master.is_nan() {
-                assert!(back.is_nan() && bf16::from_bits(high).is_nan(), "{bits:#x}");
-                assert!(
-                    back.is_sign_negative() == master.is_sign_negative(),
-                    "{bits:#x}"
-                );
-            } else {
-                assert_eq!(back.to_bits(), bits);
-            }
-        });
-    }
-
-    #[test]
-    fn pairs_are_numbers() {
-        each(|bits| {
-            let (high, low) = ((bits >> 16) as u16, bits as u16);
-            let master = join(high, low);
-            if !master.is_nan() {
-                assert_eq!(split(master), (high, low), "{bits:#x}");
-            }
-        });
-    }
-
-    #[test]
-    fn the_upper_half_is_the_nearest() {
-        each(|bits| {
-            let master = f32::from_bits(bits);
-            let high = bf16::from_bits(split(master).0);
-            let even = bf16::from_f32(master);
-            let tie = bits & 0xFFFF == 0x8000;
-            if master.is_nan() {
-                assert!(high.is_nan());
-            } else if tie {
-                let down = bf16::from_bits((bits >> 16) as u16);
-                assert!(
-                    high.to_bits() == down.to_bits() + 1,
-                    "{bits:#x} away from zero"
-                );
-            } else {
-                assert_eq!(high.to_bits(), even.to_bits(), "{bits:#x}");
-            }
-        });
-    }
-
-    #[test]
-    fn a_bf16_is_its_own_master() {
-        for high in 0..=0xFFFF {
-            assert_eq!(join(high, 0).to_bits(), u32::from(high) << 16);
-        }
-    }
 }

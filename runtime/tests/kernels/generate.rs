@@ -995,7 +995,8 @@ fn adamw(op: &str, rng: &mut Rng) -> Drawn {
         let (codes, largest) = ((DType::U8, s.clone()), (DType::F32, blocks));
         vec![(t, s), codes.clone(), codes, largest.clone(), largest]
     } else {
-        ins = [DType::BF16, DType::BF16, DType::I16, DType::F32]
+        let gradient = [DType::BF16, DType::F32][usize::from(rng.flag())];
+        ins = [DType::BF16, gradient, DType::I16, DType::F32]
             .map(|t| rng.tensor(t, &s))
             .into();
         ins.push(rng.positive(DType::F32, &s));

@@ -91,6 +91,10 @@ impl Tensors {
         let entry = self.entry(name, operand, varies)?;
         Ok((entry.shape.clone(), self.read(name, entry)?))
     }
+    /// The type of a tensor, if there is one of this name and the compiler knows its type.
+    pub(crate) fn dtype(&self, name: &str) -> Option<DType> {
+        dtype(self.entries.get(name)?.dtype)
+    }
     /// The type and the bytes of a tensor of floating-point numbers; `None` if there is no such
     /// tensor.
     pub(crate) fn floats(&self, name: &str) -> Result<Option<(DType, Vec<u8>)>, Failure> {

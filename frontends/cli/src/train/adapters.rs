@@ -8,6 +8,7 @@ use super::failure;
 use crate::data::{self, Tensors};
 use crate::failure::Failure;
 use crate::finite;
+use crate::halves;
 use artifact::{State, StateKind};
 use checkpoint::tensors::{self, Part, Tensor};
 use runtime::Machine;
@@ -69,9 +70,11 @@ pub(super) fn check_folder(folder: &Path) -> Result<(), Failure> {
 /// Gives adapters the values of a folder.
 pub(super) fn read(folder: &Path, machine: &mut Machine) -> Result<(), Failure> {
     let tensors = Tensors::open(&folder.join(FILE))?;
+    let paths = machine.states().map(|state| state.path.clone()).collect();
     for (name, state) in adapters(machine)? {
-        let bytes = tensors.get(&name, &state.operand)?;
-        machine.write_state(&state.path, &bytes).map_err(failure)?;
+        for (path, bytes) in halves::read(&tensors, &name, &state, &paths)? {
+            machine.write_state(&path, &bytes).map_err(failure)?;
+        }
     }
     Ok(())
 }

@@ -6,11 +6,13 @@ use crate::args::TrainArgs;
 use crate::base;
 use crate::data::Tensors;
 use crate::failure::Failure;
+use crate::halves;
 use artifact::StateKind;
 use checkpoint::tensors;
 use passes::graph::optimizer::{MASTER, STEP};
 use passes::graph::quantize::matrix_of;
 use runtime::{Machine, StateInit};
+use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 
@@ -92,13 +94,22 @@ pub(super) fn give(
     if let Init::Tensors(tensors) = init {
         let mut missing = vec![];
         let master = format!("{MASTER}.");
+        let paths = states.iter().map(|state| state.path.clone()).collect();
+        let mut given = BTreeSet::new();
         for state in &states {
-            match name_in(tensors, &state.path, tied) {
+            let (path, operand) = (&state.path, &state.operand);
+            match name_in(tensors, path, tied) {
                 Some(name) => {
-                    machine
-                        .write_state(&state.path, &tensors.get(name, &state.operand)?)
-                        .map_err(failure)?;
+                    let values = match state.kind {
+                        StateKind::Param => halves::read(tensors, name, state, &paths)?,
+                        _ => vec![(path.clone(), tensors.get(name, operand)?)],
+                    };
+                    for (path, bytes) in values {
+                        machine.write_state(&path, &bytes).map_err(failure)?;
+                        given.insert(path);
+                    }
                 }
+                None if given.contains(path) => {}
                 None if state.kind == StateKind::Param => missing.push(state.path.clone()),
                 // A master begins as its parameter, in the first step alone.
                 None if state.path.starts_with(&master) && tensors.has(STEP) => {

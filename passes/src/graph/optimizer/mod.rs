@@ -74,6 +74,8 @@ impl Rounding {
 
 /// The start of the path of a full master, before the parameter's.
 pub const MASTER: &str = "master";
+/// The start of the path of the lower halves of split masters, before the parameter's.
+pub const LOW: &str = "low";
 
 impl Master {
     /// True if a parameter of this type is stored in two halves.

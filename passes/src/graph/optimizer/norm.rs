@@ -56,8 +56,8 @@ pub(super) fn clip_scale(
     )
 }
 
-/// The value that a cast to a wider type reads.
-fn narrow(graph: &Graph, value: Value) -> Value {
+/// The value in half precision that a cast to a wider type reads; other values as they are.
+pub(super) fn narrow(graph: &Graph, value: Value) -> Value {
     let Some(node) = graph.def_node(value) else {
         return value;
     };

@@ -316,7 +316,7 @@ fn adamw_moments(ty: &TensorType, master: Master) -> Result<Vec<Moment>, TypeErr
     let own = ty.dtype();
     let moments: &[(&'static str, DType)] = if master.splits(ty) {
         &[
-            ("low", DType::I16),
+            (super::LOW, DType::I16),
             ("exp_avg", DType::F32),
             ("exp_avg_sq", DType::F32),
         ]

@@ -160,6 +160,15 @@ impl Updates<'_> {
 
         let module = &module_of(&path);
 
+        // The update widens a gradient in half precision: until then it has half the bytes to keep
+        // and to move.
+        let wide = graph.values[gradient].ty.dtype();
+        gradient = norm::narrow(graph, gradient);
+        if !master.splits(&ty) {
+            let name = format!("{name}.grad.wide");
+            gradient = Nodes { graph, module }.cast(gradient, wide, &name)?;
+        }
+
         // What is updated: the parameter, or an f32 instead.
         let (mut parameter, mut updated) = (before, state);
         let is_random = self.attach.rounding.is_random(&ty);
