@@ -244,8 +244,8 @@ macro_rules! ops {
                 .options_from(4)
                 => adamw, adamw_work;
             // The same on f32 numbers whose nearest bf16 is p and whose lower 16 bits are low; m
-            // and v are f32: adamw_split(p: bf16, g: bf16 or f32, low: i16, m, v, step, hyper[, scale]) ->
-            // p', low', m', v'
+            // and v are f32: adamw_split(p: bf16, g: bf16 or f32, low: i16, m, v, step, hyper[,
+            // scale]) -> p', low', m', v'
             AdamwSplit "adamw_split": takes(7, 8)
                 .inplace(&[(0, 0), (2, 1), (3, 2), (4, 3)])
                 .access(Element)

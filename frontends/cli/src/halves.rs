@@ -29,8 +29,8 @@ pub(crate) fn numbers(dtype: DType, bytes: &[u8]) -> Option<Vec<f32>> {
     }
 }
 
-/// The bytes of a parameter's states with their paths, from the tensor `name` of a file: of its own,
-/// and of its master, if the step has one and the file has it in another form.
+/// The bytes of a parameter's states with their paths, from the tensor `name` of a file: of its
+/// own, and of its master, if the step has one and the file has it in another form.
 pub(crate) fn read(
     tensors: &Tensors,
     name: &str,

@@ -206,9 +206,9 @@ pub(crate) fn compile(
     let in_half = matches!(options.precision, Precision::Bf16 | Precision::Fp16);
     if in_half && options.master != Master::None {
         let why = format!(
-            "master: with precision={:?} the model's parameters stay in f32, and need no masters; for \
-             parameters in half precision convert the model, as model.bfloat16() does, and leave \
-             precision out",
+            "master: with precision={:?} the model's parameters stay in f32, and need no masters; \
+             for parameters in half precision convert the model, as model.bfloat16() does, and \
+             leave precision out",
             options.precision.name()
         );
         return Err(error(why));

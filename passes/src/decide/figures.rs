@@ -11,7 +11,7 @@ use crate::plan::{Decisions, Means, Problem};
 use crate::realise;
 use ir::graph::Def;
 use ir::schedule::{InstrKind, Why};
-use ir::{Graph, Id, Node, Phase, State, StateKind, Table, Value};
+use ir::{Graph, Id, Node, Phase, State, StateKind, Table, TensorType, Value};
 use papers::protrain::{Activation, BlockCost, ChunkCost, Instance};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -115,8 +115,7 @@ fn chunk_cost(
     let (mut all, mut update_device) = (chunk.bytes, 0.0);
     for &state in states {
         if let Some(update) = updates[state] {
-            // A gradient has as many bytes as its parameter.
-            let bytes = graph.values[graph.states[state].before].ty.bytes();
+            let bytes = gradient(graph, state, update);
             gradients += bytes;
             largest = bytes.max(largest);
             update_device += problem.cost.run(graph, update);
@@ -182,6 +181,20 @@ fn updates(graph: &Graph) -> Table<State, Option<Node>> {
         .values()
         .map(|state| update(state.after).filter(is_update))
         .collect()
+}
+
+/// The bytes of the gradient that an update reads for this state. Half of the state's, if the
+/// gradient of an f32 is in half precision.
+pub(super) fn gradient(graph: &Graph, state: State, update: Node) -> u64 {
+    let own = &graph.values[graph.states[state].before].ty;
+    let is_computed = |value: &Value| {
+        let node = graph.def_node(graph.root(*value));
+        node.is_some_and(|node| graph.nodes[node].phase != Phase::Optimizer)
+    };
+    let read = graph.nodes[update].inputs.iter().filter(|v| is_computed(v));
+    let types = read.map(|&value| &graph.values[value].ty);
+    let of_state = types.filter(|ty| ty.numel() == own.numel());
+    of_state.map(TensorType::bytes).min().unwrap_or(own.bytes())
 }
 
 /// The optimizer's states that only this update reads, not those that several updates share.

@@ -285,18 +285,13 @@ fn host_rate(problem: &Problem<'_>) -> f64 {
     let graph = problem.graph;
     let (mut bytes, mut micros) = (0u64, 0.0);
     for &node in problem.groups.values().flat_map(|group| &group.updates) {
-        // Parameters and moments, which the update changes, and gradients, which have the size of
-        // the parameters.
-        let states = states_of(problem, node);
-        let of = |param: bool| {
-            let states = states
-                .iter()
-                .filter(move |&&s| (graph.states[s].kind == ir::StateKind::Param) == param);
-            states
-                .map(|&s| graph.values[graph.states[s].before].ty.bytes())
-                .sum::<u64>()
-        };
-        bytes += 2 * of(true) + of(false);
+        // Parameters and moments, which the update changes, and gradients.
+        for state in states_of(problem, node) {
+            bytes += graph.values[graph.states[state].before].ty.bytes();
+            if graph.states[state].kind == ir::StateKind::Param {
+                bytes += figures::gradient(graph, state, node);
+            }
+        }
         micros += problem.cost.host(graph, node);
     }
     // Without updates, no rate matters.

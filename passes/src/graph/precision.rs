@@ -64,9 +64,9 @@ fn place(op: &Op, phase: Phase) -> Place {
     }
 }
 
-/// Computes a step in this precision. With masters, parameters that are read in half precision alone
-/// are stored in it, and the optimizer updates an f32 beside each. An error would be a bug: an op that
-/// exists in f32 and not in half precision.
+/// Computes a step in this precision. With masters, parameters that are read in half precision
+/// alone are stored in it, and the optimizer updates an f32 beside each. An error would be a bug:
+/// an op that exists in f32 and not in half precision.
 pub fn run(graph: &mut Graph, precision: Precision, master: Master) -> Result<(), graph::Error> {
     let half = match precision {
         Precision::F32 | Precision::Tf32 => return Ok(()),

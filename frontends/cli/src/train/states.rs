@@ -9,7 +9,6 @@ use crate::failure::Failure;
 use crate::halves;
 use artifact::StateKind;
 use checkpoint::tensors;
-use passes::graph::optimizer::{MASTER, STEP};
 use passes::graph::quantize::matrix_of;
 use runtime::{Machine, StateInit};
 use std::collections::BTreeSet;
@@ -93,7 +92,6 @@ pub(super) fn give(
     }
     if let Init::Tensors(tensors) = init {
         let mut missing = vec![];
-        let master = format!("{MASTER}.");
         let paths = states.iter().map(|state| state.path.clone()).collect();
         let mut given = BTreeSet::new();
         for state in &states {
@@ -111,10 +109,6 @@ pub(super) fn give(
                 }
                 None if given.contains(path) => {}
                 None if state.kind == StateKind::Param => missing.push(state.path.clone()),
-                // A master begins as its parameter, in the first step alone.
-                None if state.path.starts_with(&master) && tensors.has(STEP) => {
-                    missing.push(state.path.clone())
-                }
                 None => {}
             }
         }

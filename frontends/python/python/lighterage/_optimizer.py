@@ -307,8 +307,6 @@ class State:
             moments = kind.moments_of(parameter, is_whole=id(parameter) in whole)
             names = [*moments, *(name for name in (_MASTER, _LOW) if f"{name}.{path}" in states)]
             self._moments[path] = {name: lent(machine, "state", f"{name}.{path}") for name in names}
-        self._masters = {path: views[_MASTER] for path, views in self._moments.items() if _MASTER in views}
-        self._versions: list[int] = []
         if any(view.dtype != paths[path].dtype for path, views in self._moments.items() for view in views.values()):
             optim.keep_types(optimizer)
         # What the user gets of them: other tensors, which a program may move without moving ours.
@@ -373,22 +371,6 @@ class State:
             self._adopt()
         if self._kind.counts_steps:
             self._take_count()
-        if self._masters:
-            self._adopt_masters()
-
-    def _adopt_masters(self) -> None:
-        """Let the master of a parameter that the user changed be what the parameter is now."""
-        versions = [parameter._version for parameter in self._parameters.values()]
-        if versions == self._versions:
-            return
-        for path, master in self._masters.items():
-            parameter = self._parameters[path].detach()
-            is_rounded = master.to(parameter.dtype) == parameter
-            master.copy_(torch.where(is_rounded, master, parameter.float()))
-        self._versions = versions
-        if not self._kind.counts_steps:
-            # In the first step a master would be its parameter; it has its value already.
-            self._count.fill_(1)
 
     def _is_adopted(self) -> bool:
         """Whether the optimizer has the parameters and the tensors that it had after the last `_adopt`."""
@@ -446,8 +428,6 @@ class State:
             count = int.from_bytes(self._count_cell.read(), sys.byteorder)
             self._seen = struct.pack("q" if self._kind.of_large else "f", count) * len(self._views)
             self._counts_cell.write(self._seen)
-        if self._masters:
-            self._versions = [parameter._version for parameter in self._parameters.values()]
         # Schedulers warn if they see no call of `step` before their own.
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
 

@@ -47,8 +47,8 @@ ir::named! {
         /// An f32 is updated. The bf16 parameter is its upper half, and a state `low.PATH` has its
         /// lower 16 bits. No bit of the f32 is lost or stored twice. See the op `adamw_split`.
         Split = "split",
-        /// An f32 is updated, a state `master.PATH`, and the parameter is what it rounds to. In the
-        /// first step it is the parameter.
+        /// An f32 is updated, a state `master.PATH`, and the parameter is what it rounds to. An f32
+        /// that does not round to the parameter becomes the parameter first.
         Full = "full",
     }
 }
@@ -218,13 +218,11 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), AttachErr
         shared: BTreeMap::new(),
         factors: Factors::default(),
         step: None,
-        first: None,
         random: None,
         attach: &attach,
         rule,
     };
-    let counts_steps = updates.rule.counts_steps || attach.master == Master::Full;
-    let count = match counts_steps {
+    let count = match updates.rule.counts_steps {
         true => Some(step_count(graph)?),
         false => None,
     };

@@ -3,11 +3,11 @@
 
 use super::rounding::Random;
 use super::rules::{Moment, Rule, Update};
-use super::{Attach, AttachError, GRAD_NORM, MASTER, Master, group_of, module_of, norm, scaling};
+use super::{Attach, AttachError, GRAD_NORM, MASTER, group_of, module_of, norm, scaling};
 use crate::graph::scale::SCALE;
 use ir::graph::{self, Output, StateData};
-use ir::op::attrs::{Cast, Scalar};
-use ir::op::{Number, Op};
+use ir::op::Op;
+use ir::op::attrs::Cast;
 use ir::{DType, Graph, Phase, State, StateKind, TensorType, Value};
 use std::collections::BTreeMap;
 
@@ -107,8 +107,6 @@ pub(super) struct Updates<'a> {
     pub(super) factors: Factors,
     /// The number of the step, from 1, if it is counted.
     pub(super) step: Option<Value>,
-    /// True in the first step, if there are full masters.
-    pub(super) first: Option<Value>,
     /// The source of random numbers, if parameters are rounded with them.
     pub(super) random: Option<Random>,
     /// See [`Update::shared`].
@@ -122,11 +120,6 @@ impl Updates<'_> {
         self.step = Some(after);
         let mut nodes = Nodes { graph, module: "" };
         let kept = self.unless_skipped(&mut nodes, before, after)?;
-        if self.attach.master == Master::Full {
-            let value = Number::Int(0);
-            let is_first = Op::EqScalar(Scalar { value });
-            self.first = Some(nodes.add(is_first, &[before], "optimizer.first")?);
-        }
         graph.states[state].after = kept;
         Ok(())
     }
@@ -182,12 +175,15 @@ impl Updates<'_> {
             ty = TensorType::new(DType::F32, ty.shape())?;
             updated = graph.states.next_id();
             let (as_name, as_path) = (format!("{MASTER}.{name}"), format!("{MASTER}.{path}"));
-            let held = graph.add_state(as_name, as_path, StateKind::Moment, ty.clone());
+            let held = graph.add_state(as_name.clone(), as_path, StateKind::Moment, ty.clone());
             let mut nodes = Nodes { graph, module };
-            let start = nodes.cast(before, DType::F32, &format!("{name}.f32"))?;
-            let first = self.first.expect("steps should be counted for masters");
-            let inputs = [first, start, held];
-            parameter = nodes.add(Op::Where, &inputs, &format!("{MASTER}.{name}.now"))?;
+            // Where a master is not of this parameter, because a program wrote to the parameter or
+            // the run begins, it becomes the parameter.
+            let whole = nodes.cast(before, DType::F32, &format!("{name}.f32"))?;
+            let rounded = nodes.cast(held, own, &format!("{as_name}.rounded"))?;
+            let is_own = nodes.add(Op::Eq, &[rounded, before], &format!("{as_name}.is_own"))?;
+            let inputs = [is_own, held, whole];
+            parameter = nodes.add(Op::Where, &inputs, &format!("{as_name}.now"))?;
             gradient = nodes.cast(gradient, DType::F32, &format!("{name}.grad.f32"))?;
         }
 
