@@ -112,9 +112,16 @@ struct Limits {
     looked: u64,
     /// The number of blocks and sections that the exact search may examine.
     searched: u64,
-    /// Repair and search take turns. Each turn has twice the work of the last; the last has half of
-    /// it all.
+    /// Repair and search take turns. Each turn searches twice as long as the turn before; the last
+    /// one has half of it all.
     turns: u32,
+    /// Each turn repairs 2 to this power times as long as the turn before. A turn takes about as
+    /// long to repair as to search at 1, and if the search finds a plan, it is the faster of the
+    /// two. What is never found is repaired as long as at 1 in the end.
+    repairs: u32,
+    /// The last turns that also search between the target and the best plan. Turns before them
+    /// search for the target alone.
+    between: u32,
     /// A plan that exceeds the target by at most the target divided by this gets only one turn.
     gap: u64,
 }
@@ -131,6 +138,8 @@ impl Effort {
                 looked: 0,
                 searched: 0,
                 turns: 0,
+                repairs: 0,
+                between: 0,
                 gap: u64::MAX,
             },
             Effort::Brief => {
@@ -166,6 +175,8 @@ impl Effort {
                     looked,
                     searched,
                     turns: 4,
+                    repairs: 1,
+                    between: 4,
                     gap: u64::MAX,
                 }
             }
@@ -177,6 +188,8 @@ impl Effort {
                 looked: 200_000_000,
                 searched: 2_000_000_000,
                 turns: 8,
+                repairs: 2,
+                between: 1,
                 gap: u64::MAX,
             },
         }
@@ -354,13 +367,16 @@ impl Planner<'_> {
             }
             match &mut repair {
                 Some(repair) if self.target < self.peak => {
-                    self.repair(repair, limits.looked >> turn)
+                    let share =
+                        (limits.looked >> (limits.repairs * turn)) * ((1 << limits.repairs) - 1);
+                    self.repair(repair, share)
                 }
                 _ => {}
             }
             match &mut search {
                 Some(search) if self.target < self.peak => {
-                    self.search(search, limits.searched >> turn)
+                    let is_between = turn <= limits.between;
+                    self.search(search, limits.searched >> turn, is_between)
                 }
                 _ => {}
             }
@@ -493,15 +509,16 @@ impl Planner<'_> {
         }
     }
 
-    /// Searches for a plan that is good enough. If half of the work finds none, searches for
-    /// one with half the distance of the best plan, and so on.
-    fn search(&mut self, searches: &mut Searches<'_>, work: u64) {
+    /// Searches for a plan that is good enough. If `is_between` and half of the work finds none,
+    /// searches for one with half the distance of the best plan, and so on.
+    fn search(&mut self, searches: &mut Searches<'_>, work: u64, is_between: bool) {
         let mut low = self.target;
         let mut capacity = low;
         let mut left = work;
         while low < self.peak && 0 < left {
             (self.progress)("search", self.peak);
             let share = match capacity == self.target {
+                true if !is_between => left,
                 true => left / 2,
                 false => left / 3 * 2,
             };
@@ -516,6 +533,7 @@ impl Planner<'_> {
                     low = capacity + 1;
                     self.target = self.target.max(low);
                 }
+                Outcome::Spent if !is_between => return,
                 Outcome::Spent => low = capacity + 1,
             }
             capacity = low + self.peak.saturating_sub(low) / 2;
