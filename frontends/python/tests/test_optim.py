@@ -379,6 +379,8 @@ def test_what_does_not_go_together_is_refused() -> None:
     sgd = torch.optim.SGD(model.parameters(), lr=1e-3)
     with pytest.raises(lt.Error, match="master split is for adamw alone"):
         lt.compile(model, sgd, example=batch, master="split")
+    with pytest.raises(lt.Error, match="leave precision out"):
+        lt.compile(model, sgd, example=batch, master="full", precision="bf16")
     with pytest.raises(lt.Error, match="without masters"):
         lt.compile(model, sgd, example=batch, master="full", rounding="stochastic")
     with pytest.raises(lt.Error, match='"half" is none of none, split, full'):

@@ -9,10 +9,11 @@ use lighterage_tests::evaluate::Tensors;
 use lighterage_tests::run as on_cpu;
 use passes::cost::Roofline;
 use passes::devices;
-use passes::graph::optimizer::{HYPER, Optimizer};
+use passes::graph::optimizer::{HYPER, LOW, MASTER, Master, Optimizer};
 use passes::graph::precision::Precision;
 use passes::graph::scale::SCALE;
 use passes::pipeline::{self, Compiled, Options};
+use runtime::kernels::halves::join;
 
 /// Numbers from -1 to 1 that are the same in every run.
 fn noise(n: u64, seed: u64) -> Vec<u8> {
@@ -82,6 +83,66 @@ fn every_optimizer_does_on_a_gpu_what_it_does_on_a_processor() {
             for (a, b) in ours.iter().zip(&theirs) {
                 assert!((a - b).abs() <= bound, "{name}: {path}: {a}, not {b}");
             }
+        }
+    }
+}
+
+/// The f32 of a parameter in half precision: its master.
+fn whole(states: &Tensors, path: &str) -> Vec<f32> {
+    let words = |bytes: &[u8]| bytes.as_chunks().0.to_vec();
+    match states.get(&format!("{LOW}.{path}")) {
+        Some(low) => {
+            let word = u16::from_le_bytes;
+            let pairs = words(&states[path]).into_iter().zip(words(low));
+            pairs.map(|(h, l)| join(word(h), word(l))).collect()
+        }
+        None => floats(&states[&format!("{MASTER}.{path}")]),
+    }
+}
+
+/// Parameters in bf16 that the step reads in bf16 are updated with their masters as on a processor.
+#[test]
+fn masters_do_on_a_gpu_what_they_do_on_a_processor() {
+    for (optimizer, master) in [
+        (Optimizer::AdamW, Master::Split),
+        (Optimizer::AdamW, Master::Full),
+        (Optimizer::Sgd, Master::Full),
+    ] {
+        let options = Options {
+            optimizer,
+            master,
+            precision: Precision::Bf16,
+            ..Options::default()
+        };
+        let compile = |device: &str| {
+            let device = devices::named(device).unwrap();
+            let (graph, cost) = (parse_graph(STEP).unwrap(), Roofline::new(&device));
+            pipeline::compile(graph, &options, &device, &cost, &mut |_| ()).unwrap()
+        };
+        let [gpu, cpu] = ["h100", "cpu"].map(compile);
+        let upper = noise(4, 1).chunks(4).flat_map(|x| [x[2], x[3]]).collect();
+        let start: Data = ["first.weight", "second.weight"]
+            .map(|path| (path.to_string(), Vec::clone(&upper)))
+            .into();
+        let gpu = codegen::emit(&gpu, &start, Some(Target::SM_90)).unwrap();
+        let cpu = codegen::emit(&cpu, &start, Target::host()).unwrap();
+        let hyper = optimizer.options().iter();
+        let hyper: Vec<u8> = hyper.flat_map(|(_, value)| value.to_le_bytes()).collect();
+        // Not negative, so that the function in the middle has derivatives.
+        let x = floats(&noise(4, 5)).into_iter();
+        let x = x.flat_map(|x| x.abs().to_le_bytes()).collect();
+        let feed: Tensors = [("x", x), ("y", noise(4, 9)), (HYPER, hyper)]
+            .map(|(name, bytes)| (name.to_string(), bytes))
+            .into();
+        let (_, ours) = run(&gpu, &feed, 3);
+        let feeds = vec![feed; STEPS];
+        let (theirs, _) = on_cpu::compiled(&cpu, runtime::Options::default(), &feeds).unwrap();
+        for path in start.keys() {
+            let (a, b) = (whole(&ours, path), whole(&theirs.states, path));
+            let as_whole = start[path].chunks(2).flat_map(|x| [0, 0, x[0], x[1]]);
+            assert_ne!(a, floats(&as_whole.collect::<Vec<u8>>()), "{path} stays");
+            let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-6;
+            assert!(a.iter().zip(&b).all(close), "{path}: {a:?}, not {b:?}");
         }
     }
 }
