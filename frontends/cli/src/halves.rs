@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_split_parameter_keeps_all_bits() {
-        let given = [1.5f32, -0.1, 3e-8, 1.003_906_25];
+        let given = [1.5f32, -0.1, 3e-8, 1.0 + 1.0 / 256.0];
         let states = stored("w", DType::BF16, &given, |path| path == "low.w");
         let [(_, high), (name, low)] = &states[..] else {
             panic!("{states:?}");
