@@ -7,6 +7,7 @@ use artifact::{DType, Operand, State};
 use half::{bf16, f16};
 use passes::graph::optimizer::{LOW, MASTER};
 use runtime::kernels::halves::{join, split};
+use runtime::{Error, Machine};
 use std::collections::BTreeSet;
 
 /// The f32 numbers of a tensor in f32, bf16 or f16; `None` for another type.
@@ -83,11 +84,46 @@ pub(crate) fn in_file(
     if !(dtype == DType::BF16 && tensors.has(&low)) {
         return Ok(numbers(dtype, &bytes));
     }
-    let low = of(&low, DType::I16)?;
+    Ok(Some(joined(&bytes, &of(&low, DType::I16)?)))
+}
+
+/// The numbers of halves.
+fn joined(high: &[u8], low: &[u8]) -> Vec<f32> {
     let word = |bytes: &[u8; 2]| u16::from_le_bytes(*bytes);
-    let pairs = bytes.as_chunks().0.iter().zip(low.as_chunks().0);
-    let joined = pairs.map(|(high, low)| join(word(high), word(low)));
-    Ok(Some(joined.collect()))
+    let pairs = high.as_chunks().0.iter().zip(low.as_chunks().0);
+    pairs
+        .map(|(high, low)| join(word(high), word(low)))
+        .collect()
+}
+
+/// The numbers of a parameter of a machine without a step under way: those of its master, if there
+/// is one. `None` for types that [`numbers`] does not know.
+pub(crate) fn in_machine(machine: &mut Machine, state: &State) -> Result<Option<Vec<f32>>, Error> {
+    let State { path, operand, .. } = state;
+    if let Some(master) = path_in(machine, MASTER, path) {
+        return Ok(numbers(DType::F32, &machine.read_state(&master)?));
+    }
+    let own = machine.read_state(path)?;
+    match path_in(machine, LOW, path) {
+        Some(low) => Ok(Some(joined(&own, &machine.read_state(&low)?))),
+        None => Ok(numbers(operand.dtype, &own)),
+    }
+}
+
+/// The path of a state of a parameter's master, if the machine has it.
+fn path_in(machine: &Machine, start: &str, path: &str) -> Option<String> {
+    let path = format!("{start}.{path}");
+    machine
+        .states()
+        .any(|state| state.path == path)
+        .then_some(path)
+}
+
+/// True if a parameter of a machine has a master.
+pub(crate) fn has_master(machine: &Machine, path: &str) -> bool {
+    [MASTER, LOW]
+        .iter()
+        .any(|start| path_in(machine, start, path).is_some())
 }
 
 /// The bytes of a parameter's states with their paths: of its own, and of the master that the step
@@ -145,12 +181,7 @@ mod tests {
             panic!("{states:?}");
         };
         assert_eq!(name, "low.w");
-        let word = |bytes: &[u8; 2]| u16::from_le_bytes(*bytes);
-        let pairs = high.as_chunks().0.iter().zip(low.as_chunks().0);
-        let back: Vec<f32> = pairs
-            .map(|(high, low)| join(word(high), word(low)))
-            .collect();
-        assert_eq!(back, given);
+        assert_eq!(joined(high, low), given);
         // Half a bit of bf16 above 1: the parameter is the even neighbour only without halves.
         assert_eq!(numbers(DType::BF16, high).unwrap()[3], 1.007_812_5);
         let alone = stored("w", DType::BF16, &given, |_| false);

@@ -137,3 +137,48 @@ fn adapters_are_saved_alone_and_go_on() {
     .expect(2)
     .says(&["--adapters", "--resume takes none"]);
 }
+
+/// Adapters that learn in halves are saved and read as f32.
+#[test]
+fn adapters_in_halves_are_saved_whole() {
+    let folder = Folder::new("adapters-halves");
+    let model = folder.write("lora.ir", LORA);
+    let batches = tensors(&folder, "b.safetensors", &[("batch.0.x", &[4, 32], 1.0)]);
+    let path = |name: &str| format!("model.base_model.model.fc.{name}.weight");
+    let [base, a, b] = ["base_layer", "lora_A.default", "lora_B.default"].map(path);
+    let sizes: [(&str, &[usize], f32); 3] = [
+        (&base, &[64, 32], 0.1),
+        (&a, &[2, 32], 0.1),
+        (&b, &[64, 2], 0.1),
+    ];
+    let init = tensors(&folder, "init.safetensors", &sizes);
+    let train = |options: &str, adapters: &str| {
+        let adapters = folder.file(adapters);
+        std::fs::create_dir_all(&adapters).unwrap();
+        std::fs::write(format!("{adapters}/adapter_config.json"), "{}").unwrap();
+        let run = run(&format!(
+            "train {model} --differentiate --optimizer adamw --lr 1e-2 --precision bf16 --kernels \
+             plain --batches {batches} --init {init} --json --steps 3 --save-adapters {adapters} \
+             {options}"
+        ));
+        run.expect(0).json()[0]["loss"].clone()
+    };
+    let whole = train("", "whole");
+    assert_eq!(train("--master split", "halves"), whole);
+    for x in ["A", "B"] {
+        let name = format!("base_model.model.fc.lora_{x}.weight");
+        let [whole, halves] = ["whole", "halves"].map(|adapters| {
+            floats(
+                &folder.file(&format!("{adapters}/adapter_model.safetensors")),
+                &name,
+            )
+        });
+        assert_eq!(whole, halves, "{name}");
+    }
+    let read = format!("--adapters {}", folder.file("whole"));
+    assert_eq!(
+        train(&format!("{read} --master split"), "again"),
+        train(&read, "again")
+    );
+    assert_ne!(train(&read, "again"), whole);
+}

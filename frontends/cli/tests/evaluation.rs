@@ -292,6 +292,14 @@ fn a_model_in_eval_mode_has_the_parameters_of_the_one_that_learns() {
     assert!(of(&format!("--eval-model {gpt2}")) == same);
     assert!(of(&format!("--eval-model {lit}")) == same);
 
+    // Parameters that learn in halves are f32 in the other model. (A half between two numbers of
+    // bf16 may be rounded differently: the first steps have none.)
+    let in_bf16 =
+        |rest: &str| of(&format!("--precision bf16 {rest} --eval-model {gpt2}")).0[1].clone();
+    let (halves, whole) = (in_bf16("--master split"), in_bf16(""));
+    assert_eq!(halves[..2], whole[..2]);
+    assert_ne!(halves[..2], same.0[1][..2]);
+
     let llama = model("llama-tiny/joint_core.pt2");
     run(&train(&format!(
         "--planner keep --steps 1 --eval {held} --eval-model {llama}"

@@ -9,7 +9,7 @@ use crate::data::{self, Tensors};
 use crate::failure::Failure;
 use crate::finite;
 use crate::halves;
-use artifact::{State, StateKind};
+use artifact::{DType, State, StateKind};
 use checkpoint::tensors::{self, Part, Tensor};
 use runtime::Machine;
 use std::io;
@@ -87,7 +87,10 @@ pub(super) fn save(folder: &Path, machine: &mut Machine) -> Result<PathBuf, Fail
         .iter()
         .map(|(name, state)| Tensor {
             name: name.clone(),
-            dtype: state.operand.dtype,
+            dtype: match halves::has_master(machine, &state.path) {
+                true => DType::F32,
+                false => state.operand.dtype,
+            },
             shape: state.operand.shape.clone(),
             part: Part::Model,
         })
@@ -96,9 +99,15 @@ pub(super) fn save(folder: &Path, machine: &mut Machine) -> Result<PathBuf, Fail
     let written = artifact::replace_file_with(&path, |file| {
         let mut source = |number: usize, start: u64, bytes: &mut [u8]| {
             let state = &adapters[number].1;
-            let read = machine.read_state_part(&state.path, start, bytes);
-            read.map_err(|e| io::Error::other(e.to_string()))?;
-            match finite::is_sound(state.kind, state.operand.dtype, bytes) {
+            let failed = |e: runtime::Error| io::Error::other(e.to_string());
+            if listed[number].dtype == state.operand.dtype {
+                let read = machine.read_state_part(&state.path, start, bytes);
+                read.map_err(failed)?;
+            } else if let Some(whole) = halves::in_machine(machine, state).map_err(failed)? {
+                let whole = halves::rounded(DType::F32, &whole);
+                bytes.copy_from_slice(&whole[start as usize..][..bytes.len()]);
+            }
+            match finite::is_sound(state.kind, listed[number].dtype, bytes) {
                 true => Ok(()),
                 false => {
                     broken = Some(state.path.clone());

@@ -6,6 +6,7 @@ use crate::args::{CodeFor, Compiling, ForwardArgs, TrainArgs};
 use crate::buckets;
 use crate::compile;
 use crate::failure::Failure;
+use crate::halves;
 use crate::model::{self, Format};
 use crate::observe::Dumps;
 use crate::trust;
@@ -45,6 +46,10 @@ pub(super) fn artifact(args: &TrainArgs, path: &Path) -> Result<Artifact, Failur
     Ok(artifact)
 }
 
+fn is_param(state: &State) -> bool {
+    state.kind == StateKind::Param
+}
+
 /// Whether a state gets its value from the machine that learns.
 fn is_copied(state: &State) -> bool {
     match state.kind {
@@ -66,7 +71,9 @@ pub(super) fn check_states(
             .find(|other| other.path == state.path);
         let fits = same.is_some_and(|other| {
             let (a, b) = (&state.operand, &other.operand);
-            (a.dtype, &a.shape) == (b.dtype, &b.shape)
+            let is_number = |dtype| halves::numbers(dtype, &[]).is_some();
+            let is_converted = is_param(state) && is_number(a.dtype) && is_number(b.dtype);
+            a.shape == b.shape && (a.dtype == b.dtype || is_converted)
         });
         if !fits {
             let why = match same {
@@ -83,11 +90,21 @@ pub(super) fn check_states(
     Ok(())
 }
 
-/// Gives a machine the values of the machine that learns, which has no step under way.
+/// Gives a machine the values of the machine that learns, which has no step under way. A parameter
+/// that learns in half precision may be f32 here.
 pub(super) fn copy_states(learning: &mut Machine, own: &mut Machine) -> Result<(), Failure> {
     let states: Vec<State> = own.states().filter(|s| is_copied(s)).cloned().collect();
-    for State { path, .. } in &states {
-        let bytes = learning.read_state(path).map_err(failure)?;
+    for State { path, operand, .. } in &states {
+        let source = learning.states().find(|state| state.path == *path).cloned();
+        let other = source.filter(|source| source.operand.dtype != operand.dtype);
+        let numbers = match other {
+            Some(source) => halves::in_machine(learning, &source).map_err(failure)?,
+            None => None,
+        };
+        let bytes = match numbers {
+            Some(numbers) => halves::rounded(operand.dtype, &numbers),
+            None => learning.read_state(path).map_err(failure)?,
+        };
         own.write_state(path, &bytes).map_err(failure)?;
     }
     Ok(())
