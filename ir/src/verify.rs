@@ -15,7 +15,7 @@
 //!  5. result types follow from the op's shape rule;
 //!  6. a state has the same type before and after; lines define its value after the step, outputs
 //!     and gradients;
-//!  7. a state has at most one gradient, of its shape, and of its type or f32.
+//!  7. a state has at most one gradient, of its type; in half precision, f32 is another.
 //!
 //! Rules of a program, checked if its graph has no finding:
 //!  1. every id is in its table; names of pools, of streams and of buffers are unique; there is a
@@ -320,7 +320,8 @@ fn graph_uses(graph: &Graph, defined: &Table<Value, bool>, findings: &mut Findin
             &graph.values[graph.states[state].before].ty,
             &graph.values[v].ty,
         );
-        let is_wide = gradient.dtype() == DType::F32 && of.shape() == gradient.shape();
+        let is_half = matches!(of.dtype(), DType::BF16 | DType::F16);
+        let is_wide = is_half && gradient.dtype() == DType::F32 && of.shape() == gradient.shape();
         findings.ensure(of == gradient || is_wide, place, || {
             format!("the gradient is {gradient}, but its state is {of}")
         });

@@ -218,10 +218,12 @@ pub(crate) fn artifact_on(
         .collect();
     let stored = |(path, (ty, bytes)): (String, (TensorType, Vec<u8>))| {
         let dtype = codegen::dtype(ty.dtype());
+        if in_nf4.contains(&path) {
+            return base::stored(&path, dtype, &bytes).to_vec();
+        }
         let other = types.get(&*path).filter(|&&other| other != dtype);
-        match other.zip(halves::numbers(dtype, &bytes)) {
-            _ if in_nf4.contains(&path) => base::stored(&path, dtype, &bytes).to_vec(),
-            Some((&other, numbers)) => {
+        match other.and_then(|&other| Some((other, halves::numbers(dtype, &bytes)?))) {
+            Some((other, numbers)) => {
                 halves::stored(&path, other, &numbers, |path| types.contains_key(path))
             }
             None => vec![(path, bytes)],

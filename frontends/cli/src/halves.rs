@@ -12,22 +12,14 @@ use std::collections::BTreeSet;
 
 /// The f32 numbers of a tensor in f32, bf16 or f16; `None` for another type.
 pub(crate) fn numbers(dtype: DType, bytes: &[u8]) -> Option<Vec<f32>> {
-    let halves =
-        |number: fn([u8; 2]) -> f32| bytes.as_chunks().0.iter().copied().map(number).collect();
-    match dtype {
-        DType::F32 => Some(
-            bytes
-                .as_chunks()
-                .0
-                .iter()
-                .copied()
-                .map(f32::from_le_bytes)
-                .collect(),
-        ),
-        DType::BF16 => Some(halves(|number| bf16::from_le_bytes(number).to_f32())),
-        DType::F16 => Some(halves(|number| f16::from_le_bytes(number).to_f32())),
-        _ => None,
-    }
+    let wholes = bytes.as_chunks().0.iter();
+    let halves = bytes.as_chunks().0.iter();
+    Some(match dtype {
+        DType::F32 => wholes.map(|x| f32::from_le_bytes(*x)).collect(),
+        DType::BF16 => halves.map(|x| bf16::from_le_bytes(*x).to_f32()).collect(),
+        DType::F16 => halves.map(|x| f16::from_le_bytes(*x).to_f32()).collect(),
+        _ => return None,
+    })
 }
 
 /// The bytes of a parameter's states with their paths, from the tensor `name` of a file: of its
@@ -43,16 +35,14 @@ pub(crate) fn read(
     let lacks = |start: &str| states.contains(&format!("{start}.{path}")) && !has(start);
     let other_master = lacks(LOW) && has(MASTER) || lacks(MASTER) && has(LOW);
     let is_other = other_master || tensors.dtype(name) != Some(operand.dtype);
-    Ok(
-        match is_other
-            .then(|| in_file(tensors, name, operand))
-            .transpose()?
-            .flatten()
-        {
-            Some(numbers) => stored(path, operand.dtype, &numbers, |path| states.contains(path)),
-            None => vec![(path.clone(), tensors.get(name, operand)?)],
-        },
-    )
+    let numbers = match is_other {
+        true => in_file(tensors, name, operand)?,
+        false => None,
+    };
+    Ok(match numbers {
+        Some(numbers) => stored(path, operand.dtype, &numbers, |path| states.contains(path)),
+        None => vec![(path.clone(), tensors.get(name, operand)?)],
+    })
 }
 
 /// The numbers of a parameter in a file, if the file and the step have it in f32, bf16 or f16. They

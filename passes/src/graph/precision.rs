@@ -4,8 +4,9 @@
 //!
 //! Before: forward and backward as they were traced, in f32. After: the same nodes on operands of
 //! other types, with casts where types meet. Parameters, gradients, states and outputs have the
-//! types that they had. A value is cast once for each type: so is a parameter, once a step, and the
-//! planner decides whether its cast stays for the backward or is computed again.
+//! types that they had; with masters, some parameters are stored in half precision. A value is cast
+//! once for each type: so is a parameter, once a step, and the planner decides whether its cast
+//! stays for the backward or is computed again.
 //!
 //! The lists are those of autocast for GPUs (PyTorch's documentation, "Autocast Op Reference"); in
 //! the backward, an op has the type of its forward. Tensors that were traced in another type than
