@@ -3,7 +3,7 @@
 use codegen::Data;
 use ir::graph::NodeData;
 use ir::text::parse_graph;
-use ir::{Graph, Op, Phase, StateKind};
+use ir::{DType, Graph, Op, Phase, StateKind, Value};
 use lighterage_tests::evaluate::Tensors;
 use lighterage_tests::run;
 use passes::cost::Roofline;
@@ -218,6 +218,16 @@ fn updates_run_within_a_backward_in_half_precision() {
             let (precision, kernels) = (precision.name(), kernels.name());
             let what = format!("{name} in {precision}, {kernels}: {early} before the end");
             assert!(all.count() / 2 < early, "{what}");
+            // Nothing else widens a gradient of a product.
+            let graph = &compiled.program.graph;
+            let is_half = |value: &Value| graph.values[*value].ty.dtype() == DType::BF16;
+            let widen = lines.iter().copied().filter(is_update);
+            let widen = widen.filter(|line| line.inputs.iter().any(is_half)).count();
+            assert_eq!(
+                8 < widen,
+                options.precision == Precision::Bf16,
+                "{what}: {widen}"
+            );
         }
     }
 }
