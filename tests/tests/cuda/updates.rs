@@ -22,15 +22,13 @@ fn noise(n: u64, seed: u64) -> Vec<u8> {
     numbers.flat_map(f32::to_le_bytes).collect()
 }
 
-fn compiled(device: &str, optimizer: Optimizer) -> Compiled {
-    let device = devices::named(device).unwrap();
-    let options = Options {
-        optimizer,
-        precision: Precision::Bf16,
-        ..Options::default()
-    };
-    let (graph, cost) = (parse_graph(GRAPH).unwrap(), Roofline::new(&device));
-    pipeline::compile(graph, &options, &device, &cost, &mut |_| ()).unwrap()
+/// A step for a GPU and for a processor.
+fn compiled(graph: &str, options: &Options) -> [Compiled; 2] {
+    ["h100", "cpu"].map(|device| {
+        let device = devices::named(device).unwrap();
+        let (graph, cost) = (parse_graph(graph).unwrap(), Roofline::new(&device));
+        pipeline::compile(graph, options, &device, &cost, &mut |_| ()).unwrap()
+    })
 }
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
@@ -45,7 +43,12 @@ fn every_optimizer_does_on_a_gpu_what_it_does_on_a_processor() {
             continue;
         }
         let name = optimizer.name();
-        let [gpu, cpu] = ["h100", "cpu"].map(|device| compiled(device, optimizer));
+        let options = Options {
+            optimizer,
+            precision: Precision::Bf16,
+            ..Options::default()
+        };
+        let [gpu, cpu] = compiled(GRAPH, &options);
         let states = gpu.program.graph.states.values();
         let numel = |value| gpu.program.graph.values[value].ty.numel();
         let start: Data = states
@@ -114,12 +117,7 @@ fn masters_do_on_a_gpu_what_they_do_on_a_processor() {
             precision: Precision::Bf16,
             ..Options::default()
         };
-        let compile = |device: &str| {
-            let device = devices::named(device).unwrap();
-            let (graph, cost) = (parse_graph(STEP).unwrap(), Roofline::new(&device));
-            pipeline::compile(graph, &options, &device, &cost, &mut |_| ()).unwrap()
-        };
-        let [gpu, cpu] = ["h100", "cpu"].map(compile);
+        let [gpu, cpu] = compiled(STEP, &options);
         let upper = noise(4, 1).chunks(4).flat_map(|x| [x[2], x[3]]).collect();
         let start: Data = ["first.weight", "second.weight"]
             .map(|path| (path.to_string(), Vec::clone(&upper)))
@@ -155,12 +153,7 @@ fn fp16_does_on_a_gpu_what_it_does_on_a_processor() {
         precision: Precision::Fp16,
         ..Options::default()
     };
-    let compile = |device: &str| {
-        let device = devices::named(device).unwrap();
-        let (graph, cost) = (parse_graph(STEP).unwrap(), Roofline::new(&device));
-        pipeline::compile(graph, &options, &device, &cost, &mut |_| ()).unwrap()
-    };
-    let [gpu, cpu] = ["h100", "cpu"].map(compile);
+    let [gpu, cpu] = compiled(STEP, &options);
     let start: Data = ["first.weight", "second.weight"]
         .map(|path| (path.to_string(), noise(4, 1)))
         .into();
