@@ -699,6 +699,9 @@ pub(crate) struct ProfileArgs {
     /// The types in which the step is computed, as for `plan`; not tf32 [default: f32]
     #[arg(long, value_parser = named(&Precision::ALL, Precision::name))]
     pub(crate) precision: Option<Precision>,
+    /// Masters of parameters in half precision, as for `plan` [default: none]
+    #[arg(long, value_parser = master())]
+    pub(crate) master: Option<Master>,
     /// The device that the profile describes: its name, or a .toml file. cuda:0 is a GPU of this
     /// machine, which is then measured instead of the processor [default: cpu]
     #[arg(long, value_name = "NAME|FILE.toml|cuda:N")]
@@ -747,6 +750,9 @@ pub(crate) struct FitArgs {
     /// The types in which a step traced in f32 is computed, as for `plan` [default: f32]
     #[arg(long, value_parser = named(&Precision::ALL, Precision::name))]
     pub(crate) precision: Option<Precision>,
+    /// Masters of parameters in half precision, as for `plan` [default: none]
+    #[arg(long, value_parser = master())]
+    pub(crate) master: Option<Master>,
     /// Batches of a step, as for `plan` [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64)
         .range(1..=MOST_MICRO_BATCHES))]

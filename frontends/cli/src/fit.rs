@@ -69,6 +69,7 @@ impl Row {
         let compiling = Compiling {
             optimizer: Some(args.optimizer.unwrap_or(Optimizer::AdamW)),
             precision: args.precision,
+            master: args.master,
             micro_batches: args.micro_batches.map(MicroBatches::Of),
             host: args.host,
             device: Some(device.clone()),

@@ -34,6 +34,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
     let compiling = Compiling {
         optimizer: Some(args.optimizer.unwrap_or(Optimizer::AdamW)),
         precision: args.precision,
+        master: args.master,
         update: args.update,
         kernels: args.kernels,
         device: args.device.clone(),

@@ -69,6 +69,23 @@ fn a_profile_has_a_precision() {
     .expect(0);
     let text = std::fs::read_to_string(&file).unwrap();
     assert!(text.contains("bf16["), "{text:.400}");
+    // A step with masters has other updates.
+    run(&format!(
+        "plan {gpt2} --optimizer adamw --master split --precision bf16 --planner keep --kernels \
+         plain --profile {file}"
+    ))
+    .expect(0)
+    .says(&["ops guessed"]);
+    let masters = folder.file("masters.prof");
+    run(&format!(
+        "profile {gpt2} --precision bf16 --master split -o {masters} --repeat 1 --kernels plain"
+    ))
+    .expect(0);
+    let plan_with_masters = run(&format!(
+        "plan {gpt2} --optimizer adamw --master split --precision bf16 --planner keep --kernels \
+         plain --profile {masters}"
+    ));
+    assert!(!plan_with_masters.expect(0).err.contains("guessed"));
     let plan = |precision: &str| {
         run(&format!(
             "plan {gpt2} --precision {precision} --planner keep --kernels plain --profile {file}"
