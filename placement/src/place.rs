@@ -115,9 +115,9 @@ struct Limits {
     /// Repair and search take turns. Each turn searches twice as long as the turn before; the last
     /// one has half of it all.
     turns: u32,
-    /// Each turn repairs 2 to this power times as long as the turn before. A turn takes about as
-    /// long to repair as to search at 1, and if the search finds a plan, it is the faster of the
-    /// two. What is never found is repaired as long as at 1 in the end.
+    /// Each turn repairs 2 to this power times as long as the turn before. With 2, early turns
+    /// repair less than with 1, and the last one more: the sum is the same. If the search can find
+    /// a plan, it mostly does so in an early turn.
     repairs: u32,
     /// The last turns that also search between the target and the best plan. Turns before them
     /// search for the target alone.

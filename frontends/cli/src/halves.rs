@@ -86,34 +86,24 @@ fn joined(high: &[u8], low: &[u8]) -> Vec<f32> {
         .collect()
 }
 
-/// The numbers of a parameter of a machine without a step under way: those of its master, if there
-/// is one. `None` for types that [`numbers`] does not know.
-pub(crate) fn in_machine(machine: &mut Machine, state: &State) -> Result<Option<Vec<f32>>, Error> {
-    let State { path, operand, .. } = state;
-    if let Some(master) = path_in(machine, MASTER, path) {
+/// The numbers of a parameter's master, if a machine has one. No step may be under way.
+pub(crate) fn master_in(machine: &mut Machine, path: &str) -> Result<Option<Vec<f32>>, Error> {
+    let (master, low) = (format!("{MASTER}.{path}"), format!("{LOW}.{path}"));
+    let has = |path: &str| machine.states().any(|state| state.path == path);
+    if has(&master) {
         return Ok(numbers(DType::F32, &machine.read_state(&master)?));
     }
-    let own = machine.read_state(path)?;
-    match path_in(machine, LOW, path) {
-        Some(low) => Ok(Some(joined(&own, &machine.read_state(&low)?))),
-        None => Ok(numbers(operand.dtype, &own)),
+    if !has(&low) {
+        return Ok(None);
     }
+    let high = machine.read_state(path)?;
+    Ok(Some(joined(&high, &machine.read_state(&low)?)))
 }
 
-/// The path of a state of a parameter's master, if the machine has it.
-fn path_in(machine: &Machine, start: &str, path: &str) -> Option<String> {
-    let path = format!("{start}.{path}");
-    machine
-        .states()
-        .any(|state| state.path == path)
-        .then_some(path)
-}
-
-/// True if a parameter of a machine has a master.
-pub(crate) fn has_master(machine: &Machine, path: &str) -> bool {
-    [MASTER, LOW]
-        .iter()
-        .any(|start| path_in(machine, start, path).is_some())
+/// True if one of these states is the master of a parameter.
+pub(crate) fn has_master<'a>(mut states: impl Iterator<Item = &'a State>, path: &str) -> bool {
+    let masters = [MASTER, LOW].map(|start| format!("{start}.{path}"));
+    states.any(|state| masters.contains(&state.path))
 }
 
 /// The bytes of a parameter's states with their paths: of its own, and of the master that the step

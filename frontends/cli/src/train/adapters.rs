@@ -87,7 +87,7 @@ pub(super) fn save(folder: &Path, machine: &mut Machine) -> Result<PathBuf, Fail
         .iter()
         .map(|(name, state)| Tensor {
             name: name.clone(),
-            dtype: match halves::has_master(machine, &state.path) {
+            dtype: match halves::has_master(machine.states(), &state.path) {
                 true => DType::F32,
                 false => state.operand.dtype,
             },
@@ -100,12 +100,15 @@ pub(super) fn save(folder: &Path, machine: &mut Machine) -> Result<PathBuf, Fail
         let mut source = |number: usize, start: u64, bytes: &mut [u8]| {
             let state = &adapters[number].1;
             let failed = |e: runtime::Error| io::Error::other(e.to_string());
-            if listed[number].dtype == state.operand.dtype {
-                let read = machine.read_state_part(&state.path, start, bytes);
-                read.map_err(failed)?;
-            } else if let Some(whole) = halves::in_machine(machine, state).map_err(failed)? {
-                let whole = halves::rounded(DType::F32, &whole);
-                bytes.copy_from_slice(&whole[start as usize..][..bytes.len()]);
+            match halves::master_in(machine, &state.path).map_err(failed)? {
+                Some(master) => {
+                    let master = halves::rounded(DType::F32, &master);
+                    bytes.copy_from_slice(&master[start as usize..][..bytes.len()]);
+                }
+                None => {
+                    let read = machine.read_state_part(&state.path, start, bytes);
+                    read.map_err(failed)?;
+                }
             }
             match finite::is_sound(state.kind, listed[number].dtype, bytes) {
                 true => Ok(()),

@@ -10,7 +10,7 @@ use crate::halves;
 use crate::model::{self, Format};
 use crate::observe::Dumps;
 use crate::trust;
-use artifact::{Artifact, State, StateKind};
+use artifact::{Artifact, DType, State, StateKind};
 use runtime::Machine;
 use std::path::Path;
 
@@ -46,10 +46,6 @@ pub(super) fn artifact(args: &TrainArgs, path: &Path) -> Result<Artifact, Failur
     Ok(artifact)
 }
 
-fn is_param(state: &State) -> bool {
-    state.kind == StateKind::Param
-}
-
 /// Whether a state gets its value from the machine that learns.
 fn is_copied(state: &State) -> bool {
     match state.kind {
@@ -71,9 +67,9 @@ pub(super) fn check_states(
             .find(|other| other.path == state.path);
         let fits = same.is_some_and(|other| {
             let (a, b) = (&state.operand, &other.operand);
-            let is_number = |dtype| halves::numbers(dtype, &[]).is_some();
-            let is_converted = is_param(state) && is_number(a.dtype) && is_number(b.dtype);
-            a.shape == b.shape && (a.dtype == b.dtype || is_converted)
+            let mut learning = learning.states.iter();
+            let is_master = a.dtype == DType::F32 && halves::has_master(&mut learning, &state.path);
+            a.shape == b.shape && (a.dtype == b.dtype || is_master)
         });
         if !fits {
             let why = match same {
@@ -90,19 +86,17 @@ pub(super) fn check_states(
     Ok(())
 }
 
-/// Gives a machine the values of the machine that learns, which has no step under way. A parameter
-/// that learns in half precision may be f32 here.
+/// Gives a machine the values of the machine that learns, which has no step under way. An f32 here
+/// may be a parameter in half precision there: it gets its master.
 pub(super) fn copy_states(learning: &mut Machine, own: &mut Machine) -> Result<(), Failure> {
     let states: Vec<State> = own.states().filter(|s| is_copied(s)).cloned().collect();
     for State { path, operand, .. } in &states {
-        let source = learning.states().find(|state| state.path == *path).cloned();
-        let other = source.filter(|source| source.operand.dtype != operand.dtype);
-        let numbers = match other {
-            Some(source) => halves::in_machine(learning, &source).map_err(failure)?,
-            None => None,
+        let master = match operand.dtype {
+            DType::F32 => halves::master_in(learning, path).map_err(failure)?,
+            _ => None,
         };
-        let bytes = match numbers {
-            Some(numbers) => halves::rounded(operand.dtype, &numbers),
+        let bytes = match master {
+            Some(master) => halves::rounded(DType::F32, &master),
             None => learning.read_state(path).map_err(failure)?,
         };
         own.write_state(path, &bytes).map_err(failure)?;
