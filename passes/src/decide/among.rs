@@ -7,7 +7,7 @@ use super::propose::propose;
 use super::record::{self, Draft, Origin, Record, Wanted};
 use super::shortage::infeasible;
 use crate::plan::machine::{DEVICE, HOST};
-use crate::plan::tuning::{NOTHING, as_fast};
+use crate::plan::tuning::{AS_FAST, NOTHING};
 use crate::plan::{Budget, Decisions, Error, Extent, Limits, Planner, Problem};
 use crate::realise::Finished;
 use crate::schedule::lives::Variant;
@@ -117,7 +117,8 @@ struct Search<'a, 'p> {
     keeps: Vec<(u64, f64)>,
     /// The peak of keeping everything in the first problem.
     keep_peak: u64,
-    /// The plan that keeps everything, fits, and is as fast as possible, with its problem.
+    /// The plan that keeps everything, fits, and is as fast as possible, with its problem. It is
+    /// preferred to all others.
     kept: Option<(usize, Record)>,
     /// Which problems are planned beyond keeping everything.
     planned: Vec<bool>,
@@ -137,15 +138,12 @@ impl<'a, 'p> Search<'a, 'p> {
         extent: Extent,
     ) -> Result<Search<'a, 'p>, Error> {
         let shortest = problems.iter().map(shortest).fold(f64::INFINITY, f64::min);
-        let tolerance = problems
-            .first()
-            .map_or(0.0, |problem| as_fast(problem.device.processor()));
         let mut search = Search {
             problems,
             planner,
             extent,
             limits: Limits::NONE,
-            as_fast: shortest * (1.0 + tolerance),
+            as_fast: shortest * (1.0 + AS_FAST),
             keep_drafts: problems.iter().map(greedy::keep).collect(),
             keeps: vec![],
             keep_peak: 0,
@@ -162,7 +160,7 @@ impl<'a, 'p> Search<'a, 'p> {
         }
         search.keep_peak = search.keeps.first().map_or(0, |keep| keep.0);
         search.limits = limits(problems, budget, search.keep_peak);
-        search.kept = search.kept_as_fast().filter(|_| !search.is_given());
+        search.kept = search.kept(search.as_fast);
         let open = extent == Extent::Curve || search.kept.is_none();
         search.planned = (0..problems.len())
             .map(|problem| search.is_given() || open && !search.is_beaten(problem))
@@ -200,15 +198,18 @@ impl<'a, 'p> Search<'a, 'p> {
             .any(|later| later.0 < peak && later.1 <= micros * (1.0 + NOTHING))
     }
 
-    /// The plan that keeps everything, fits, and is as fast as possible. It is preferred to all
-    /// other plans. If several problems have such a plan, the one with the lowest peak is taken.
-    fn kept_as_fast(&self) -> Option<(usize, Record)> {
+    /// The plan that keeps everything, fits, and takes at most `micros` µs. If several problems have
+    /// such a plan, the one with the lowest peak is taken. None if the user gives numbers.
+    fn kept(&self, micros: f64) -> Option<(usize, Record)> {
+        if self.is_given() {
+            return None;
+        }
         let problems = 0..self.problems.len();
         let mut by_peak: Vec<usize> = problems.filter(|&i| !self.is_beaten(i)).collect();
         by_peak.sort_by_key(|&problem| self.keeps[problem].0);
         by_peak.into_iter().find_map(|problem| {
             self.best(&self.keeping(problem), Aim::Fastest, self.limits)
-                .filter(|(_, record)| record.micros <= self.as_fast)
+                .filter(|(_, record)| record.micros <= micros)
         })
     }
 
@@ -248,8 +249,11 @@ impl<'a, 'p> Search<'a, 'p> {
             .zip(more)
             .map(|(own, more)| [own, more].concat())
             .collect();
-        let kept = self.kept.clone();
-        let chosen = kept.or_else(|| self.best(&drafts, Aim::Fastest, self.limits));
+        let chosen = self.kept.clone().or_else(|| {
+            let fastest = self.best(&drafts, Aim::Fastest, self.limits)?;
+            let micros = fastest.1.micros * (1.0 + AS_FAST);
+            Some(self.kept(micros).unwrap_or(fastest))
+        });
         (Planned { drafts, chosen }, cut_off)
     }
 
