@@ -1,9 +1,11 @@
 //! Values of states without data in the artifact.
 
 use crate::Error;
+use crate::kernels::halves::split;
 use crate::machine::backend::Backend;
-use artifact::{DType, Operand, Place, Range, State, StateKind};
+use artifact::{DType, LOW, MASTER, Operand, Place, Range, State, StateKind};
 use half::{bf16, f16};
+use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::thread::Builder;
 
@@ -13,7 +15,8 @@ use std::thread::Builder;
 /// * A moment becomes zeros.
 /// * With `std`, a parameter without data in the artifact becomes normal with that deviation. But a
 ///   parameter with a single dimension becomes ones if its name ends in `weight` (a norm's gain),
-///   and zeros if it ends in `bias`.
+///   and zeros if it ends in `bias`. Numbers are drawn as f32, then rounded. A master of the
+///   parameter ([`MASTER`], [`LOW`]) has the f32.
 /// * Everything else stays without a value, and the first step asks for it by name.
 ///
 /// A value depends on the seed, the state's path and the element's index alone, not on the order of
@@ -35,37 +38,85 @@ impl StateInit {
             .flat_map(|std| (0..n).map(move |i| std * normal(key, i)))
             .collect()
     }
+
+    /// The numbers of a parameter; `None` without `std`.
+    fn numbers(&self, path: &str, shape: &[u64]) -> Option<Box<dyn Fn(u64) -> f64 + Sync>> {
+        let std = self.std?;
+        let last = path.rsplit('.').next().unwrap_or(path);
+        let key = mix(self.seed ^ hash(path));
+        Some(match (last, shape) {
+            ("bias", [_]) => Box::new(|_| 0.0),
+            ("weight", [_]) => Box::new(|_| 1.0),
+            _ => Box::new(move |i| std * normal(key, i)),
+        })
+    }
+}
+
+/// What a state stores of the numbers that are drawn for a parameter.
+#[derive(Clone, Copy)]
+pub(crate) enum Stored<'a> {
+    /// Its own numbers, if it is a parameter.
+    Own,
+    /// The upper halves of its own numbers.
+    High,
+    /// The lower halves of the numbers of the parameter with this path.
+    LowOf(&'a str),
+    /// The numbers of the parameter with this path.
+    MasterOf(&'a str),
+}
+
+impl<'a> Stored<'a> {
+    /// What a state stores, of a machine with states of these paths, and these parameters whose
+    /// numbers are drawn.
+    pub(crate) fn of(
+        state: &State,
+        paths: &BTreeSet<String>,
+        drawn: &'a BTreeSet<String>,
+    ) -> Stored<'a> {
+        let parameter = |start: &str| {
+            let rest = state.path.strip_prefix(start)?.strip_prefix('.')?;
+            drawn.get(rest).filter(|_| state.kind == StateKind::Moment)
+        };
+        if let Some(path) = parameter(LOW) {
+            return Stored::LowOf(path);
+        }
+        if let Some(path) = parameter(MASTER) {
+            return Stored::MasterOf(path);
+        }
+        match drawn.contains(&state.path) && paths.contains(&format!("{LOW}.{}", state.path)) {
+            true => Stored::High,
+            false => Stored::Own,
+        }
+    }
 }
 
 /// Gives a state its value; false if it gets no value, an error if its type cannot hold the value.
 pub(crate) fn initialise(
     init: &StateInit,
     state: &State,
+    stored: Stored<'_>,
     has_value: bool,
     backend: &dyn Backend,
 ) -> Result<bool, Error> {
-    let last = state.path.rsplit('.').next().unwrap_or(&state.path);
-    let one_dimension = state.operand.shape.len() == 1;
-    match (state.kind, init.std) {
+    let shape = &state.operand.shape;
+    let numbers = match stored {
+        Stored::LowOf(path) | Stored::MasterOf(path) => init.numbers(path, shape),
+        Stored::Own | Stored::High if state.kind == StateKind::Param && !has_value => {
+            init.numbers(&state.path, shape)
+        }
+        Stored::Own | Stored::High => None,
+    };
+    match (state.kind, numbers) {
         (StateKind::Rng, _) => {
             let mut words = [0; 16];
             words[..8].copy_from_slice(&init.seed.to_le_bytes());
             backend.write(state.operand.place, &words)?;
             Ok(true)
         }
+        (_, Some(numbers)) => floats(state, stored, backend, numbers).map(|()| true),
         _ if has_value => Ok(true),
-        (StateKind::Moment, _) => zeros(state, backend).map(|()| true),
-        (StateKind::Param, Some(_)) if one_dimension && last == "bias" => {
-            zeros(state, backend).map(|()| true)
-        }
-        (StateKind::Param, Some(_)) if one_dimension && last == "weight" => {
-            floats(state, backend, |_| 1.0).map(|()| true)
-        }
-        (StateKind::Param, Some(std)) => {
-            let key = mix(init.seed ^ hash(&state.path));
-            floats(state, backend, |i| std * normal(key, i)).map(|()| true)
-        }
-        (StateKind::Param | StateKind::Buffer | StateKind::Const, _) => Ok(false),
+        (StateKind::Moment, None) => zeros(state, backend).map(|()| true),
+        (StateKind::Param | StateKind::Buffer | StateKind::Const, None) => Ok(false),
     }
 }
 
@@ -85,16 +136,25 @@ fn bytes(operand: &Operand) -> u64 {
 /// the memory. All cores compute the numbers of a block; a large model has billions of them.
 fn floats(
     state: &State,
+    stored: Stored<'_>,
     backend: &dyn Backend,
     value: impl Fn(u64) -> f64 + Sync,
 ) -> Result<(), Error> {
     let Operand { place, dtype, .. } = state.operand;
-    let encode: fn(f64, &mut [u8]) = match dtype {
-        DType::F64 => |x, bytes| bytes.copy_from_slice(&x.to_le_bytes()),
-        DType::F32 => |x, bytes| bytes.copy_from_slice(&(x as f32).to_le_bytes()),
-        DType::F16 => |x, bytes| bytes.copy_from_slice(&f16::from_f64(x).to_le_bytes()),
-        DType::BF16 => |x, bytes| bytes.copy_from_slice(&bf16::from_f64(x).to_le_bytes()),
-        other => {
+    let encode: fn(f64, &mut [u8]) = match (stored, dtype) {
+        (Stored::High, DType::BF16) => {
+            |x, bytes| bytes.copy_from_slice(&split(x as f32).0.to_le_bytes())
+        }
+        (Stored::LowOf(_), DType::I16) => {
+            |x, bytes| bytes.copy_from_slice(&split(x as f32).1.to_le_bytes())
+        }
+        (_, DType::F64) => |x, bytes| bytes.copy_from_slice(&x.to_le_bytes()),
+        (_, DType::F32) => |x, bytes| bytes.copy_from_slice(&(x as f32).to_le_bytes()),
+        (_, DType::F16) => |x, bytes| bytes.copy_from_slice(&f16::from_f32(x as f32).to_le_bytes()),
+        (_, DType::BF16) => {
+            |x, bytes| bytes.copy_from_slice(&bf16::from_f32(x as f32).to_le_bytes())
+        }
+        (_, other) => {
             return Err(Error::Host(format!(
                 "state {}: there is no rule for values of type {other:?}; write it",
                 state.path

@@ -2,6 +2,7 @@
 
 use crate::common::*;
 use artifact::*;
+use lighterage_runtime::kernels::halves::join;
 use lighterage_runtime::{Error, Machine, Options, Port, StateInit};
 use std::time::{Duration, Instant};
 
@@ -251,6 +252,53 @@ fn states_without_a_value_are_asked_for_by_name() {
         })
         .unwrap();
     assert_eq!(machine.read_state("table").unwrap(), table);
+}
+
+/// The f32 that is drawn for a parameter is in its master, if it has one.
+#[test]
+fn masters_have_the_numbers_that_are_drawn() {
+    let drawn = |dtype, master: Option<(&str, DType)>| {
+        let mut p = Plan::new(2, 0, &["compute"]);
+        let matrix = |place, dtype| Operand {
+            dtype,
+            shape: vec![4, 4],
+            ..at(DEVICE, place)
+        };
+        p.state("w", StateKind::Param, matrix(0, dtype), Initial::Absent);
+        if let Some((path, dtype)) = master {
+            p.state(path, StateKind::Moment, matrix(1, dtype), Initial::Zeros);
+        }
+        let mut machine = machine(p.0, Options::default());
+        let init = StateInit {
+            seed: 1,
+            std: Some(0.5),
+        };
+        machine.initialise(&init).unwrap();
+        let w = machine.read_state("w").unwrap();
+        let master = master.map(|(path, _)| machine.read_state(path).unwrap());
+        // A value stays, and so does its master.
+        machine.write_state("w", &w).unwrap();
+        machine.initialise(&StateInit { seed: 2, ..init }).unwrap();
+        assert_eq!(machine.read_state("w").unwrap(), w);
+        (w, master)
+    };
+    let (whole, _) = drawn(DType::F32, None);
+    let words = |bytes: &[u8]| -> Vec<u16> {
+        let words = bytes.as_chunks().0.iter();
+        words.map(|word| u16::from_le_bytes(*word)).collect()
+    };
+    let rounded = values(&whole).into_iter().map(half::bf16::from_f32);
+    let rounded: Vec<u16> = rounded.map(half::bf16::to_bits).collect();
+    let (high, master) = drawn(DType::BF16, Some(("master.w", DType::F32)));
+    assert_eq!(
+        (words(&high), master.unwrap()),
+        (rounded.clone(), whole.clone())
+    );
+    let (high, low) = drawn(DType::BF16, Some(("low.w", DType::I16)));
+    let halves = words(&high).into_iter().zip(words(&low.unwrap()));
+    let joined: Vec<f32> = halves.map(|(high, low)| join(high, low)).collect();
+    assert_eq!(joined, values(&whole));
+    assert_eq!(words(&drawn(DType::BF16, None).0), rounded);
 }
 
 #[test]

@@ -22,6 +22,11 @@ pub(crate) fn numbers(dtype: DType, bytes: &[u8]) -> Option<Vec<f32>> {
     })
 }
 
+/// True for the types whose numbers are known here.
+pub(crate) fn is_known(dtype: DType) -> bool {
+    numbers(dtype, &[]).is_some()
+}
+
 /// The bytes of a parameter's states with their paths, from the tensor `name` of a file: of its
 /// own, and of its master, if the step has one and the file has it in another form.
 pub(crate) fn read(
@@ -52,11 +57,10 @@ pub(crate) fn in_file(
     name: &str,
     operand: &Operand,
 ) -> Result<Option<Vec<f32>>, Failure> {
-    let is_known = |&dtype: &DType| numbers(dtype, &[]).is_some();
-    let Some(dtype) = tensors.dtype(name).filter(is_known) else {
+    let Some(dtype) = tensors.dtype(name).filter(|&dtype| is_known(dtype)) else {
         return Ok(None);
     };
-    if !is_known(&operand.dtype) {
+    if !is_known(operand.dtype) {
         return Ok(None);
     }
     let of = |name: &str, dtype| {
@@ -98,6 +102,19 @@ pub(crate) fn master_in(machine: &mut Machine, path: &str) -> Result<Option<Vec<
     }
     let high = machine.read_state(path)?;
     Ok(Some(joined(&high, &machine.read_state(&low)?)))
+}
+
+/// The numbers of a state in half precision, or of its master if a machine has one; `None` for
+/// another type. No step may be under way.
+pub(crate) fn widened(machine: &mut Machine, path: &str) -> Result<Option<Vec<f32>>, Error> {
+    if let Some(master) = master_in(machine, path)? {
+        return Ok(Some(master));
+    }
+    let state = machine.states().find(|state| state.path == path);
+    match state.map(|state| state.operand.dtype) {
+        Some(dtype @ (DType::BF16 | DType::F16)) => Ok(numbers(dtype, &machine.read_state(path)?)),
+        _ => Ok(None),
+    }
 }
 
 /// True if one of these states is the master of a parameter.

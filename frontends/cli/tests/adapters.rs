@@ -138,7 +138,8 @@ fn adapters_are_saved_alone_and_go_on() {
     .says(&["--adapters", "--resume takes none"]);
 }
 
-/// Adapters that learn in halves are saved and read as f32.
+/// Adapters that learn in halves are saved and read as f32. Their frozen base is stored in half
+/// precision, and starts from a file in f32.
 #[test]
 fn adapters_in_halves_are_saved_whole() {
     let folder = Folder::new("adapters-halves");
@@ -152,6 +153,7 @@ fn adapters_in_halves_are_saved_whole() {
         (&b, &[64, 2], 0.1),
     ];
     let init = tensors(&folder, "init.safetensors", &sizes);
+    let all = folder.file("all.safetensors");
     let train = |options: &str, adapters: &str| {
         let adapters = folder.file(adapters);
         std::fs::create_dir_all(&adapters).unwrap();
@@ -159,12 +161,25 @@ fn adapters_in_halves_are_saved_whole() {
         let run = run(&format!(
             "train {model} --differentiate --optimizer adamw --lr 1e-2 --precision bf16 --kernels \
              plain --batches {batches} --init {init} --json --steps 3 --save-adapters {adapters} \
-             {options}"
+             --save {all} {options} --eval {batches} --eval-model {model} --eval-every 3"
         ));
-        run.expect(0).json()[0]["loss"].clone()
+        let lines = run.expect(0).json();
+        let losses = lines
+            .iter()
+            .flat_map(|line| ["loss", "eval_loss"].map(|key| &line[key]));
+        let losses: Vec<f64> = losses.filter_map(|loss| loss.as_f64()).collect();
+        assert_eq!(losses.len(), 4);
+        losses
+    };
+    let bytes_of_base = || {
+        let file = std::fs::read(&all).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&file).unwrap();
+        file.tensor(&base).unwrap().data().len()
     };
     let whole = train("", "whole");
+    assert_eq!(bytes_of_base(), 4 * 64 * 32);
     assert_eq!(train("--master split", "halves"), whole);
+    assert_eq!(bytes_of_base(), 2 * 64 * 32);
     for x in ["A", "B"] {
         let name = format!("base_model.model.fc.lora_{x}.weight");
         let [whole, halves] = ["whole", "halves"].map(|adapters| {

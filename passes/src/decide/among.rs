@@ -198,8 +198,8 @@ impl<'a, 'p> Search<'a, 'p> {
             .any(|later| later.0 < peak && later.1 <= micros * (1.0 + NOTHING))
     }
 
-    /// The plan that keeps everything, fits, and takes at most `micros` µs. If several problems have
-    /// such a plan, the one with the lowest peak is taken. None if the user gives numbers.
+    /// The plan that keeps everything, fits, and takes at most `micros` µs. If several problems
+    /// have such a plan, the one with the lowest peak is taken. None if the user gives numbers.
     fn kept(&self, micros: f64) -> Option<(usize, Record)> {
         if self.is_given() {
             return None;

@@ -4,13 +4,17 @@
 //!
 //! Before: forward and backward as they were traced, in f32. After: the same nodes on operands of
 //! other types, with casts where types meet. Parameters, gradients, states and outputs have the
-//! types that they had; with masters, some parameters are stored in half precision. A value is cast
-//! once for each type: so is a parameter, once a step, and the planner decides whether its cast
-//! stays for the backward or is computed again.
+//! types that they had; with masters, some parameters and buffers are stored in half precision. A
+//! value is cast once for each type. So is a parameter, once a step, and the planner decides
+//! whether its cast stays for the backward or is computed again.
 //!
 //! The lists are those of autocast for GPUs (PyTorch's documentation, "Autocast Op Reference"); in
 //! the backward, an op has the type of its forward. Tensors that were traced in another type than
 //! f32 are left alone.
+//!
+//! One product differs: an outer product that depends on no parameter has the type of its operands.
+//! It computes the angles of rotary embeddings from positions. Models switch autocast off for it,
+//! which a trace in f32 does not say: bf16 has no odd position above 256.
 
 use super::optimizer::Master;
 use ir::graph::{self, Output};
@@ -66,8 +70,9 @@ fn place(op: &Op, phase: Phase) -> Place {
 }
 
 /// Computes a step in this precision. With masters, parameters that are read in half precision
-/// alone are stored in it, and the optimizer updates an f32 beside each. An error would be a bug:
-/// an op that exists in f32 and not in half precision.
+/// alone are stored in it, and the optimizer updates an f32 beside each. Buffers that do not
+/// change, such as frozen parameters, are stored in it without an f32. An error would be a bug: an
+/// op that exists in f32 and not in half precision.
 pub fn run(graph: &mut Graph, precision: Precision, master: Master) -> Result<(), graph::Error> {
     let half = match precision {
         Precision::F32 | Precision::Tf32 => return Ok(()),
@@ -83,7 +88,7 @@ pub fn run(graph: &mut Graph, precision: Precision, master: Master) -> Result<()
     Ok(())
 }
 
-/// The f32 parameters that only casts to half precision read, by their paths.
+/// The f32 parameters and constant buffers that only casts to half precision read, by their paths.
 fn read_in_half(graph: &Graph, half: DType) -> BTreeSet<String> {
     let readers = graph.readers();
     let is_cast = |node: Node| match &graph.nodes[node].op {
@@ -96,7 +101,7 @@ fn read_in_half(graph: &Graph, half: DType) -> BTreeSet<String> {
     let states = graph.states.values().filter(|state| {
         let value = state.before;
         let mut nodes = readers[value].iter().copied().flatten().peekable();
-        state.kind == StateKind::Param
+        matches!(state.kind, StateKind::Param | StateKind::Buffer)
             && state.after == value
             && graph.values[value].ty.dtype() == DType::F32
             && !leaving.contains(&value)
@@ -116,6 +121,8 @@ struct Mixed<'a> {
     here: Table<Value, Option<Value>>,
     /// Casts of new values.
     casts: BTreeMap<(Value, DType), Value>,
+    /// The old values that depend on a parameter.
+    learnt: Table<Value, bool>,
 }
 
 impl<'a> Mixed<'a> {
@@ -127,6 +134,7 @@ impl<'a> Mixed<'a> {
             names: old.values.values().map(|data| data.name.clone()).collect(),
             here: Table::filled(old.values.len(), None),
             casts: BTreeMap::new(),
+            learnt: Table::filled(old.values.len(), false),
         };
         for state in old.states.values() {
             let data = &old.values[state.before];
@@ -137,6 +145,7 @@ impl<'a> Mixed<'a> {
             };
             let before = it.graph.add_state(name, path, state.kind, ty);
             it.here[state.before] = Some(before);
+            it.learnt[state.before] = state.kind == StateKind::Param;
         }
         for &input in &old.inputs {
             let data = &old.values[input];
@@ -222,6 +231,10 @@ impl<'a> Mixed<'a> {
 
     fn node(&mut self, node: Node) -> Result<(), graph::Error> {
         let data = &self.old.nodes[node];
+        let learnt = data.inputs.iter().any(|&input| self.learnt[input]);
+        for &output in &data.outputs {
+            self.learnt[output] = learnt;
+        }
         let (phase, module) = (data.phase, &data.module);
         let mut inputs: Vec<Value> = data.inputs.iter().map(|&v| self.now(v)).collect();
         let mut op = data.op.clone();
@@ -239,9 +252,9 @@ impl<'a> Mixed<'a> {
         let is_half = |&i: &usize| self.dtype(inputs[i]) != DType::F32;
         let dtype = match place(&op, phase) {
             Place::Full => DType::F32,
-            Place::Half => self.half,
+            Place::Half if learnt || !self.is_outer(node) => self.half,
             Place::Widest if !free.is_empty() && free.iter().all(is_half) => self.half,
-            Place::Widest => DType::F32,
+            Place::Half | Place::Widest => DType::F32,
         };
         // A sum over products stays in f32.
         let adds_to_sum = dtype == self.half && self.is_sum(node);
@@ -265,6 +278,17 @@ impl<'a> Mixed<'a> {
             self.here[old] = Some(new);
         }
         Ok(())
+    }
+
+    /// True for a product of one column and one row.
+    fn is_outer(&self, node: Node) -> bool {
+        let data = &self.old.nodes[node];
+        let Op::Matmul(product) = &data.op else {
+            return false;
+        };
+        let shape = self.old.values[data.inputs[0]].ty.shape();
+        let inner = shape.iter().rev().nth(usize::from(product.ta));
+        inner == Some(&1)
     }
 
     /// True for `addmm` that adds a product to a tensor of its shape, such as a gradient so far,

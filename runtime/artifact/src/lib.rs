@@ -363,6 +363,13 @@ pub struct State {
     pub initial: Initial,
 }
 
+/// The start of the path of an f32 that is updated instead of a parameter in half precision, before
+/// the parameter's.
+pub const MASTER: &str = "master";
+/// The start of the path of the 16 bits that make a parameter in bf16 an f32, before the
+/// parameter's.
+pub const LOW: &str = "low";
+
 /// The kind of a state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are the documentation")]

@@ -46,7 +46,7 @@ use crate::trace::{self, Span, Trace};
 use crate::{Error, init, validate};
 use artifact::{
     Artifact, Binding, CommandKind, Initial, MemorySpace, Operand, Place, Pool, Range, Sm, State,
-    Summary,
+    StateKind, Summary,
 };
 pub use backend::{
     Backend, CommandError, CommandId, Copy, EventId, Launch, LentPlace, Ran, StreamId,
@@ -64,7 +64,7 @@ pub use lent::{Holder, Lent, Port};
 pub use options::{Files, Options};
 use shared::Core;
 use shuffle::Shuffle;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -445,8 +445,14 @@ impl Machine {
     pub fn initialise(&mut self, init: &StateInit) -> Result<(), Error> {
         self.idle()?;
         let backend = &*self.core.backend;
+        let paths: BTreeSet<String> = self.states.iter().map(|s| s.what.path.clone()).collect();
+        let drawn = self.states.iter().filter(|slot| !slot.has_value);
+        let drawn = drawn.filter(|slot| slot.what.kind == StateKind::Param);
+        let drawn: BTreeSet<String> = drawn.map(|slot| slot.what.path.clone()).collect();
         for slot in &mut self.states {
-            slot.has_value = init::initialise(init, &slot.what, slot.has_value, backend)?;
+            let stored = init::Stored::of(&slot.what, &paths, &drawn);
+            let has_value = slot.has_value;
+            slot.has_value = init::initialise(init, &slot.what, stored, has_value, backend)?;
         }
         Ok(())
     }

@@ -67,9 +67,10 @@ pub(super) fn check_states(
             .find(|other| other.path == state.path);
         let fits = same.is_some_and(|other| {
             let (a, b) = (&state.operand, &other.operand);
-            let mut learning = learning.states.iter();
-            let is_master = a.dtype == DType::F32 && halves::has_master(&mut learning, &state.path);
-            a.shape == b.shape && (a.dtype == b.dtype || is_master)
+            let is_frozen = other.kind == StateKind::Buffer && halves::is_known(b.dtype);
+            let has_master = || halves::has_master(learning.states.iter(), &state.path);
+            let is_wider = || a.dtype == DType::F32 && (is_frozen || has_master());
+            a.shape == b.shape && (a.dtype == b.dtype || is_wider())
         });
         if !fits {
             let why = match same {
@@ -87,16 +88,16 @@ pub(super) fn check_states(
 }
 
 /// Gives a machine the values of the machine that learns, which has no step under way. An f32 here
-/// may be a parameter in half precision there: it gets its master.
+/// may be in half precision there: it gets the master of a parameter, and the numbers of a buffer.
 pub(super) fn copy_states(learning: &mut Machine, own: &mut Machine) -> Result<(), Failure> {
     let states: Vec<State> = own.states().filter(|s| is_copied(s)).cloned().collect();
     for State { path, operand, .. } in &states {
-        let master = match operand.dtype {
-            DType::F32 => halves::master_in(learning, path).map_err(failure)?,
+        let numbers = match operand.dtype {
+            DType::F32 => halves::widened(learning, path).map_err(failure)?,
             _ => None,
         };
-        let bytes = match master {
-            Some(master) => halves::rounded(DType::F32, &master),
+        let bytes = match numbers {
+            Some(numbers) => halves::rounded(DType::F32, &numbers),
             None => learning.read_state(path).map_err(failure)?,
         };
         own.write_state(path, &bytes).map_err(failure)?;

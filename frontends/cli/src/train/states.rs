@@ -99,7 +99,9 @@ pub(super) fn give(
             match name_in(tensors, path, tied) {
                 Some(name) => {
                     let values = match state.kind {
-                        StateKind::Param => halves::read(tensors, name, state, &paths)?,
+                        StateKind::Param | StateKind::Buffer => {
+                            halves::read(tensors, name, state, &paths)?
+                        }
                         _ => vec![(path.clone(), tensors.get(name, operand)?)],
                     };
                     for (path, bytes) in values {

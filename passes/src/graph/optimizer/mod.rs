@@ -25,6 +25,7 @@ mod scaling;
 mod updates;
 
 use super::scale::LossScale;
+pub use artifact::{LOW, MASTER};
 use ir::graph::{self, Output, StateData};
 use ir::op::attrs::Scalar;
 use ir::op::{Number, Op};
@@ -71,11 +72,6 @@ impl Rounding {
         self == Rounding::Stochastic && ty.dtype() == DType::BF16
     }
 }
-
-/// The start of the path of a full master, before the parameter's.
-pub const MASTER: &str = "master";
-/// The start of the path of the lower halves of split masters, before the parameter's.
-pub const LOW: &str = "low";
 
 impl Master {
     /// True if a parameter of this type is stored in two halves.
