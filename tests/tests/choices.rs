@@ -4,6 +4,7 @@
 use ir::schedule::{InstrKind, Why};
 use ir::{Device, Graph};
 use passes::cost::Roofline;
+use passes::decide::bound::Change;
 use passes::decide::{Extent, Planner};
 use passes::devices;
 use passes::graph::optimizer::Optimizer;
@@ -172,5 +173,55 @@ fn certificates_hold() {
     assert!(
         3 <= tight,
         "memory should bind at some budgets, not at {tight}"
+    );
+}
+
+/// A host with little memory raises the bound: what it has no room for stays on the device or is
+/// computed again.
+#[test]
+fn the_bound_counts_the_hosts_memory() {
+    let test = Device {
+        link_bandwidth: 1e11,
+        launch_micros: 0.0,
+        link_micros: 0.0,
+        ..devices::named("test").unwrap()
+    };
+    let graph = model("gpt2-tiny");
+    let of = |host_bytes: u64| {
+        let device = Device {
+            host_bytes,
+            ..test.clone()
+        };
+        let budget = Budget::Share(0.55);
+        compile(&graph, &device, Optimizer::AdamW, Planner::Auto, budget)
+    };
+    let roomy = of(u64::MAX);
+    let keep = roomy.decided.keep_peak;
+    let change = |compiled: &Compiled| {
+        let changes = &compiled.certificate.as_ref().unwrap().changes;
+        let host = changes.iter().find(|(change, _)| *change == Change::Host);
+        host.map(|&(_, bound)| bound)
+    };
+    assert_eq!(change(&roomy), None);
+    let mut last = roomy.certificate.as_ref().unwrap().lower_bound;
+    let first = last;
+    for share in [0.55, 0.5, 0.45, 0.4, 0.35] {
+        let compiled = of((share * keep as f64) as u64);
+        let bound = compiled.certificate.as_ref().unwrap().lower_bound;
+        let micros = compiled.timeline.micros;
+        assert!(bound <= micros, "{share}: {micros} us beats {bound}");
+        assert!(
+            last <= 1.01 * bound,
+            "{share}: {bound} us, {last} with more"
+        );
+        assert!(
+            change(&compiled).unwrap() <= bound * (1.0 + 1e-6),
+            "{share}"
+        );
+        last = bound;
+    }
+    assert!(
+        1.05 * first < last,
+        "{first} us, {last} us with a small host"
     );
 }

@@ -6,7 +6,7 @@
 //! or it is computed again, and its node runs at least once more. The best mixture of these, with
 //! fractions of values, and with both directions of the link and the processor working at the same
 //! time, takes no longer than any plan. It ignores the lines between, latencies, gaps between
-//! addresses, and what recomputation itself needs.
+//! addresses, and what recomputation itself needs. What waits on the host fits there.
 //!
 //! The least that goes over the link: a value comes in for its next access, and goes out once if a
 //! node made it. An update may run on the host. Then only the gradient goes out, and nothing comes
@@ -16,18 +16,19 @@
 //! come from it and go back to it in each step.
 //!
 //! The mixture is a linear program, and any multipliers of it prove a bound (Lagrange): prices
-//! `λ >= 0` of a byte at each line, and weights `i + o + n = 1` of the link's two directions and
-//! the processor. No step at a budget is shorter than
+//! `λ >= 0` of a byte on the device and `μ >= 0` of a byte on the host at each line, and weights
+//! `i + o + n = 1` of the link's two directions and the processor. No step at a budget is shorter
+//! than
 //!
 //! ```text
-//! n compute + Σ λ (bytes - budget)
-//!     - Σ max( Σ max(0, bytes Λ - min(i in, n run)) - o out,  Σ max(0, bytes Λ - n run) )
+//! n compute + Σ λ (bytes - budget) - Σ μ host
+//!     - Σ max( Σ max(0, bytes Λ - min(bytes M + i in, n run)) - o out,  Σ max(0, bytes Λ - n run) )
 //! ```
 //!
-//! The first sum is over lines, the outer one in the second row over values, and the inner ones
-//! over the gaps of a value, with `Λ` the sum of the prices of the lines within a gap, and 0 for
-//! values that stay. It is concave; a subgradient method (B. Polyak, 1969) climbs it. Wherever the
-//! method stops, the bound is valid; an early stop only makes it lower.
+//! The first sums are over lines, the outer one in the second row over values, and the inner ones
+//! over the gaps of a value, with `Λ` and `M` the sums of the prices of the lines within a gap, and
+//! 0 for values that stay. It is concave; a subgradient method (B. Polyak, 1969) climbs it.
+//! Wherever the method stops, the bound is valid; an early stop only makes it lower.
 
 use crate::plan::Problem;
 use ir::Disk;
@@ -54,6 +55,8 @@ ir::named! {
     pub enum Change {
         /// A budget 1.5 times as large.
         Budget = "budget x1.5",
+        /// A host with 1.5 times as much memory; if it cannot hold everything, and has no disk.
+        Host = "host x1.5",
         /// A link twice as fast.
         Link = "link x2",
         /// A processor twice as fast.
@@ -71,7 +74,8 @@ const STEPS: usize = 150;
 const PATIENCE: usize = 8;
 
 /// Prices of a byte from which the method may start: the link's time for the byte, and smaller
-/// ones.
+/// ones. If waiting on the host has a price, then also larger ones: what cannot wait is computed
+/// again, which may take longer than the link.
 const SCALES: i32 = 12;
 const SCALE: f64 = 0.4;
 /// Weights of the link's directions and the processor from which it may start.
@@ -90,6 +94,7 @@ pub fn certificate(problem: &Problem<'_>, budget: u64, micros: f64) -> Certifica
     let spilled = Spilled::new(problem);
     let now = Terms {
         budget: budget as f64,
+        host: 1.0,
         link: 1.0,
         compute: 1.0,
         disk: 1.0,
@@ -97,10 +102,15 @@ pub fn certificate(problem: &Problem<'_>, budget: u64, micros: f64) -> Certifica
     let here = facts.prices(now, micros);
     let mut lower_bound = facts.bound(now, &here).0;
     let changes = Change::ALL.into_iter();
-    let changes = changes.filter(|&change| change != Change::Disk || spilled.disk.is_some());
+    let changes = changes.filter(|&change| match change {
+        Change::Disk => spilled.disk.is_some(),
+        Change::Host => facts.host.is_some(),
+        Change::Budget | Change::Link | Change::Compute => true,
+    });
     let changes = changes.map(|change| {
         let terms = match change {
             Change::Disk => Terms { disk: 2.0, ..now },
+            Change::Host => Terms { host: 1.5, ..now },
             Change::Budget => Terms {
                 budget: 1.5 * now.budget,
                 ..now
@@ -135,6 +145,8 @@ pub fn certificate(problem: &Problem<'_>, budget: u64, micros: f64) -> Certifica
 /// A value that may be away between accesses. Times are in µs, without latencies.
 struct Item {
     bytes: f64,
+    /// Its bytes on the host while it waits there. An input has none: the program has it anyway.
+    on_host: f64,
     /// The lines of the bound between two accesses, which may go over the step's end; and the time
     /// for copying the value in after this gap, unless the value is computed again.
     gaps: Vec<(Range<usize>, f64)>,
@@ -144,11 +156,12 @@ struct Item {
     run: f64,
 }
 
-/// The terms of a bound: bytes, and the speeds of link, processor and disk relative to the
-/// machine's.
+/// The terms of a bound: bytes, and the host's memory and the speeds of link, processor and disk
+/// relative to the machine's.
 #[derive(Clone, Copy)]
 struct Terms {
     budget: f64,
+    host: f64,
     link: f64,
     compute: f64,
     disk: f64,
@@ -200,8 +213,10 @@ impl<'a> Spilled<'a> {
 /// Multipliers.
 #[derive(Clone)]
 struct Prices {
-    /// Of a byte at each line, µs.
+    /// Of a byte on the device at each line, µs.
     lines: Vec<f64>,
+    /// Of a byte on the host at each line, µs.
+    host: Vec<f64>,
     /// Of the link's directions in and out and of the processor; their sum is 1.
     times: [f64; 3],
 }
@@ -211,17 +226,21 @@ struct Priced {
     terms: Terms,
     /// Prices of the link's directions in and out and of the processor.
     times: [f64; 3],
-    /// The sum of the prices of a byte at the lines before each line, over two steps.
-    until: Vec<f64>,
+    /// The sums of the prices of a byte at the lines before each line, over two steps: on the
+    /// device and on the host.
+    until: [Vec<f64>; 2],
 }
 
 impl Priced {
     /// `n` is the number of lines of the bound.
     fn new(n: usize, terms: Terms, prices: &Prices) -> Priced {
-        let mut until = vec![0.0; 2 * n + 1];
-        for at in 0..2 * n {
-            until[at + 1] = until[at] + prices.lines[at % n];
-        }
+        let until = [&prices.lines, &prices.host].map(|prices| {
+            let mut until = vec![0.0; 2 * n + 1];
+            for at in 0..2 * n {
+                until[at + 1] = until[at] + prices[at % n];
+            }
+            until
+        });
         Priced {
             terms,
             times: prices.times,
@@ -229,8 +248,10 @@ impl Priced {
         }
     }
 
-    fn inward(&self, inward: f64) -> f64 {
-        self.times[0] * inward / self.terms.link
+    /// The cost of waiting on the host over a gap, and of the copy in after it.
+    fn copied(&self, item: &Item, (lines, inward): &(Range<usize>, f64)) -> f64 {
+        let waiting = self.until[1][lines.end] - self.until[1][lines.start];
+        item.on_host * waiting + self.times[0] * inward / self.terms.link
     }
 
     fn run(&self, item: &Item) -> f64 {
@@ -243,13 +264,14 @@ impl Priced {
 
     /// The gain of being away over one gap, in the cheaper way. If the value has been copied out,
     /// only the copy in costs time.
-    fn gain(&self, item: &Item, (lines, inward): &(Range<usize>, f64), is_out: bool) -> f64 {
+    fn gain(&self, item: &Item, gap: &(Range<usize>, f64), is_out: bool) -> f64 {
         let copied = if is_out {
-            self.inward(*inward)
+            self.copied(item, gap)
         } else {
             f64::INFINITY
         };
-        item.bytes * (self.until[lines.end] - self.until[lines.start]) - copied.min(self.run(item))
+        let (lines, until) = (&gap.0, &self.until[0]);
+        item.bytes * (until[lines.end] - until[lines.start]) - copied.min(self.run(item))
     }
 
     /// The most that an item gains over all its gaps, and whether it is copied out for that. `None`
@@ -272,6 +294,9 @@ struct Facts {
     items: Vec<Item>,
     /// Bytes at each line of the bound, including all values that may be away.
     bytes: Vec<f64>,
+    /// Bytes of the host's memory, if it cannot hold everything that could wait there, and there is
+    /// no disk behind it.
+    host: Option<f64>,
     /// µs per byte on the link.
     wire: f64,
 }
@@ -313,16 +338,19 @@ fn bytes_at_lines(problem: &Problem<'_>, absences: &[Absence]) -> Vec<f64> {
         change[lines.start] += size(problem, *value);
         change[lines.end] -= size(problem, *value);
     }
-    let mut away = vec![0.0; n];
+    let away = at_lines(n, &change).into_iter().enumerate();
+    away.map(|(at, away)| needed(problem, at) + away).collect()
+}
+
+/// The bytes at each of `n` lines, from their changes over two steps.
+fn at_lines(n: usize, changes: &[f64]) -> Vec<f64> {
+    let mut bytes = vec![0.0; n];
     let mut sum = 0.0;
-    for (at, change) in change[..2 * n].iter().enumerate() {
+    for (at, change) in changes[..2 * n].iter().enumerate() {
         sum += change;
-        away[at % n] += sum;
+        bytes[at % n] += sum;
     }
-    away.iter()
-        .enumerate()
-        .map(|(at, away)| needed(problem, at) + away)
-        .collect()
+    bytes
 }
 
 /// The fullest line of each stretch of lines.
@@ -352,8 +380,11 @@ fn items(problem: &Problem<'_>, absences: &[Absence], looked_at: &[usize]) -> Ve
         }
         if last != Some(value) {
             let (outward, run) = times(problem, &gradients, *value);
+            let is_input = matches!(problem.graph.values[*value].def, Def::Input(_));
+            let bytes = size(problem, *value);
             items.push(Item {
-                bytes: size(problem, *value),
+                bytes,
+                on_host: if is_input { 0.0 } else { bytes },
                 gaps: vec![],
                 outward,
                 run,
@@ -386,12 +417,16 @@ impl Facts {
         let absences = absences(problem);
         let bytes = bytes_at_lines(problem, &absences);
         let fullest = fullest_lines(&bytes);
+        let items = items(problem, &absences, &fullest);
+        let all: f64 = items.iter().map(|item| item.on_host).sum();
+        let limit = problem.host_limit.filter(|_| problem.device.disk.is_none());
         let large = 1u64 << 30;
         let wire = (problem.cost.link(large) - problem.cost.link(0)) / large as f64;
         Facts {
             compute,
-            items: items(problem, &absences, &fullest),
+            items,
             bytes: fullest.into_iter().map(|at| bytes[at]).collect(),
+            host: limit.map(|bytes| bytes as f64).filter(|&bytes| bytes < all),
             wire,
         }
     }
@@ -400,6 +435,7 @@ impl Facts {
     fn bound(&self, terms: Terms, prices: &Prices) -> (f64, Prices) {
         let n = self.bytes.len();
         let priced = Priced::new(n, terms, prices);
+        let host = self.host.map(|bytes| bytes * terms.host);
         let excess: Vec<f64> = self
             .bytes
             .iter()
@@ -411,8 +447,10 @@ impl Facts {
             .zip(&prices.lines)
             .map(|(excess, price)| excess * price)
             .sum::<f64>();
+        bound -= host.unwrap_or(0.0) * prices.host.iter().sum::<f64>();
         let mut times = [0.0, 0.0, self.compute / terms.compute];
-        let mut change = vec![0.0; 2 * n + 1];
+        // Bytes that leave the device, and of them those that wait on the host.
+        let [mut away, mut waiting] = [(); 2].map(|()| vec![0.0; 2 * n + 1]);
         for item in &self.items {
             let Some((gain, is_out)) = priced.best(item) else {
                 continue;
@@ -428,21 +466,27 @@ impl Facts {
                     continue;
                 }
                 let (lines, inward) = gap;
-                change[lines.start] -= item.bytes;
-                change[lines.end] += item.bytes;
-                match is_out && priced.inward(*inward) <= priced.run(item) {
-                    true => times[0] += inward / terms.link,
+                away[lines.start] += item.bytes;
+                away[lines.end] -= item.bytes;
+                match is_out && priced.copied(item, gap) <= priced.run(item) {
+                    true => {
+                        times[0] += inward / terms.link;
+                        waiting[lines.start] += item.on_host;
+                        waiting[lines.end] -= item.on_host;
+                    }
                     false => times[2] += item.run / terms.compute,
                 }
             }
         }
-        let mut lines = excess;
-        let mut away = 0.0;
-        for at in 0..2 * n {
-            away += change[at];
-            lines[at % n] += away;
-        }
-        (bound, Prices { lines, times })
+        let [away, waiting] = [away, waiting].map(|change| at_lines(n, &change));
+        let left = excess.iter().zip(away).map(|(excess, away)| excess - away);
+        let over = |waiting: f64| host.map_or(0.0, |host| waiting - host);
+        let slope = Prices {
+            lines: left.collect(),
+            host: waiting.into_iter().map(over).collect(),
+            times,
+        };
+        (bound, slope)
     }
 
     /// Good prices, if a plan takes `most` µs. Slopes change suddenly where another way to be away
@@ -450,6 +494,7 @@ impl Facts {
     fn prices(&self, terms: Terms, most: f64) -> Prices {
         let mut best = Prices {
             lines: vec![0.0; self.bytes.len()],
+            host: vec![0.0; self.bytes.len()],
             times: [0.0, 0.0, 1.0],
         };
         let mut bound = self.bound(terms, &best).0;
@@ -467,21 +512,23 @@ impl Facts {
     /// lines above the budget.
     fn start(&self, terms: Terms, times: [f64; 3]) -> Prices {
         let fullest = self.bytes.iter().copied().fold(0.0, f64::max);
-        let uniform = |(scale, at_all): (i32, bool)| {
+        let uniform = |(scale, at_all, waits): (i32, bool, bool)| {
             let priced = |&bytes: &f64| terms.budget < bytes && (at_all || bytes == fullest);
             let n = self.bytes.iter().filter(|bytes| priced(bytes)).count();
             let price = self.wire / terms.link * SCALE.powi(scale) / n.max(1) as f64;
-            Prices {
-                lines: self
-                    .bytes
-                    .iter()
-                    .map(|bytes| if priced(bytes) { price } else { 0.0 })
-                    .collect(),
-                times,
-            }
+            let price = |bytes| if priced(bytes) { price } else { 0.0 };
+            let lines: Vec<f64> = self.bytes.iter().map(price).collect();
+            let host = match waits {
+                true => lines.clone(),
+                false => vec![0.0; self.bytes.len()],
+            };
+            Prices { lines, host, times }
         };
-        let all = (0..SCALES)
-            .flat_map(|scale| [(scale, false), (scale, true)])
+        let free = (0..SCALES).map(|scale| (scale, false));
+        let priced = (-SCALES..SCALES).map(|scale| (scale, true));
+        let all = free.chain(priced.filter(|_| self.host.is_some()));
+        let all = all
+            .flat_map(|(scale, waits)| [(scale, false, waits), (scale, true, waits)])
             .map(uniform);
         let best = all
             .map(|prices| (self.bound(terms, &prices).0, prices))
@@ -518,15 +565,18 @@ impl Facts {
                 }
             };
             let lines: Vec<f64> = prices.lines.iter().zip(&slope.lines).map(up).collect();
+            let host: Vec<f64> = prices.host.iter().zip(&slope.host).map(up).collect();
             // Along the simplex only the differences of the weights count.
             let mean = slope.times.iter().sum::<f64>() / 3.0;
-            let square = lines.iter().map(|s| (s * unit).powi(2)).sum::<f64>()
+            let bytes = lines.iter().chain(&host);
+            let square = bytes.map(|s| (s * unit).powi(2)).sum::<f64>()
                 + slope.times.iter().map(|s| (s - mean).powi(2)).sum::<f64>();
             if square <= 0.0 || hope <= 1e-6 * best.0 {
                 break;
             }
             let step = (best.0 + hope - bound) / square;
-            for (price, slope) in prices.lines.iter_mut().zip(lines) {
+            let bytes = prices.lines.iter_mut().chain(&mut prices.host);
+            for (price, slope) in bytes.zip(lines.into_iter().chain(host)) {
                 *price = (*price + step * slope * unit * unit).max(0.0);
             }
             for (price, slope) in prices.times.iter_mut().zip(slope.times) {
