@@ -283,13 +283,11 @@ pub static PLACES: [SchedulePass; 2] = [
     SchedulePass {
         name: "allocate",
         run: |s, c| {
-            let Problem {
-                graph, cost, unit, ..
-            } = *c.problem;
+            let Problem { graph, unit, .. } = *c.problem;
             let plan = match c.lives {
                 Some(lives) => alloc::allocate_at(&s.schedule, lives, unit),
                 None => {
-                    let lives = lives(graph, &s.schedule, cost, c.variant);
+                    let lives = lives(c.problem, &s.schedule, c.variant);
                     alloc::allocate_at(&s.schedule, &lives, unit)
                 }
             };

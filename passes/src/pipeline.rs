@@ -270,7 +270,7 @@ fn measured(problem: &Problem<'_>, program: Program, decided: Decided) -> Compil
     let timeline = simulate(graph, schedule, problem.cost);
     let planned_peak = plan.as_ref().map_or(0, |plan| plan.peak[DEVICE]);
     let live_peak = alloc::live_peak(schedule, &alloc::lifetimes(schedule), DEVICE);
-    let lives = lives(graph, schedule, problem.cost, decided.variant);
+    let lives = lives(problem, schedule, decided.variant);
     let bounds = schedule
         .pools
         .ids()

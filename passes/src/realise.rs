@@ -7,6 +7,7 @@
 use crate::alloc::Lifetime;
 use crate::list::{LINES, PLACES, ScheduleContext, Scheduled};
 use crate::plan::machine::{DEVICE, HOST};
+use crate::plan::tuning::NOTHING;
 use crate::plan::{Decisions, Illegal, Problem};
 use crate::schedule::sync;
 use crate::sim::simulate;
@@ -90,6 +91,12 @@ pub fn finish(
         host: peak(HOST),
         micros: simulate(problem.graph, &scheduled.schedule, problem.cost).micros,
     }
+}
+
+/// True if lines wait for bytes in a schedule that takes `micros` µs with its places, for so long
+/// that other places are worth a try.
+pub fn waits(problem: &Problem<'_>, schedule: &Schedule, micros: f64) -> bool {
+    with_own_bytes(problem, schedule) * (1.0 + NOTHING) < micros
 }
 
 /// The time of a step, µs, if every buffer has its own bytes. With any places, lines wait at least

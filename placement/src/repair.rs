@@ -10,8 +10,8 @@ use super::problem::{FREE, Item, Problem, aligned};
 /// Not placed.
 const OPEN: u64 = u64::MAX;
 
-/// An address and an item in one number, which sorts by the address: numbers of 64 bits sort several
-/// times as fast as pairs.
+/// An address and an item in one number, which sorts by the address: numbers of 64 bits sort
+/// several times as fast as pairs.
 #[derive(Clone, Copy)]
 struct Keys {
     /// Bits of an item's number.

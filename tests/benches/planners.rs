@@ -172,7 +172,7 @@ fn figures(problem: &Problem<'_>, decided: &Decided) -> (String, f64) {
     let graph = problem.graph;
     let mut schedule =
         realise::lines(problem, &decided.decisions).expect("a chosen plan should build");
-    let lives = lives(graph, &schedule, problem.cost, decided.variant);
+    let lives = lives(problem, &schedule, decided.variant);
     let plan = alloc::allocate(&schedule, &lives);
     sync::run(graph, &mut schedule, &plan);
     let timeline = simulate(graph, &schedule, problem.cost);

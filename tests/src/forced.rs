@@ -100,7 +100,7 @@ pub fn finish(
 ) -> Result<Compiled, String> {
     let graph = problem.graph;
     let mut schedule = realise::lines(problem, &decisions).expect("the decisions should be legal");
-    let lives = lives(graph, &schedule, problem.cost, variant);
+    let lives = lives(problem, &schedule, variant);
     let plan = alloc::allocate(&schedule, &lives);
     sync::run(graph, &mut schedule, &plan);
     let program = Program {

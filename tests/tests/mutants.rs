@@ -38,7 +38,7 @@ fn original(recipe: &generate::Recipe, choices: &[u8], seed: u64) -> Original {
     let graph = graph.compact();
     let problem = Problem::new(&graph, &device, &cost);
     let decisions = generate::decisions(&problem, choices);
-    let compiled = forced::finish(&problem, decisions, Variant::ALL[(seed % 2) as usize])
+    let compiled = forced::finish(&problem, decisions, Variant::ALL[(seed % 3) as usize])
         .unwrap_or_else(|text| panic!("{text}"));
     let (start, feed) = (
         generate::states(&graph, seed),

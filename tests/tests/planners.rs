@@ -280,6 +280,36 @@ fn layouts_are_legal_plans() {
     );
 }
 
+/// If the host is full, copies to it wait for its bytes. A step is faster if its buffers live as
+/// long as their copies really take, because compute need not wait, too.
+#[test]
+fn a_full_host_delays_copies_more_than_compute() {
+    let graph = small();
+    let device = devices::named("gh200").unwrap();
+    let cost = Roofline::new(&device);
+    let problem = Problem::new(&graph, &device, &cost);
+    let drafts = [0.5, 1.0].map(|hosted| {
+        greedy::jumps(
+            &problem,
+            hosted,
+            greedy::Taste::Cheaper,
+            &record::Wanted::ALL,
+        )
+    });
+    let drafts = drafts.concat();
+    let most = drafts.iter().map(|draft| draft.host).max().unwrap();
+    let problem = Problem::new(&graph, &device, &cost).with_host_limit(most / 2);
+    let faster = drafts.iter().filter(|draft| {
+        let records = record::judge(&problem, std::slice::from_ref(draft));
+        let of = |variant| records.iter().find(|record| record.variant == variant);
+        match (of(Variant::WhereFree), of(Variant::AsPlayed)) {
+            (Some(free), Some(played)) => played.micros < 0.95 * free.micros,
+            _ => false,
+        }
+    });
+    assert!(0 < faster.count());
+}
+
 /// Numbers that the user gives are those of the plan; the others are searched. Impossible numbers
 /// are refused in the paper's words.
 #[test]

@@ -152,18 +152,24 @@ proptest! {
         let graph = graph.compact();
         let problem = Problem::new(&graph, &device, &cost);
         let schedule = realise::lines(&problem, &generate::decisions(&problem, &choices)).unwrap();
-        let [most, free] = Variant::ALL.map(|variant| lives(&graph, &schedule, &cost, variant));
+        let [most, free, played] = Variant::ALL.map(|variant| lives(&problem, &schedule, variant));
         let least = alloc::lifetimes(&schedule);
         for buffer in schedule.buffers.ids() {
             prop_assert_eq!(free[buffer].start, least[buffer].start);
             prop_assert!(least[buffer].end <= free[buffer].end);
             prop_assert!(free[buffer].end <= most[buffer].end);
+            prop_assert_eq!(played[buffer].start, least[buffer].start);
+            prop_assert!(least[buffer].end <= played[buffer].end);
         }
         for (pool, data) in schedule.pools.iter() {
             let peak = |lives| alloc::live_peak(&schedule, lives, pool);
             // Without a limit, the host has room for all of them.
-            let expected = if data.space == MemorySpace::Host { &most } else { &least };
-            prop_assert_eq!(peak(&free), peak(expected));
+            if data.space == MemorySpace::Host {
+                prop_assert_eq!(peak(&free), peak(&most));
+            } else {
+                prop_assert_eq!(peak(&free), peak(&least));
+                prop_assert_eq!(peak(&played), peak(&least));
+            }
         }
     }
 }

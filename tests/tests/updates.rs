@@ -1032,8 +1032,7 @@ fn what_does_not_go_together_is_told() {
     };
     assert_eq!(
         run(split),
-        "masters are kept for parameters in bf16 (--master split) or in bf16 and f16 (--master \
-         full), and the model has none"
+        "--master split is for parameters in bf16 (full is also for f16), and the model has none"
     );
     let split = Attach {
         master: Master::Split,

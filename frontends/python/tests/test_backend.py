@@ -305,6 +305,28 @@ def test_a_second_derivative_is_refused() -> None:
         g.sum().backward()  # type: ignore[no-untyped-call]
 
 
+class Empty(nn.Module):
+    """A model with a result, a parameter and a gradient without elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.none = nn.Linear(8, 8), nn.Linear(8, 0)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.fc(x)
+        return h.square().mean() + self.none(x).sum(), h[:0]
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_results_without_elements() -> None:
+    model = Empty()
+    loss, rest = torch.compile(model, backend=backend)(torch.randn(4, 8))
+    assert rest.shape == (0, 8)
+    loss.backward()
+    assert type(model.none.weight.grad) is torch.Tensor
+    assert model.none.weight.grad.shape == (0, 8)
+
+
 def test_inference_is_planned_too() -> None:
     a, b, c = twins(drop=0.1)
     a.eval()

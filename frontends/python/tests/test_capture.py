@@ -208,6 +208,28 @@ def test_branch_on_data_is_refused_with_its_module() -> None:
         export_joint(loss_of, (X,))
 
 
+class Draws(Regression):
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(8, generator=torch.Generator())
+
+
+def test_what_cannot_be_traced_is_refused_with_its_module() -> None:
+    with pytest.raises(CaptureError, match=r"in 1: .*cannot be traced .*Generator"):
+        export_joint(nn.Sequential(nn.Linear(8, 8), Draws()), (X,))
+
+
+class Divergence(Regression):
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        own = torch.distributions.Normal(x, x.exp())
+        return torch.distributions.kl_divergence(own, torch.distributions.Normal(torch.zeros(8), torch.ones(8)))
+
+
+def test_distributions_are_traced_without_their_checks() -> None:
+    loss_of = Divergence()
+    assert error(export_joint(loss_of, (X,)), loss_of, (X,)) <= MAX_ERROR
+    assert torch.distributions.Normal(0.0, 1.0)._validate_args
+
+
 def test_arguments_may_be_named_and_nested() -> None:
     class Model(Regression):
         def forward(self, x: torch.Tensor, more: Any = None, scale: float = 1.0) -> torch.Tensor:

@@ -148,3 +148,23 @@ def test_precision_is_one_of_four() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(lt.Error, match="none of f32, tf32, bf16, fp16"):
         lt.compile(model, optimizer, example=batches[0], precision="fp8")
+
+
+class Foreign(nn.Module):
+    """A model with a call that has no kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nan_to_num(self.fc(x)).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:PyTorch computes")
+def test_calls_without_a_kernel_stay_in_f32() -> None:
+    model, x = Foreign(), torch.randn(4, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model(x).item()
+    step = lt.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), example=(x,), precision="bf16")
+    assert step(x).item() == pytest.approx(expected, rel=1e-2)

@@ -104,7 +104,10 @@ def test_convolutions_of_volumes(case: str, groups: int) -> None:
     x, weight, bias = torch.randn(2, 4, 7, 6, 8), torch.randn(6, 4 // groups, 3, 2, 3), torch.randn(6)
     rest = (stride, padding, dilation, False, [0, 0, 0], groups)
     theirs = aten.convolution(x, weight, bias, *rest)
-    close([OWN[aten.convolution.default](x, weight, bias, *rest)], [theirs])
+    ours = OWN[aten.convolution.default](x, weight, bias, *rest)
+    close([ours], [theirs])
+    # A model may call `view` on it.
+    assert ours.stride() == theirs.stride()
     arguments = (torch.randn_like(theirs), x, weight, [6], *rest, [True, True, True])
     for ours, expected in zip(
         OWN[aten.convolution_backward.default](*arguments), aten.convolution_backward(*arguments), strict=True
@@ -120,6 +123,7 @@ def test_maxima_of_volumes(arguments: Any) -> None:
     ours, here = OWN[aten.max_pool3d_with_indices.default](x, *arguments)
     assert torch.equal(value, ours)
     assert torch.equal(at, here)
+    assert (ours.stride(), here.stride()) == (value.stride(), at.stride())
     saved = (torch.randn_like(value), x, *arguments, False, at)
     backward = aten.max_pool3d_with_indices_backward
     close([OWN[backward.default](*saved)], [backward(*saved)])

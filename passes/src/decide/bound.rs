@@ -22,13 +22,14 @@
 //!
 //! ```text
 //! n compute + Σ λ (bytes - budget) - Σ μ host
-//!     - Σ max( Σ max(0, bytes Λ - min(bytes M + i in, n run)) - o out,  Σ max(0, bytes Λ - n run) )
+//!     - Σ max( Σ max(0, bytes Λ - min(bytes M + i in, n run)) - o out,
+//!              Σ max(0, bytes Λ - n run) )
 //! ```
 //!
-//! The first sums are over lines, the outer one in the second row over values, and the inner ones
-//! over the gaps of a value, with `Λ` and `M` the sums of the prices of the lines within a gap, and
-//! 0 for values that stay. It is concave; a subgradient method (B. Polyak, 1969) climbs it.
-//! Wherever the method stops, the bound is valid; an early stop only makes it lower.
+//! The first sums are over lines, the outer one of the rest over values, and the inner ones over
+//! the gaps of a value, with `Λ` and `M` the sums of the prices of the lines within a gap, and 0
+//! for values that stay. It is concave; a subgradient method (B. Polyak, 1969) climbs it. Wherever
+//! the method stops, the bound is valid; an early stop only makes it lower.
 
 use crate::plan::Problem;
 use ir::Disk;

@@ -18,7 +18,7 @@ use crate::alloc::{Lifetime, live_peak};
 use crate::plan::machine::{DEVICE, HOST};
 use crate::plan::{Decisions, Limits, Problem};
 use crate::realise::{self, Finished};
-use crate::schedule::lives::{Variant, variants};
+use crate::schedule::lives::{Variant, as_played, variants};
 use ir::{Buffer, Schedule, Table};
 use rayon::prelude::*;
 use std::cmp::Reverse;
@@ -221,19 +221,32 @@ impl<'a> Entry<'a> {
                      {:.0} µs",
                     self.bound.micros
                 );
-                let bound = Bound { micros, peak, host }.above(self.bound);
-                vec![Entry {
-                    bound,
-                    known: Known::Record(Record {
-                        origin: self.draft.origin,
-                        decisions,
-                        peak,
-                        host,
-                        micros,
-                        variant,
-                    }),
+                let record = Record {
+                    origin: self.draft.origin,
+                    decisions,
+                    peak,
+                    host,
+                    micros,
+                    variant,
+                };
+                let mut entries = vec![Entry {
+                    bound: Bound { micros, peak, host }.above(self.bound),
+                    known: Known::Record(record),
                     ..self
-                }]
+                }];
+                if variant == Variant::WhereFree && realise::waits(problem, &schedule, micros) {
+                    let lives = as_played(problem, &schedule, &lives);
+                    let [peak, host] =
+                        [DEVICE, HOST].map(|pool| live_peak(&schedule, &lives, pool));
+                    let micros = self.bound.micros;
+                    entries.push(Entry {
+                        variant: Variant::AsPlayed,
+                        bound: Bound { micros, peak, host },
+                        known: Known::Lines(schedule, lives),
+                        ..self
+                    });
+                }
+                entries
             }
             Known::Record(_) => vec![self],
         }

@@ -7,10 +7,12 @@
 use crate::alloc::{lifetimes, live_peak};
 use crate::plan::Limits;
 use crate::plan::machine::{DEVICE, HOST};
-use crate::plan::tuning::{AHEAD, AHEAD_WORTH, CLEARLY, FEW, LONGER, OVERLAP, SAME, SMALL};
+use crate::plan::tuning::{
+    AHEAD, AHEAD_WORTH, CLEARLY, FEW, LONGER, NOTHING, OVERLAP, SAME, SMALL,
+};
 use crate::plan::{Decisions, Problem};
 use crate::realise::{self, Finished};
-use crate::schedule::lives::{Variant, variants};
+use crate::schedule::lives::{Variant, as_played, variants};
 use crate::schedule::prefetch::{Room, reorder};
 use crate::schedule::spill;
 use crate::sim::{Lines, Timeline, unlimited};
@@ -287,12 +289,14 @@ pub fn judge_best(problem: &Problem<'_>, mut drafts: Vec<Draft>, records: &mut V
             records.len()
         );
         let mut floor: Vec<f64> = drafts.iter().map(|draft| least(problem, draft)).collect();
+        // Whether lines of the variant before waited for bytes.
+        let mut waited = vec![false; drafts.len()];
         let skips_second = problem.is_large() && problem.heuristics.first_variant_is_fastest;
         for variant in Variant::ALL {
             let known = &records[..];
-            let judged = |(draft, &floor): (&Draft, &f64)| {
-                let hopeless = beaten(problem, known, draft, draft.live, floor);
-                if hopeless {
+            let judged = |((draft, &floor), &waited): ((&Draft, &f64), &bool)| {
+                let is_tried = waited || variant != Variant::AsPlayed;
+                if !is_tried || beaten(problem, known, draft, draft.live, floor) {
                     None
                 } else {
                     record(problem, draft, variant, known)
@@ -301,9 +305,14 @@ pub fn judge_best(problem: &Problem<'_>, mut drafts: Vec<Draft>, records: &mut V
             let new: Vec<Option<Record>> = drafts
                 .par_iter()
                 .zip(&floor)
+                .zip(&waited)
                 .with_max_len(1)
                 .map(judged)
                 .collect();
+            for ((waited, draft), record) in waited.iter_mut().zip(&drafts).zip(&new) {
+                let least = least(problem, draft) * (1.0 + NOTHING);
+                *waited = record.as_ref().is_some_and(|record| least < record.micros);
+            }
             for (floor, record) in floor.iter_mut().zip(&new).filter(|_| skips_second) {
                 // In the next variant, copies wait for bytes. For large graphs it was never faster.
                 *floor = record
@@ -410,8 +419,21 @@ fn record(
     known: &[Record],
 ) -> Option<Record> {
     let schedule = realise::unnamed(problem, &draft.decisions).ok()?;
-    let mut variants = variants(problem, &schedule).into_iter();
-    let (_, own) = variants.find(|(found, _)| *found == variant)?;
+    let of = |variant: Variant| {
+        let mut variants = variants(problem, &schedule).into_iter();
+        variants.find(|(found, _)| *found == variant)
+    };
+    let own = match variant {
+        Variant::AsPlayed => {
+            let (_, free) = of(Variant::WhereFree)?;
+            let micros = realise::finish(problem, &schedule, &free).micros;
+            if !realise::waits(problem, &schedule, micros) {
+                return None;
+            }
+            as_played(problem, &schedule, &free)
+        }
+        Variant::ByTime | Variant::WhereFree => of(variant)?.1,
+    };
     let live = live_peak(&schedule, &own, DEVICE);
     if beaten(problem, known, draft, live, least(problem, draft)) {
         return None;

@@ -20,7 +20,7 @@ pub(super) fn infeasible(
 ) -> Error {
     let schedule =
         realise::lines(problem, &record.decisions).expect("a recorded plan should build");
-    let lives = lives(problem.graph, &schedule, problem.cost, record.variant);
+    let lives = lives(problem, &schedule, record.variant);
     let live = live_bytes(&schedule, &lives, pool);
     let line = (0..live.len())
         .rev()

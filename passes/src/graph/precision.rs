@@ -65,6 +65,8 @@ fn place(op: &Op, phase: Phase) -> Place {
             Place::Full
         }
         K::Sum | K::Mean if phase == Phase::Forward => Place::Full,
+        // What PyTorch computes was traced with results in f32.
+        K::Extern => Place::Full,
         _ => Place::Widest,
     }
 }

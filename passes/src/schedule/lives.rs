@@ -1,13 +1,14 @@
-//! How long buffers hold their bytes. A schedule can be finished in two variants, which differ only
-//! in this. The planner tries both.
+//! How long buffers hold their bytes. A schedule can be finished in three variants, which differ
+//! only in this. The planner tries the first two, and the third if lines of the second wait for
+//! bytes.
 
+use super::sync;
 use crate::alloc::{self, Lifetime};
-use crate::cost::Cost;
 use crate::plan::Problem;
 use crate::plan::machine::COMPUTE;
-use crate::sim::unlimited;
+use crate::sim::{Timeline, simulate, unlimited};
 use ir::schedule::{Buffer, MemorySpace, Pool, Schedule};
-use ir::{Graph, Id, Table};
+use ir::{Id, Table};
 
 /// The host's limit divided by this is left for gaps between buffers.
 const GAPS: u64 = 100;
@@ -21,51 +22,69 @@ pub enum Variant {
     /// At the next line of the list, and where its pool has room, later: until its copy has ended.
     /// Needs the fewest bytes. Lines wait for copies only where memory is short.
     WhereFree,
+    /// The same, but until the copy has ended in a simulation of `WhereFree`, where copies also
+    /// wait for bytes. If the host is full, they end much later than in the first simulation.
+    AsPlayed,
 }
 
 impl Variant {
-    /// Both, in the order in which they are tried.
-    pub const ALL: [Variant; 2] = [Variant::ByTime, Variant::WhereFree];
+    /// All, in the order in which they are tried.
+    pub const ALL: [Variant; 3] = [Variant::ByTime, Variant::WhereFree, Variant::AsPlayed];
 }
 
 /// The lifetimes of a schedule's buffers in a variant.
 pub fn lives(
-    graph: &Graph,
+    problem: &Problem<'_>,
     schedule: &Schedule,
-    cost: &dyn Cost,
     variant: Variant,
 ) -> Table<Buffer, Lifetime> {
     let least = alloc::lifetimes(schedule);
-    let most = stretched(graph, schedule, &least, cost);
+    let timeline = unlimited(problem.graph, schedule, problem.cost);
+    let most = stretched(schedule, &least, &timeline);
     match variant {
         Variant::ByTime => most,
         Variant::WhereFree => where_free(schedule, &least, &most),
+        Variant::AsPlayed => as_played(problem, schedule, &where_free(schedule, &least, &most)),
     }
 }
 
-/// The lifetimes of each variant. Only the first if both are the same.
+/// The lifetimes of the first two variants. Only the first if both are the same.
 pub fn variants(
     problem: &Problem<'_>,
     schedule: &Schedule,
 ) -> Vec<(Variant, Table<Buffer, Lifetime>)> {
     let least = alloc::lifetimes(schedule);
-    let most = stretched(problem.graph, schedule, &least, problem.cost);
+    let timeline = unlimited(problem.graph, schedule, problem.cost);
+    let most = stretched(schedule, &least, &timeline);
     let free = where_free(schedule, &least, &most);
     let mut variants = vec![(Variant::ByTime, most), (Variant::WhereFree, free)];
     variants.dedup_by(|a, b| a.1 == b.1);
     variants
 }
 
-/// Lifetimes in simulated time: a buffer that a copy or the host still reads becomes free at the
-/// first line that starts after this read has ended. Otherwise first fit could place a tensor in
-/// bytes that are still being swapped out, and the step would wait for the link.
+/// The lifetimes of [`Variant::AsPlayed`], from those of [`Variant::WhereFree`].
+pub fn as_played(
+    problem: &Problem<'_>,
+    schedule: &Schedule,
+    free: &Table<Buffer, Lifetime>,
+) -> Table<Buffer, Lifetime> {
+    let plan = alloc::allocate_at(schedule, free, problem.unit);
+    let mut played = schedule.clone();
+    sync::run(problem.graph, &mut played, &plan);
+    let timeline = simulate(problem.graph, &played, problem.cost);
+    let least = alloc::lifetimes(schedule);
+    let most = stretched(schedule, &least, &timeline);
+    where_free(schedule, &least, &most)
+}
+
+/// Lifetimes in the time of a simulation: a buffer that a copy or the host still reads becomes free
+/// at the first line that starts after this read has ended. Otherwise first fit could place a
+/// tensor in bytes that are still being swapped out, and the step would wait for the link.
 fn stretched(
-    graph: &Graph,
     schedule: &Schedule,
     lives: &Table<Buffer, Lifetime>,
-    cost: &dyn Cost,
+    timeline: &Timeline,
 ) -> Table<Buffer, Lifetime> {
-    let timeline = unlimited(graph, schedule, cost);
     let computing: Vec<(f64, u32)> = schedule
         .instrs
         .iter()

@@ -24,7 +24,13 @@ import torch.utils.checkpoint
 from torch import fx, nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._export.utils import _compiling_state_context
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.distributions import Distribution
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -34,7 +40,7 @@ from torch.nn.utils import stateless
 from torch.utils import _pytree as pytree
 
 from . import _compat
-from .errors import CaptureError, unsupported
+from .errors import CaptureError, Error, unsupported
 
 Tag = dict[str, Any]
 # The loss of a model for a batch: loss(model, *args, **kwargs).
@@ -421,18 +427,27 @@ def _record(step: _Step, values: Sequence[torch.Tensor], mode: FakeTensorMode) -
         traceback.preserve_node_meta(),
         # Libraries then take the ways that can be traced, such as masks without a look at their values.
         _compiling_state_context(),
+        # Its checks look at values, and its results do not depend on them.
+        mock.patch.object(Distribution, "_validate_args", False),
         torch.enable_grad(),
         torch.autograd.set_multithreading_enabled(False),
         without_onednn(),
     ):
         try:
             graph = make_fx(step)(*values)
-        except (GuardOnDataDependentSymNode, DynamicOutputShapeException) as error:
+        except (GuardOnDataDependentSymNode, DynamicOutputShapeException, DataDependentOutputException) as error:
             raise CaptureError(
                 f"in {step.failed_in or 'the model'}: what runs next depends on the values of tensors, and a plan is "
                 f"made before there are any ({str(error).splitlines()[0]}). Known cases: LayerDrop in train mode (set "
                 f"it to 0); experts that are chosen by index (transformers: set_experts_implementation('batched_mm')); "
                 f"`if tensor.max() > ...`"
+            ) from error
+        except (Error, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            text = str(error).splitlines() or [""]
+            raise CaptureError(
+                f"in {step.failed_in or 'the model'}: the model cannot be traced ({type(error).__name__}: {text[0]})"
             ) from error
     for node in graph.graph.nodes:
         if node.op == "call_function":

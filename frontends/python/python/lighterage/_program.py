@@ -258,6 +258,8 @@ class _Results:
         self._constants: list[Any] = []
         self._order: list[int] = []
         self._strides: list[tuple[int, tuple[int, ...]]] = []
+        # Results without elements.
+        self._empty: list[tuple[int, torch.Size, torch.dtype, torch.device]] = []
         # The results of a GPU that a program expects on the CPU.
         self._devices: dict[int, torch.device] = {}
         self.given: list[tuple[int, Source]] = []
@@ -268,6 +270,12 @@ class _Results:
                 self._constants.append(result.constant)
                 if result.source is not None:
                     self.given.append((i, result.source))
+                continue
+            if result.output not in index:
+                # A plan has no place for it.
+                self._order.append(len(outputs) + len(self._constants))
+                self._constants.append(None)
+                self._empty.append((i, result.like.shape, result.like.dtype, result.like.device))
                 continue
             self._order.append(index[result.output])
             if not result.like.is_contiguous():
@@ -282,6 +290,8 @@ class _Results:
             found[i] = _laid_out(found[i], strides)
         for i, device in self._devices.items():
             found[i] = found[i].to(device)
+        for i, shape, dtype, device in self._empty:
+            found[i] = torch.empty(shape, dtype=dtype, device=device)
         return found
 
 

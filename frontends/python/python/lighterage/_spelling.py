@@ -254,7 +254,8 @@ def _planes(x: torch.Tensor) -> torch.Tensor:
 def _volume(x: torch.Tensor, n: int) -> torch.Tensor:
     """Images of `n` volumes as volumes."""
     images, c, height, width = x.shape
-    return x.reshape(n, images // n, c, height, width).permute(0, 2, 1, 3, 4)
+    # PyTorch's results are contiguous, and a model may call `view` on them.
+    return x.reshape(n, images // n, c, height, width).permute(0, 2, 1, 3, 4).contiguous()
 
 
 def _is_volume(x: torch.Tensor, transposed: bool) -> bool:
@@ -334,7 +335,7 @@ def _convolution_backward(
             part = aten.slice_backward(_volume(part, n), list(padded.shape), 2, start, end, stride[0])
             dx = part if dx is None else dx + part
     if dx is not None:
-        dx = aten.slice.Tensor(dx, 2, padding[0], padding[0] + x.shape[2])
+        dx = aten.slice.Tensor(dx, 2, padding[0], padding[0] + x.shape[2]).contiguous()
     dw = torch.stack(dws, 2) if output_mask[1] else None
     return dx, dw, grad.sum((0, 2, 3, 4)) if output_mask[2] else None
 

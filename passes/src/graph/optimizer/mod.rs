@@ -141,10 +141,10 @@ pub enum AttachError {
     NoBf16,
     /// No parameter has a master.
     #[error(
-        "masters are kept for parameters in bf16 (--master split) or in bf16 and f16 (--master \
-         full), and the model has none"
+        "--master {} is for parameters in {}, and the model has none", .0.name(),
+        if *.0 == Master::Split { "bf16 (full is also for f16)" } else { "bf16 and f16" }
     )]
-    NoRoundings,
+    NoRoundings(Master),
     /// The graph has no gradients.
     #[error(
         "{} cannot be attached: the graph computes no gradient; --differentiate adds the backward \
@@ -309,7 +309,7 @@ impl Attach {
             master.splits(ty) || master.widens(ty)
         };
         if master != Master::None && !states.any(has_master) {
-            return Err(AttachError::NoRoundings);
+            return Err(AttachError::NoRoundings(master));
         }
         Ok(())
     }
