@@ -1,0 +1,63 @@
+"""The comparison of a step with eager PyTorch: what rounding explains, and what it does not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lighterage._check import Outcome, check
+from torch import nn
+from torch.nn import functional as F
+
+import lighterage as lt
+
+
+def outcome(weight: float, bias: float) -> Outcome:
+    gradients = {"weight": torch.tensor([weight, 0.1]), "bias": torch.tensor([bias])}
+    return Outcome(torch.tensor(1.0), gradients, {})
+
+
+EXACT = outcome(1.0, 1e-17)
+HALF = {torch.bfloat16}
+
+
+@pytest.mark.parametrize(("ours", "eager"), [(1e-9, 0.06), (0.03, 0.0), (0.05, -0.05)])
+def test_a_gradient_that_cancels_is_rounding(ours: float, eager: float) -> None:
+    check(outcome(1.001, ours), outcome(1.0, eager), lambda: EXACT, HALF)
+
+
+@pytest.mark.parametrize(
+    ("ours", "eager", "exact"),
+    [
+        (outcome(0.0, 0.0), outcome(1.0, 0.0), EXACT),  # missing
+        (outcome(1.0, 0.5), outcome(1.0, 0.01), EXACT),  # far more than eager's rounding
+        (outcome(1.0, 0.0), outcome(1.0, 0.1), outcome(1.0, 0.1)),  # small, missing
+        (outcome(1.0, 0.0), outcome(1.0, 0.5), EXACT),  # eager computes something else
+    ],
+)
+def test_what_rounding_does_not_explain_is_refused(ours: Outcome, eager: Outcome, exact: Outcome) -> None:
+    with pytest.raises(lt.MismatchError):
+        check(ours, eager, lambda: exact, HALF)
+
+
+def test_in_f32_a_gradient_that_cancels_is_small() -> None:
+    check(outcome(1.0, 1e-9), outcome(1.0, 5e-5), lambda: EXACT, {torch.float32})
+    with pytest.raises(lt.MismatchError):
+        check(outcome(1.0, 1e-9), outcome(1.0, 0.05), lambda: EXACT, {torch.float32})
+
+
+class Choice(nn.Module):
+    """Scores of several answers: their bias cancels in the softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.score = nn.Linear(32, 32), nn.Linear(32, 1)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.score(self.fc(x).tanh() * 0.05).view(-1, 3), y)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_bias_that_cancels_is_compiled_in_bf16(seed: int) -> None:
+    torch.manual_seed(seed)
+    model, batch = Choice(), (torch.randn(2, 3, 32), torch.tensor([0, 1]))
+    lt.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), example=batch, precision="bf16", kernels="plain")
