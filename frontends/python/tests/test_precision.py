@@ -158,7 +158,7 @@ class Foreign(nn.Module):
         self.fc = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nan_to_num(self.fc(x)).square().mean()
+        return torch.cummax(self.fc(x), 1).values.square().mean()
 
 
 @pytest.mark.filterwarnings("ignore:PyTorch computes")

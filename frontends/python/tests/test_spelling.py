@@ -129,6 +129,25 @@ def test_maxima_of_volumes(arguments: Any) -> None:
     close([OWN[backward.default](*saved)], [backward(*saved)])
 
 
+@pytest.mark.parametrize("shape", [(4, 6), (4, 1), (6,)])
+def test_elements_by_a_mask(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x, mask, source = torch.randn(4, 6), torch.rand(shape) < 0.5, torch.randn(30)
+    close([OWN[aten.masked_scatter.default](x, mask, source)], [aten.masked_scatter(x, mask, source)])
+    saved = (torch.randn(4, 6), mask.expand(4, 6), [5, 6])
+    name = aten.masked_scatter_backward
+    close([OWN[name.default](*saved)], [name(*saved)])
+
+
+@pytest.mark.parametrize("arguments", [(), (1.0, 2.0, -3.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_that_are_none(arguments: tuple[float, ...], dtype: torch.dtype) -> None:
+    x = torch.tensor([1.5, torch.nan, torch.inf, -torch.inf], dtype=dtype)
+    ours, theirs = OWN[aten.nan_to_num.default](x, *arguments), aten.nan_to_num(x, *arguments)
+    assert ours.dtype == theirs.dtype
+    assert torch.equal(ours, theirs)
+
+
 POOLS: dict[str, tuple[Any, ...]] = {
     "a rest": ([3], [2], [0], True, True, None),
     "a rest and padding": ([3, 4], [2, 3], [1, 2], True, True, None),
@@ -226,6 +245,8 @@ NETS: dict[str, tuple[Callable[..., torch.Tensor], Callable[[], list[nn.Module]]
         lambda h: F.binary_cross_entropy_with_logits(h, h.detach().sigmoid()) + F.logsigmoid(h),
         list,
     ),
+    "mask": (lambda h: h.masked_scatter(h.detach() > 0, (3 * h).tanh()), list),
+    "finite": (lambda h: torch.nan_to_num(h + torch.where(h.detach() > 0.5, torch.inf, 0.0), posinf=2.0), list),
     "triangles": (lambda h: h[:, torch.tril_indices(4, 4, -1)[0]] + h[:, torch.triu_indices(4, 4, 1)[1]], list),
 }
 

@@ -7,6 +7,7 @@ its derivative are both here, and refuse the same arguments.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -240,6 +241,44 @@ def _put(x: torch.Tensor, src: torch.Tensor, cuts: list[tuple[int, int, int]]) -
     dim, start, end = cuts[0]
     inner = _put(aten.slice.Tensor(x, dim, start, end), src, cuts[1:])
     return aten.slice_scatter(x, inner, dim, start, end)
+
+
+# Elements by a mask --------------------------------------------------------------------------------------------------
+
+
+def _numbers(mask: torch.Tensor) -> torch.Tensor:
+    """For each element of a mask, flat, how many elements before it are true."""
+    return (mask.reshape(-1).to(torch.int64).cumsum(0) - 1).clamp_min(0)
+
+
+@_spells(aten.masked_scatter.default)
+def _masked_scatter(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> Any:
+    if not x.numel() or not source.numel():
+        return NotImplemented
+    x, mask = torch.broadcast_tensors(x, mask)
+    return torch.where(mask, source.reshape(-1).index_select(0, _numbers(mask)).reshape(x.shape), x)
+
+
+@_spells(aten.masked_scatter_backward.default)
+def _masked_scatter_backward(grad: torch.Tensor, mask: torch.Tensor, sizes: list[int]) -> Any:
+    n = math.prod(sizes)
+    if not grad.numel() or not n:
+        return NotImplemented
+    mask = mask.expand_as(grad)
+    given = torch.where(mask, grad, 0.0).reshape(-1)
+    return grad.new_zeros(n).index_add(0, _numbers(mask), given).reshape(sizes)
+
+
+@_spells(aten.nan_to_num.default)
+def _nan_to_num(
+    x: torch.Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Any:
+    if not x.is_floating_point():
+        return NotImplemented
+    limits = torch.finfo(x.dtype)
+    x = torch.where(x.isnan(), 0.0 if nan is None else nan, x)
+    x = torch.where(x == torch.inf, limits.max if posinf is None else posinf, x)
+    return torch.where(x == -torch.inf, limits.min if neginf is None else neginf, x)
 
 
 # Volumes: sums over the depth of a window of what images give --------------------------------------------------------
