@@ -255,7 +255,7 @@ def _numbers(mask: torch.Tensor) -> torch.Tensor:
 def _masked_scatter(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> Any:
     if not x.numel() or not source.numel():
         return NotImplemented
-    x, mask = torch.broadcast_tensors(x, mask)
+    x, mask = torch.broadcast_tensors(x, mask)  # type: ignore[no-untyped-call]
     return torch.where(mask, source.reshape(-1).index_select(0, _numbers(mask)).reshape(x.shape), x)
 
 
