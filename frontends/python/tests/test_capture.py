@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from lighterage.errors import CaptureError
 from lighterage.export import export_joint
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+import lighterage as lt
 
 X = torch.linspace(-1, 1, 32).view(4, 8)
 
@@ -228,6 +231,26 @@ def test_distributions_are_traced_without_their_checks() -> None:
     loss_of = Divergence()
     assert error(export_joint(loss_of, (X,)), loss_of, (X,)) <= MAX_ERROR
     assert torch.distributions.Normal(0.0, 1.0)._validate_args
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
+def test_weights_that_a_hook_computes_are_no_state(norm: Callable[[nn.Module], nn.Module]) -> None:
+    ours, theirs = Regression(), Regression()
+    torch.manual_seed(0)
+    norm(ours.fc)
+    torch.manual_seed(0)
+    norm(theirs.fc)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (ours, theirs)]
+    step = lt.compile(ours, optimizers[0], example=(X,), kernels="plain")
+    for _ in range(3):
+        loss = theirs(X)
+        optimizers[1].zero_grad()
+        loss.backward()
+        optimizers[1].step()
+        torch.testing.assert_close(step(X), loss.detach())
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value)
 
 
 def test_arguments_may_be_named_and_nested() -> None:

@@ -37,6 +37,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import stateless
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import _pytree as pytree
 
 from . import _compat
@@ -291,8 +293,11 @@ def _unchanged(model: nn.Module, stand_ins: list[torch.Tensor]) -> Iterator[None
 def _attributes(module: nn.Module) -> dict[str, Any]:
     """Tensors and numbers in plain attributes, also in lists and dicts, by their path."""
     found = {}
+    # `torch.nn.utils.weight_norm` computes its attribute anew before each call of the module.
+    hooks = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, (WeightNorm, SpectralNorm))]
+    computed = {hook.name for hook in hooks}
     for name, value in vars(module).items():
-        if name.startswith("_") and name in nn.Module().__dict__:
+        if name in computed or (name.startswith("_") and name in nn.Module().__dict__):
             continue
         if isinstance(value, (torch.Tensor, int, float)):
             found[name] = value
