@@ -168,3 +168,24 @@ def test_calls_without_a_kernel_stay_in_f32() -> None:
         expected = model(x).item()
     step = lt.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), example=(x,), precision="bf16")
     assert step(x).item() == pytest.approx(expected, rel=1e-2)
+
+
+class Kept(nn.Module):
+    """A model that keeps a tensor in the type of its activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.scale = nn.Linear(8, 8), torch.ones(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.fc(x)
+        if self.scale.dtype != h.dtype:
+            self.scale = self.scale.to(h.dtype)
+        return (h * self.scale).square().mean()
+
+
+def test_the_comparison_leaves_attributes_as_they_were() -> None:
+    model = Kept()
+    scale = model.scale
+    lt.compile(model, torch.optim.SGD(model.parameters()), example=(torch.randn(4, 8),), precision="bf16")
+    assert model.scale is scale

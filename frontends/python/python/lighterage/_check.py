@@ -104,10 +104,12 @@ class Eager:
     is_sum: bool = False  # loss and gradients of several runs are sums, else means
 
     def run(self) -> Outcome:
-        """Run the model. Its buffers are left as they were, and `grad` of parameters is not touched."""
+        """Run the model. Its buffers and attributes are left as they were, and `grad` of parameters is not touched."""
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         buffers = dict(self.model.named_buffers())
         kept = {name: buffer.detach().clone() for name, buffer in buffers.items()}
+        # Autocast has results of other types, which forward may keep.
+        attributes = {module: dict(vars(module)) for module in self.model.modules()}
         try:
             losses, found = [], []
             for _ in range(self.times):
@@ -121,6 +123,9 @@ class Eager:
             with torch.no_grad():
                 for name, buffer in buffers.items():
                     buffer.copy_(kept[name])
+            for module, values in attributes.items():
+                vars(module).clear()
+                vars(module).update(values)
         columns = zip(*found, strict=True)
         factor = self.times if self.is_sum else 1
         gradients = {
