@@ -4,9 +4,10 @@
 is a mask. So each such number, a symbol of the trace, gets a bound: what the model states by
 `torch._check(rows.size(0) <= N)`, or the number of elements of the mask. Indices are filled up with 0, so the rows
 after the last one, the filling, are computed from row 0 like any other. They change no result, because they are zeros
-wherever rows are added up: in products over rows, in sums, in `index_add`. There they are replaced by zeros, unless
-they are known to be zeros. Gradients of rows are zeros in the filling from the start, and what is linear in them
-stays zero.
+wherever rows are added up: in products over rows, in sums and means, in `index_add`. There they are replaced by zeros,
+unless they are known to be zeros. In losses of classes their labels are those that are ignored. Gradients of rows are
+zeros in the filling from the start, and what is linear in them stays zero. What divides by the number of rows divides
+by a tensor that counts them.
 
 What an operation does with rows is known for those in the tables below. Others are refused.
 """
@@ -60,6 +61,7 @@ ALONG_DIM = {
 }
 # The same for every dimension.
 EACH_ROW = {
+    aten._to_copy,
     aten._unsafe_view,
     aten.alias,
     aten.clone,
@@ -68,6 +70,7 @@ EACH_ROW = {
     aten.expand,
     aten.full_like,
     aten.lift_fresh_copy,
+    aten.masked_fill_,
     aten.native_dropout,
     aten.native_dropout_backward,
     aten.ones_like,
@@ -96,6 +99,20 @@ READS_SIZES = {
 }
 # Normalisation over last dimensions.
 NORMS = {aten.native_layer_norm, aten.native_layer_norm_backward, aten._fused_rms_norm, aten._fused_rms_norm_backward}
+DIVISIONS = {aten.div, aten.div_}
+# Losses of each element, and their derivatives, with a `reduction`.
+LOSSES = {
+    aten.binary_cross_entropy,
+    aten.binary_cross_entropy_backward,
+    aten.binary_cross_entropy_with_logits,
+    aten.huber_loss,
+    aten.huber_loss_backward,
+    aten.mse_loss,
+    aten.mse_loss_backward,
+    aten.smooth_l1_loss,
+    aten.smooth_l1_loss_backward,
+}
+NONE, MEAN, SUM = range(3)
 # Zero where the first operand is.
 KEEPS_ZEROS = {
     aten._softmax_backward_data,
@@ -194,14 +211,23 @@ class Filled(fx.Interpreter):
             aten.index_add: self._added,
             aten.index_put: self._added,
             aten.embedding_dense_backward: self._added,
+            aten.nll_loss_forward: self._labelled,
+            aten.nll_loss_backward: self._labelled,
         }.get(target)
         if special is not None:
             return special(n, target, list(args), kwargs)
+        if target in LOSSES:
+            return self._loss(n, target, list(args), kwargs)
+        if target is aten.mean and (mean := self._mean(n, list(args), kwargs)) is not None:
+            return mean
+        if target in DIVISIONS and (number := _multiple(n.args[1])) is not None:
+            self._note(n, n.args[0] in self._zeros)
+            return target(args[0], self._counted(*number, args[0].dtype))
         return self._by_row(n, target, list(args), kwargs)
 
     def _number(self, n: fx.Node, target: Any) -> None:
         """What is computed from numbers of rows, if nothing reads it."""
-        if target not in FACTS and n.users and not all(_is_fact(user) for user in n.users):
+        if target not in FACTS and not all(_is_fact(user) or _divides(user, n) for user in n.users):
             raise self._refused(n, "their number is computed with")
 
     # What makes rows --------------------------------------------------------------------------------------------------
@@ -282,6 +308,61 @@ class Filled(fx.Interpreter):
             self._note(n, any(node in self._zeros for node in (left, right)))
         return n.target(*args, **kwargs)  # type: ignore[operator]
 
+    def _mean(self, n: fx.Node, args: list[Any], kwargs: Any) -> Any:
+        """A mean over rows: their sum and their number. None if it is not over rows."""
+        of, dims = n.args[0], _reduced(n)
+        rows = {dim: symbol for dim, symbol in _rows_of(of).items() if dim in dims}
+        if not rows:
+            return None
+        value = args[0] if of in self._zeros else self._cleared(args[0], rows)
+        keeps = bool(args[2] if len(args) > 2 else kwargs.get("keepdim"))
+        total = value.sum(sorted(dims), keepdim=keeps, dtype=kwargs.get("dtype"))
+        for dim in dims:
+            total = total / (self._counted(rows[dim], 1, total.dtype) if dim in rows else value.shape[dim])
+        return total
+
+    def _loss(self, n: fx.Node, target: Any, args: list[Any], kwargs: Any) -> Any:
+        """A loss of each element, which is then reduced without the filling, or its derivative."""
+        is_backward = target.__name__.endswith("_backward")
+        arguments = n.target._schema.arguments  # type: ignore[union-attr]
+        (at,) = (i for i, argument in enumerate(arguments) if argument.name == "reduction")
+        args += [kwargs.get(argument.name, argument.default_value) for argument in arguments[len(args) :]]
+        reduction, args[at] = args[at], NONE
+        of = 1 if is_backward else 0
+        rows, shape = _rows_of(n.args[of]), args[of].shape
+        if not rows:
+            raise self._refused(n, "what it does with each is not known")
+
+        def mean(value: torch.Tensor) -> torch.Tensor:
+            for dim, size in enumerate(shape):
+                value = value / (self._counted(rows[dim], 1, value.dtype) if dim in rows else size)
+            return value
+
+        if is_backward and reduction != NONE:
+            args[0] = (mean(args[0]) if reduction == MEAN else args[0]).expand(shape)
+        value = self._cleared(n.target(*args), rows)  # type: ignore[operator]
+        self._note(n, has_zeros=True)
+        if is_backward or reduction == NONE:
+            return value
+        return mean(value.sum()) if reduction == MEAN else value.sum()
+
+    def _counted(self, symbol: Any, factor: int, dtype: torch.dtype) -> torch.Tensor:
+        """A multiple of a number of rows."""
+        return self._rows[symbol].holds.sum().to(dtype) * factor
+
+    def _labelled(self, n: fx.Node, target: Any, args: list[Any], kwargs: Any) -> Any:
+        """A loss of classes, or its derivative: the labels of the filling are those that are ignored."""
+        is_backward = target is aten.nll_loss_backward
+        at = 2 if is_backward else 1
+        labels = n.args[at]
+        holds = self._rows[_rows_of(labels)[0]].holds if 0 in _rows_of(labels) else None
+        if holds is None or kwargs:
+            raise self._refused(n, "what it does with each is not known")
+        args[at] = torch.where(holds, args[at], args[at + 3])
+        if is_backward:
+            self._zeros.add(n)
+        return n.target(*args)  # type: ignore[operator]
+
     # What keeps rows apart --------------------------------------------------------------------------------------------
 
     def _by_row(self, n: fx.Node, target: Any, args: list[Any], kwargs: Any) -> Any:
@@ -298,6 +379,9 @@ class Filled(fx.Interpreter):
         elif not (is_pointwise or target in EACH_ROW | READS_SIZES or target is operator.getitem):
             raise self._refused(n, "what it does with each is not known")
         self._note(n, self._has_zeros(n, target, ragged))
+        if target is aten.masked_fill_:
+            # It changes its operand.
+            self._zeros.discard(n.args[0])
         return n.target(*args, **kwargs)  # type: ignore[operator]
 
     def _norm(self, n: fx.Node, args: list[Any]) -> None:
@@ -402,6 +486,30 @@ def _makes_rows(n: fx.Node) -> bool:
 
 def _is_fact(n: fx.Node) -> bool:
     return getattr(n.target, "overloadpacket", n.target) in FACTS
+
+
+def _reduced(n: fx.Node) -> set[int]:
+    """The dimensions over which a mean is taken."""
+    dims = n.args[1] if len(n.args) > 1 else n.kwargs.get("dim")
+    listed = [dims] if isinstance(dims, int) else list(dims or range(_dims(n.args[0])))  # type: ignore[arg-type]
+    return {dim % _dims(n.args[0]) for dim in listed}
+
+
+def _multiple(number: Any) -> tuple[Any, int] | None:
+    """A size as a symbol and a factor; None if it is no multiple of a number of rows."""
+    value = number.meta.get("val") if isinstance(number, fx.Node) else None
+    if not isinstance(value, torch.SymInt):
+        return None
+    factor, rest = value.node.expr.as_coeff_Mul()
+    return (rest, int(factor)) if rest in _symbols(value) and factor.is_Integer else None
+
+
+def _divides(user: fx.Node, number: fx.Node) -> bool:
+    """Whether a call divides a tensor by a size, and does nothing else with it."""
+    target = getattr(user.target, "overloadpacket", user.target)
+    if target is operator.mul:
+        return all(_is_fact(other) or _divides(other, user) for other in user.users)
+    return target in DIVISIONS and user.args[1] is number and _multiple(number) is not None
 
 
 def _limit(n: fx.Node, symbol: Any) -> float:
