@@ -168,7 +168,8 @@ proptest! {
                 prop_assert_eq!(peak(&free), peak(&most));
             } else {
                 prop_assert_eq!(peak(&free), peak(&least));
-                prop_assert_eq!(peak(&played), peak(&least));
+                let more = peak(&least) + peak(&least) / 100;
+                prop_assert!(peak(&least) <= peak(&played) && peak(&played) <= more);
             }
         }
     }

@@ -6,6 +6,7 @@ use super::sync;
 use crate::alloc::{self, Lifetime};
 use crate::plan::Problem;
 use crate::plan::machine::COMPUTE;
+use crate::plan::tuning::NOTHING;
 use crate::sim::{Timeline, simulate, unlimited};
 use ir::schedule::{Buffer, MemorySpace, Pool, Schedule};
 use ir::{Id, Table};
@@ -22,8 +23,9 @@ pub enum Variant {
     /// At the next line of the list, and where its pool has room, later: until its copy has ended.
     /// Needs the fewest bytes. Lines wait for copies only where memory is short.
     WhereFree,
-    /// The same, but until the copy has ended in a simulation of `WhereFree`, where copies also
-    /// wait for bytes. If the host is full, they end much later than in the first simulation.
+    /// The same with a little more room, and until the copy has ended in a simulation of
+    /// `WhereFree`, where copies also wait for bytes. If the host is full, they end much later than
+    /// in the first simulation.
     AsPlayed,
 }
 
@@ -43,8 +45,11 @@ pub fn lives(
     let most = stretched(schedule, &least, &timeline);
     match variant {
         Variant::ByTime => most,
-        Variant::WhereFree => where_free(schedule, &least, &most),
-        Variant::AsPlayed => as_played(problem, schedule, &where_free(schedule, &least, &most)),
+        Variant::WhereFree => where_free(schedule, &least, &most, 0.0),
+        Variant::AsPlayed => {
+            let free = where_free(schedule, &least, &most, 0.0);
+            as_played(problem, schedule, &free)
+        }
     }
 }
 
@@ -56,7 +61,7 @@ pub fn variants(
     let least = alloc::lifetimes(schedule);
     let timeline = unlimited(problem.graph, schedule, problem.cost);
     let most = stretched(schedule, &least, &timeline);
-    let free = where_free(schedule, &least, &most);
+    let free = where_free(schedule, &least, &most, 0.0);
     let mut variants = vec![(Variant::ByTime, most), (Variant::WhereFree, free)];
     variants.dedup_by(|a, b| a.1 == b.1);
     variants
@@ -74,7 +79,7 @@ pub fn as_played(
     let timeline = simulate(problem.graph, &played, problem.cost);
     let least = alloc::lifetimes(schedule);
     let most = stretched(schedule, &least, &timeline);
-    where_free(schedule, &least, &most)
+    where_free(schedule, &least, &most, NOTHING)
 }
 
 /// Lifetimes in the time of a simulation: a buffer that a copy or the host still reads becomes free
@@ -113,11 +118,12 @@ fn stretched(
 }
 
 /// Lifetimes between `least` and `most`: each buffer, in the order of its end, lives on while its
-/// pool has room for it: on the device, below the peak of `least`.
+/// pool has room for it: on the device, below the peak of `least` and a share `more` of it.
 fn where_free(
     schedule: &Schedule,
     least: &Table<Buffer, Lifetime>,
     most: &Table<Buffer, Lifetime>,
+    more: f64,
 ) -> Table<Buffer, Lifetime> {
     let mut live: Vec<Vec<u64>> = schedule
         .pools
@@ -132,7 +138,7 @@ fn where_free(
                 let limit = limit.map_or(u64::MAX, |limit| limit - limit / GAPS);
                 peak.max(limit)
             }
-            _ => peak,
+            _ => peak + (peak as f64 * more) as u64,
         }
     };
     let room: Vec<u64> = schedule.pools.ids().map(room).collect();
