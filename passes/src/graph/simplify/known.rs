@@ -1,5 +1,5 @@
 //! Formulas of integers and conditions that depend only on their coordinates. They prove that a
-//! mask is causal, whatever comparisons of positions compute it.
+//! mask is causal, whatever comparisons of positions compute it, and that an index is not negative.
 //!
 //! An integer tensor is known if it is a sum of multiples of its coordinates. A condition is known
 //! if it has the form "such a sum is at most 0".
@@ -40,6 +40,10 @@ impl Known {
     pub(super) fn is_true(&self) -> bool {
         self.offset == 0 && self.is_constant()
     }
+    /// Whether the condition holds nowhere.
+    pub(super) fn is_false(&self) -> bool {
+        self.offset == 1 && self.is_constant()
+    }
     /// a self + b other, in the shape that both broadcast to.
     fn combine(&self, a: i64, other: &Known, b: i64) -> Option<Known> {
         let sum = |x: i64, y: i64| a.checked_mul(x)?.checked_add(b.checked_mul(y)?);
@@ -57,8 +61,8 @@ impl Known {
         self.offset = self.offset.checked_add(x)?;
         Some(self)
     }
-    /// The condition "at most 0". It is constant if the shape decides it.
-    fn condition(self, shape: &[u64]) -> Option<Known> {
+    /// The least and the largest number in a tensor of this shape, which is not empty.
+    fn range(&self, shape: &[u64]) -> Option<(i64, i64)> {
         let (mut least, mut most) = (self.offset, self.offset);
         for (&d, &stride) in shape.iter().zip(&self.strides) {
             let reach = stride.checked_mul(i64::try_from(d.checked_sub(1)?).ok()?)?;
@@ -67,6 +71,11 @@ impl Known {
                 most.checked_add(reach.max(0))?,
             );
         }
+        Some((least, most))
+    }
+    /// The condition "at most 0". It is constant if the shape decides it.
+    fn condition(self, shape: &[u64]) -> Option<Known> {
+        let (least, most) = self.range(shape)?;
         Some(match (most <= 0, 0 < least) {
             (true, _) => constant(true, shape.len()),
             (_, true) => constant(false, shape.len()),
@@ -88,6 +97,7 @@ pub(super) fn known(terms: &Terms, term: &Term, op: &Op, ty: &TensorType) -> Opt
     let at_most = |known: Option<Known>| known?.condition(shape);
     let difference = || read(0)?.combine(1, &read(1)?, -1);
     let above = |x: Option<i64>| of(0)?.clone().plus(x?.checked_neg()?);
+    let counts = || operands.first().is_some_and(|x| x.counts);
     match op {
         Op::Arange(a) => Some(Known {
             offset: integer(a.start)?,
@@ -182,6 +192,7 @@ pub(super) fn known(terms: &Terms, term: &Term, op: &Op, ty: &TensorType) -> Opt
         Op::Eq if numbers(&operands) => equal(difference()?, true),
         Op::Ne if numbers(&operands) => equal(difference()?, false),
         Op::LeScalar(a) if numbers(&operands) => at_most(above(integer(a.value))),
+        Op::LtScalar(a) if counts() && integer(a.value)? <= 0 => Some(constant(false, shape.len())),
         Op::LtScalar(a) if numbers(&operands) => at_most(above(integer(a.value))?.plus(1)),
         Op::GeScalar(a) if numbers(&operands) => at_most(above(integer(a.value))?.scaled(-1)),
         Op::GtScalar(a) if numbers(&operands) => {
@@ -200,6 +211,27 @@ pub(super) fn known(terms: &Terms, term: &Term, op: &Op, ty: &TensorType) -> Opt
         },
         _ => None,
     }
+}
+
+/// Whether a term's result of type `ty`, whose formula is `known`, has integers of which none is
+/// negative.
+pub(super) fn counts(
+    terms: &Terms,
+    term: &Term,
+    op: &Op,
+    ty: &TensorType,
+    known: Option<&Known>,
+) -> bool {
+    let of = |n| term.operands(terms).take(n).all(|id| terms[id].data.counts);
+    ty.dtype() == DType::I64
+        && match op {
+            Op::Reshape(_) | Op::Expand(_) | Op::Permute(_) | Op::Slice(_) => of(1),
+            Op::Gather(_) | Op::Index => of(1),
+            Op::Cat(_) => of(usize::MAX),
+            _ => known
+                .and_then(|x| x.range(ty.shape()))
+                .is_some_and(|(least, _)| 0 <= least),
+        }
 }
 
 /// Whether the operands are integers, not conditions.

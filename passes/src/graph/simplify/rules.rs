@@ -9,7 +9,7 @@ use super::rule::{Close, Rule, Scope};
 use super::term::Literal;
 use Close::{Exact, Within};
 use ir::DType;
-use ir::op::OpKind;
+use ir::op::{OpKind, broadcast_shapes};
 
 const fn rule(
     name: &'static str,
@@ -174,6 +174,13 @@ pub static FORMS: &[Rule] = &[
         "x=f32[3,1] s=[3,4] y=f32[3,4]",
     ),
     rule(
+        "expand-to-itself",
+        &[("(expand ?x ?s)", "?x")],
+        always,
+        Exact,
+        "x=f32[3,4] s=[3,4]",
+    ),
+    rule(
         "expand-of-expand",
         &[("(expand (expand ?x ?a) ?b)", "(expand ?x ?b)")],
         always,
@@ -277,6 +284,21 @@ pub static FORMS: &[Rule] = &[
         always,
         Exact,
         "c=bool[3,4] x=f32[3,4] y=f32[4]",
+    ),
+    // Frontends add the size of a dimension to negative indices. Positions that an op computes are
+    // not negative.
+    rule(
+        "where-never",
+        &[("(where ?c ?x ?y)", "(expand ?y ?s)")],
+        |s| {
+            s.known("?c")?.is_false().then_some(())?;
+            let (c, x, y) = (s.shape("?c")?, s.shape("?x")?, s.shape("?y")?);
+            let shape = broadcast_shapes(&broadcast_shapes(c, x).ok()?, y).ok()?;
+            s.bind_shape("?s", &shape);
+            Some(())
+        },
+        Exact,
+        "x=i64[2,3] y=i64[2,1] t=f32[2,4] c=(lt_scalar (r1 (topk ?t 1 3 true)) 0)",
     ),
     rule(
         "and-true",

@@ -5,7 +5,7 @@
 //!
 //! Each class of equal terms has types. A rule whose sides have different types is not applied.
 
-use super::known::{Known, known};
+use super::known::{Known, counts, known};
 use egg::{Analysis, DidMerge, EGraph, FromOp, FromOpError, Id, Language};
 use ir::graph::Phase;
 use ir::op::{Attr, Op, OpKind, attributes};
@@ -70,6 +70,8 @@ pub(super) struct Class {
     pub(super) phase: Phase,
     /// The formula of its numbers, if they depend only on their coordinates.
     pub(super) known: Option<Known>,
+    /// Whether it has integers of which none is negative, such as positions.
+    pub(super) counts: bool,
 }
 
 /// The analysis: the types of the leaves, from which all others follow.
@@ -236,7 +238,7 @@ impl Analysis<Term> for Facts {
     type Data = Class;
 
     fn make(terms: &mut Terms, term: &Term, _: Id) -> Class {
-        let mut place = None;
+        let (mut place, mut natural) = (None, false);
         let types = match &term.head {
             Head::Literal(literal) => {
                 return Class {
@@ -244,14 +246,16 @@ impl Analysis<Term> for Facts {
                     literal: Some(literal.clone()),
                     phase: Phase::Forward,
                     known: None,
+                    counts: false,
                 };
             }
             Head::Leaf(i) => vec![terms.analysis.leaves[*i as usize].clone()],
-            Head::Result(i) => terms[term.children[0]]
-                .data
-                .types
-                .get(usize::from(*i))
-                .map_or(vec![], |ty| vec![ty.clone()]),
+            Head::Result(i) => {
+                let of = &terms[term.children[0]];
+                natural = *i == 1 && of.nodes.iter().any(|term| term.is_op(OpKind::TopK));
+                let ty = of.data.types.get(usize::from(*i));
+                ty.map_or(vec![], |ty| vec![ty.clone()])
+            }
             Head::Step(_) => step_type(terms, term).map_or(vec![], |ty| vec![ty]),
             Head::Op(_) => {
                 let operands: Option<Vec<&TensorType>> =
@@ -259,11 +263,10 @@ impl Analysis<Term> for Facts {
                 match (term.op(terms), operands) {
                     (Some(op), Some(operands)) => {
                         let types = op.infer(&operands).unwrap_or_default();
-                        place = if let [ty] = types.as_slice() {
-                            known(terms, term, &op, ty)
-                        } else {
-                            None
-                        };
+                        if let [ty] = types.as_slice() {
+                            place = known(terms, term, &op, ty);
+                            natural = counts(terms, term, &op, ty, place.as_ref());
+                        }
                         types
                     }
                     _ => vec![],
@@ -281,6 +284,7 @@ impl Analysis<Term> for Facts {
             literal: None,
             phase,
             known: place,
+            counts: natural,
         }
     }
     fn remake(terms: &mut Terms, _: &Term, id: Id) -> Class {
@@ -291,6 +295,7 @@ impl Analysis<Term> for Facts {
         debug_assert_eq!(a.types, b.types, "equal terms should have equal types");
         a.phase = a.phase.min(b.phase);
         a.known = a.known.take().or(b.known);
+        a.counts |= b.counts;
         // Classes above were made when all traced types were known. So merging gives no new facts
         // for them.
         DidMerge(false, false)
