@@ -3,8 +3,7 @@
 use super::record::{self, Draft, Origin, Wanted};
 use super::{greedy, layout, recompute, relieve, weights};
 use crate::plan::tuning::{
-    CLEARLY, FILLED, FILLED_PER_OCTAVE, HOSTED, LARGE_STEPS, REMAT_STARTS, REMAT_SWAPS, RUNGS,
-    STEPS,
+    CLEARLY, FILLED, FILLED_PER_OCTAVE, HOSTED, REMAT_STARTS, REMAT_SWAPS, RUNGS,
 };
 use crate::plan::{Planner, Problem};
 use rayon::prelude::*;
@@ -119,15 +118,9 @@ fn trajectory_parts<'a>(problem: &'a Problem<'_>) -> Vec<Drafts<'a>> {
     let mixes =
         |taste: &greedy::Taste| matches!(taste, greedy::Taste::Cheaper | greedy::Taste::Block);
     let tastes = greedy::TASTES.into_iter();
-    let tastes = tastes.filter(|taste| !problem.is_large() || mixes(taste));
-    let steps = if problem.is_large() {
-        LARGE_STEPS
-    } else {
-        STEPS
-    };
     tastes
-        .flat_map(|taste| steps.iter().map(move |&step| (taste, step)))
-        .map(|(taste, step)| boxed(move |wanted| greedy::trajectory(problem, taste, step, wanted)))
+        .filter(|taste| !problem.is_large() || mixes(taste))
+        .map(|taste| boxed(move |wanted| greedy::trajectory(problem, taste, wanted)))
         .collect()
 }
 
