@@ -10,7 +10,7 @@ use crate::plan::machine::{DEVICE, HOST};
 use crate::plan::tuning::NOTHING;
 use crate::plan::{Decisions, Illegal, Problem};
 use crate::schedule::sync;
-use crate::sim::simulate;
+use crate::sim::{Timeline, simulate};
 use ir::schedule::{Buffer, BufferData, Schedule};
 use ir::{Plan, Table};
 
@@ -66,12 +66,12 @@ fn run(
 }
 
 /// The figures of a schedule whose buffers live for `lives`: those of a
-/// [`Variant`](crate::schedule::lives::Variant).
+/// [`Variant`](crate::schedule::lives::Variant). Also returns the times of its lines.
 pub fn finish(
     problem: &Problem<'_>,
     schedule: &Schedule,
     lives: &Table<Buffer, Lifetime>,
-) -> Finished {
+) -> (Finished, Timeline) {
     problem.cancel.look();
     let decisions = Decisions::default();
     let context = ScheduleContext {
@@ -86,11 +86,13 @@ pub fn finish(
         (pass.run)(&mut scheduled, &context).expect("every schedule should have places");
     }
     let peak = |pool| scheduled.plan.as_ref().map_or(0, |plan| plan.peak[pool]);
-    Finished {
+    let timeline = simulate(problem.graph, &scheduled.schedule, problem.cost);
+    let figures = Finished {
         peak: peak(DEVICE),
         host: peak(HOST),
-        micros: simulate(problem.graph, &scheduled.schedule, problem.cost).micros,
-    }
+        micros: timeline.micros,
+    };
+    (figures, timeline)
 }
 
 /// True if lines wait for bytes in a schedule that takes `micros` µs with its places, for so long

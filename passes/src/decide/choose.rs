@@ -214,7 +214,8 @@ impl<'a> Entry<'a> {
                 variants(problem, &schedule).into_iter().map(of).collect()
             }
             Known::Lines(schedule, lives) => {
-                let Finished { peak, host, micros } = realise::finish(problem, &schedule, &lives);
+                let (figures, timeline) = realise::finish(problem, &schedule, &lives);
+                let Finished { peak, host, micros } = figures;
                 let (decisions, variant) = (self.draft.decisions.clone(), self.variant);
                 log::debug!(
                     "{variant:?}: {peak} bytes, {host} on the host, {micros:.0} µs; at least \
@@ -235,7 +236,7 @@ impl<'a> Entry<'a> {
                     ..self
                 }];
                 if variant == Variant::WhereFree && realise::waits(problem, &schedule, micros) {
-                    let lives = as_played(problem, &schedule, &lives);
+                    let lives = as_played(&schedule, &timeline);
                     let [peak, host] =
                         [DEVICE, HOST].map(|pool| live_peak(&schedule, &lives, pool));
                     let micros = self.bound.micros;

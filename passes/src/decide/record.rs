@@ -261,9 +261,12 @@ pub fn propose(problem: &Problem<'_>, decisions: &Decisions, drafts: &mut Vec<Dr
 /// Places and simulates drafts in parallel. The records have the order of the drafts.
 pub fn judge(problem: &Problem<'_>, drafts: &[Draft]) -> Vec<Record> {
     let all = |draft| {
-        Variant::ALL
-            .into_iter()
-            .filter_map(move |variant| record(problem, draft, variant, &[]))
+        let mut played = None;
+        Variant::ALL.into_iter().filter_map(move |variant| {
+            let judged = record(problem, draft, variant, played.as_ref(), &[])?;
+            played = judged.played;
+            Some(judged.record)
+        })
     };
     drafts
         .par_iter()
@@ -289,37 +292,36 @@ pub fn judge_best(problem: &Problem<'_>, mut drafts: Vec<Draft>, records: &mut V
             records.len()
         );
         let mut floor: Vec<f64> = drafts.iter().map(|draft| least(problem, draft)).collect();
-        // Whether lines of the variant before waited for bytes.
-        let mut waited = vec![false; drafts.len()];
+        let mut played: Vec<Option<Timeline>> = vec![None; drafts.len()];
         let skips_second = problem.is_large() && problem.heuristics.first_variant_is_fastest;
         for variant in Variant::ALL {
             let known = &records[..];
-            let judged = |((draft, &floor), &waited): ((&Draft, &f64), &bool)| {
-                let is_tried = waited || variant != Variant::AsPlayed;
-                if !is_tried || beaten(problem, known, draft, draft.live, floor) {
+            let judged = |((draft, &floor), played): ((&Draft, &f64), &Option<Timeline>)| {
+                if beaten(problem, known, draft, draft.live, floor) {
                     None
                 } else {
-                    record(problem, draft, variant, known)
+                    record(problem, draft, variant, played.as_ref(), known)
                 }
             };
-            let new: Vec<Option<Record>> = drafts
+            let new: Vec<Option<Judged>> = drafts
                 .par_iter()
                 .zip(&floor)
-                .zip(&waited)
+                .zip(&played)
                 .with_max_len(1)
                 .map(judged)
                 .collect();
-            for ((waited, draft), record) in waited.iter_mut().zip(&drafts).zip(&new) {
-                let least = least(problem, draft) * (1.0 + NOTHING);
-                *waited = record.as_ref().is_some_and(|record| least < record.micros);
+            for (i, judged) in new.into_iter().enumerate() {
+                played[i] = None;
+                if let Some(judged) = judged {
+                    played[i] = judged.played;
+                    if skips_second {
+                        // In the next variant, copies wait for bytes. For large graphs it was
+                        // never faster.
+                        floor[i] = floor[i].max(judged.record.micros);
+                    }
+                    records.push(judged.record);
+                }
             }
-            for (floor, record) in floor.iter_mut().zip(&new).filter(|_| skips_second) {
-                // In the next variant, copies wait for bytes. For large graphs it was never faster.
-                *floor = record
-                    .as_ref()
-                    .map_or(*floor, |record| floor.max(record.micros));
-            }
-            records.extend(new.into_iter().flatten());
         }
         drafts = rest;
     }
@@ -410,41 +412,50 @@ pub fn front(problem: &Problem<'_>, mut drafts: Vec<Draft>) -> Vec<Draft> {
     kept
 }
 
-/// The record of a variant of a draft; `None` if the variant equals the one before, or if known
-/// records beat it.
+/// The record of a variant of a draft.
+struct Judged {
+    record: Record,
+    /// For [`Variant::WhereFree`], the times of its lines, if they wait for bytes.
+    played: Option<Timeline>,
+}
+
+/// Judges a variant of a draft; `played` are the times of the variant before. `None` if the variant
+/// equals the one before, if known records beat it, or if [`Variant::AsPlayed`] has no times.
 fn record(
     problem: &Problem<'_>,
     draft: &Draft,
     variant: Variant,
+    played: Option<&Timeline>,
     known: &[Record],
-) -> Option<Record> {
+) -> Option<Judged> {
+    if variant == Variant::AsPlayed && played.is_none() {
+        return None;
+    }
     let schedule = realise::unnamed(problem, &draft.decisions).ok()?;
-    let of = |variant: Variant| {
-        let mut variants = variants(problem, &schedule).into_iter();
-        variants.find(|(found, _)| *found == variant)
-    };
-    let own = match variant {
-        Variant::AsPlayed => {
-            let (_, free) = of(Variant::WhereFree)?;
-            let micros = realise::finish(problem, &schedule, &free).micros;
-            if !realise::waits(problem, &schedule, micros) {
-                return None;
-            }
-            as_played(problem, &schedule, &free)
+    let own = match played {
+        Some(played) => as_played(&schedule, played),
+        None => {
+            let mut variants = variants(problem, &schedule).into_iter();
+            variants.find(|(found, _)| *found == variant)?.1
         }
-        Variant::ByTime | Variant::WhereFree => of(variant)?.1,
     };
     let live = live_peak(&schedule, &own, DEVICE);
     if beaten(problem, known, draft, live, least(problem, draft)) {
         return None;
     }
-    let Finished { peak, host, micros } = realise::finish(problem, &schedule, &own);
-    Some(Record {
-        origin: draft.origin,
-        decisions: draft.decisions.clone(),
-        peak,
-        host,
-        micros,
-        variant,
+    let (Finished { peak, host, micros }, timeline) = realise::finish(problem, &schedule, &own);
+    let waits = variant == Variant::WhereFree
+        && least(problem, draft) * (1.0 + NOTHING) < micros
+        && realise::waits(problem, &schedule, micros);
+    Some(Judged {
+        record: Record {
+            origin: draft.origin,
+            decisions: draft.decisions.clone(),
+            peak,
+            host,
+            micros,
+            variant,
+        },
+        played: waits.then_some(timeline),
     })
 }

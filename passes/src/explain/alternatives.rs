@@ -46,7 +46,7 @@ impl<'a> Bench<'a> {
         let variants = variants(self.problem, &schedule);
         let finished = variants
             .iter()
-            .map(|(_, lives)| realise::finish(self.problem, &schedule, lives));
+            .map(|(_, lives)| realise::finish(self.problem, &schedule, lives).0);
         let outcomes = finished.map(|r| Outcome {
             micros: r.micros,
             peak: r.peak,

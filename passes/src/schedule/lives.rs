@@ -40,15 +40,17 @@ pub fn lives(
     schedule: &Schedule,
     variant: Variant,
 ) -> Table<Buffer, Lifetime> {
-    let least = alloc::lifetimes(schedule);
-    let timeline = unlimited(problem.graph, schedule, problem.cost);
-    let most = stretched(schedule, &least, &timeline);
+    let [by_time, where_free] = first_two(problem, schedule);
     match variant {
-        Variant::ByTime => most,
-        Variant::WhereFree => where_free(schedule, &least, &most, 0.0),
+        Variant::ByTime => by_time,
+        Variant::WhereFree => where_free,
         Variant::AsPlayed => {
-            let free = where_free(schedule, &least, &most, 0.0);
-            as_played(problem, schedule, &free)
+            let Problem { graph, unit, .. } = *problem;
+            let plan = alloc::allocate_at(schedule, &where_free, unit);
+            let plan = alloc::states_first(graph, schedule, &plan, unit);
+            let mut played = schedule.clone();
+            sync::run(graph, &mut played, &plan);
+            as_played(schedule, &simulate(graph, &played, problem.cost))
         }
     }
 }
@@ -58,27 +60,25 @@ pub fn variants(
     problem: &Problem<'_>,
     schedule: &Schedule,
 ) -> Vec<(Variant, Table<Buffer, Lifetime>)> {
-    let least = alloc::lifetimes(schedule);
-    let timeline = unlimited(problem.graph, schedule, problem.cost);
-    let most = stretched(schedule, &least, &timeline);
-    let free = where_free(schedule, &least, &most, 0.0);
-    let mut variants = vec![(Variant::ByTime, most), (Variant::WhereFree, free)];
+    let [by_time, where_free] = first_two(problem, schedule);
+    let mut variants = vec![(Variant::ByTime, by_time), (Variant::WhereFree, where_free)];
     variants.dedup_by(|a, b| a.1 == b.1);
     variants
 }
 
-/// The lifetimes of [`Variant::AsPlayed`], from those of [`Variant::WhereFree`].
-pub fn as_played(
-    problem: &Problem<'_>,
-    schedule: &Schedule,
-    free: &Table<Buffer, Lifetime>,
-) -> Table<Buffer, Lifetime> {
-    let plan = alloc::allocate_at(schedule, free, problem.unit);
-    let mut played = schedule.clone();
-    sync::run(problem.graph, &mut played, &plan);
-    let timeline = simulate(problem.graph, &played, problem.cost);
+fn first_two(problem: &Problem<'_>, schedule: &Schedule) -> [Table<Buffer, Lifetime>; 2] {
     let least = alloc::lifetimes(schedule);
+    let timeline = unlimited(problem.graph, schedule, problem.cost);
     let most = stretched(schedule, &least, &timeline);
+    let free = where_free(schedule, &least, &most, 0.0);
+    [most, free]
+}
+
+/// The lifetimes of [`Variant::AsPlayed`], from the times of a schedule with the places of
+/// [`Variant::WhereFree`].
+pub fn as_played(schedule: &Schedule, timeline: &Timeline) -> Table<Buffer, Lifetime> {
+    let least = alloc::lifetimes(schedule);
+    let most = stretched(schedule, &least, timeline);
     where_free(schedule, &least, &most, NOTHING)
 }
 
