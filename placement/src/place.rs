@@ -146,9 +146,10 @@ impl Effort {
                 // This is enough for most schedules that are above the bound after all orders. It
                 // costs at most as much as one order. In small schedules a single gap is a larger
                 // share, so they get more. Of 1792 schedules of small models, 2 end more than half
-                // a per cent above the bound; 9 do if the search may examine a quarter as much.
+                // a per cent above the bound if the search may examine half as much, and 9 with an
+                // eighth.
                 let (looked, searched) = match n < 512 {
-                    true => (4_000_000, 16_000_000),
+                    true => (8_000_000, 32_000_000),
                     false => ((2_000 * n).min(8_000_000), 2_000 * n),
                 };
                 Limits {

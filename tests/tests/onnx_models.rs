@@ -238,9 +238,8 @@ fn curve(graph: &Graph) -> (u64, Vec<(u64, f64)>) {
     (compiled.decided.keep_peak, compiled.decided.curve)
 }
 
-/// A step of an ONNX file needs at most 5 % more memory for the same time, down to a third of what
-/// keeping everything needs. Below that, where one tensor of these small models is a large share of
-/// a plan, the step with 5 % more memory takes at most 3 % more time.
+/// For each plan of the model by torch.export, an ONNX file has one that takes no more time and at
+/// most 5 % more memory.
 #[test]
 fn plans_are_as_good_as_those_of_the_same_model_by_torch_export() {
     for (name, files) in TWICE {
@@ -249,8 +248,7 @@ fn plans_are_as_good_as_those_of_the_same_model_by_torch_export() {
             let (keep, ours) = curve(&read(model_name, &options_of(name)).graph);
             assert!(keep as f64 <= 1.01 * their_keep as f64, "{model_name}");
             for &(bytes, micros) in &theirs {
-                let slack = if their_keep <= 3 * bytes { 1.0 } else { 1.03 };
-                let mut near = ours.iter().filter(|plan| plan.1 <= slack * micros);
+                let mut near = ours.iter().filter(|plan| plan.1 <= micros);
                 assert!(
                     near.any(|plan| plan.0 as f64 <= 1.05 * bytes as f64),
                     "{model_name}: no plan for {bytes} bytes takes {micros} us: {ours:?}"

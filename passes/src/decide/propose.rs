@@ -3,7 +3,8 @@
 use super::record::{self, Draft, Origin, Wanted};
 use super::{greedy, layout, recompute, relieve, weights};
 use crate::plan::tuning::{
-    CLEARLY, FILLED, FILLED_PER_OCTAVE, HOSTED, REMAT_STARTS, REMAT_SWAPS, RUNGS,
+    CLEARLY, FILLED, FILLED_PER_OCTAVE, HOSTED, LARGE_STEPS, REMAT_STARTS, REMAT_SWAPS, RUNGS,
+    STEPS,
 };
 use crate::plan::{Planner, Problem};
 use rayon::prelude::*;
@@ -118,9 +119,15 @@ fn trajectory_parts<'a>(problem: &'a Problem<'_>) -> Vec<Drafts<'a>> {
     let mixes =
         |taste: &greedy::Taste| matches!(taste, greedy::Taste::Cheaper | greedy::Taste::Block);
     let tastes = greedy::TASTES.into_iter();
+    let tastes = tastes.filter(|taste| !problem.is_large() || mixes(taste));
+    let steps = if problem.is_large() {
+        LARGE_STEPS
+    } else {
+        STEPS
+    };
     tastes
-        .filter(|taste| !problem.is_large() || mixes(taste))
-        .map(|taste| boxed(move |wanted| greedy::trajectory(problem, taste, wanted)))
+        .flat_map(|taste| steps.iter().map(move |&step| (taste, step)))
+        .map(|(taste, step)| boxed(move |wanted| greedy::trajectory(problem, taste, step, wanted)))
         .collect()
 }
 

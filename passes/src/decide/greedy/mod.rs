@@ -26,8 +26,9 @@ use super::record::{Draft, Wanted, draft};
 use crate::alloc::{lifetimes, live_bytes};
 use crate::plan::machine::{COMPUTE, D2H, DEVICE, H2D};
 use crate::plan::tuning::{
-    GROWTH, JUMP_LADDER, JUMP_TRIES, LARGE_GROWTH, LARGE_STEP, LARGEST_STEP, MISSED, MOST_RERUNS,
-    PATIENCE, STEP, SWAP_LATENCIES, SWAP_OUT_SPARE, SWAP_SPARE,
+    FEW_TENSORS, FINE_JUMP_LADDER, GROWTH, JUMP_LADDER, JUMP_TRIES, LARGE_GROWTH,
+    LARGE_JUMP_LADDER, LARGEST_STEP, MISSED, MOST_RERUNS, PATIENCE, SWAP_LATENCIES, SWAP_OUT_SPARE,
+    SWAP_SPARE,
 };
 use crate::plan::{Decisions, Means, Problem};
 use crate::realise;
@@ -50,9 +51,10 @@ pub fn keep(problem: &Problem<'_>) -> Vec<Draft> {
     drafts
 }
 
-/// The drafts of one trajectory, in its order, as far as they are wanted.
-pub fn trajectory(problem: &Problem<'_>, taste: Taste, wanted: &Wanted) -> Vec<Draft> {
-    let Some(mut trajectory) = Trajectory::new(problem, taste, wanted) else {
+/// The drafts of one trajectory, in its order, as far as they are wanted. Its first round lowers the
+/// peak by the share `step`.
+pub fn trajectory(problem: &Problem<'_>, taste: Taste, step: f64, wanted: &Wanted) -> Vec<Draft> {
+    let Some(mut trajectory) = Trajectory::new(problem, taste, step, wanted) else {
         return vec![];
     };
     while trajectory.round() {}
@@ -81,7 +83,12 @@ struct Trajectory<'a> {
 
 impl<'a> Trajectory<'a> {
     /// A trajectory that keeps everything; `None` if the graph cannot be kept.
-    fn new(problem: &'a Problem<'a>, taste: Taste, wanted: &'a Wanted) -> Option<Trajectory<'a>> {
+    fn new(
+        problem: &'a Problem<'a>,
+        taste: Taste,
+        step: f64,
+        wanted: &'a Wanted,
+    ) -> Option<Trajectory<'a>> {
         let decisions = problem.start();
         let schedule = realise::unnamed(problem, &decisions).ok()?;
         let lowest = live(&schedule).into_iter().max().unwrap_or(0);
@@ -96,7 +103,7 @@ impl<'a> Trajectory<'a> {
             timeline,
             drafts,
             banned: BTreeSet::new(),
-            step: if problem.is_large() { LARGE_STEP } else { STEP },
+            step,
             lowest,
             fruitless: 0,
         })
@@ -200,9 +207,14 @@ pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste, wanted: &Wanted) 
         live: live(&schedule),
         round: Round::new(problem, &base, &schedule, &timeline, &none_banned, taste),
     };
-    let mut target = start.live.iter().copied().max().unwrap_or(0) as f64;
+    let peak = start.live.iter().copied().max().unwrap_or(0) as f64;
+    let mut target = peak;
     loop {
-        target *= JUMP_LADDER[usize::from(problem.is_large())];
+        target *= match problem.is_large() {
+            true => LARGE_JUMP_LADDER,
+            false if target < FEW_TENSORS * peak => FINE_JUMP_LADDER,
+            false => JUMP_LADDER,
+        };
         let Some(built) = start.jump(target) else {
             return drafts;
         };
