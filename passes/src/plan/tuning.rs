@@ -123,12 +123,12 @@ pub const LARGE_STEPS: &[f64] = &[0.06];
 pub const LARGE_GROWTH: f64 = 1.08;
 /// Factor from one target of a ladder of jumps to the next.
 pub const JUMP_LADDER: f64 = 0.9;
-/// [`JUMP_LADDER`] for targets below the share [`FEW_TENSORS`] of the start's peak: its square root,
-/// so that no target of the other ladder is lost.
+/// [`JUMP_LADDER`] for targets below the share [`FEW_TENSORS`] of the start's peak. It is the square
+/// root, so every second target is one of the coarser ladder.
 pub const FINE_JUMP_LADDER: f64 = 0.948_683;
 /// [`JUMP_LADDER`] for large graphs.
 pub const LARGE_JUMP_LADDER: f64 = 0.8;
-/// Share of the peak at the start of a ladder. Below it one tensor is a large share of what is left.
+/// Share of the peak at the start of a ladder. Below it, one tensor is a large share of the rest.
 pub const FEW_TENSORS: f64 = 0.4;
 /// Rounds to reach the target of a jump. Reruns take bytes that are known only after the lines are
 /// built.

@@ -51,8 +51,8 @@ pub fn keep(problem: &Problem<'_>) -> Vec<Draft> {
     drafts
 }
 
-/// The drafts of one trajectory, in its order, as far as they are wanted. Its first round lowers the
-/// peak by the share `step`.
+/// The drafts of one trajectory, in its order, as far as they are wanted. Its first round lowers
+/// the peak by the share `step`.
 pub fn trajectory(problem: &Problem<'_>, taste: Taste, step: f64, wanted: &Wanted) -> Vec<Draft> {
     let Some(mut trajectory) = Trajectory::new(problem, taste, step, wanted) else {
         return vec![];
