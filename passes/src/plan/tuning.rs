@@ -123,8 +123,8 @@ pub const LARGE_STEPS: &[f64] = &[0.06];
 pub const LARGE_GROWTH: f64 = 1.08;
 /// Factor from one target of a ladder of jumps to the next.
 pub const JUMP_LADDER: f64 = 0.9;
-/// [`JUMP_LADDER`] for targets below the share [`FEW_TENSORS`] of the start's peak. It is the square
-/// root, so every second target is one of the coarser ladder.
+/// [`JUMP_LADDER`] for targets below the share [`FEW_TENSORS`] of the start's peak. It is the
+/// square root, so every second target is one of the coarser ladder.
 pub const FINE_JUMP_LADDER: f64 = 0.948_683;
 /// [`JUMP_LADDER`] for large graphs.
 pub const LARGE_JUMP_LADDER: f64 = 0.8;
