@@ -97,7 +97,7 @@ pub(super) fn known(terms: &Terms, term: &Term, op: &Op, ty: &TensorType) -> Opt
     let at_most = |known: Option<Known>| known?.condition(shape);
     let difference = || read(0)?.combine(1, &read(1)?, -1);
     let above = |x: Option<i64>| of(0)?.clone().plus(x?.checked_neg()?);
-    let counts = || operands.first().is_some_and(|x| x.counts);
+    let never_negative = || operands.first().is_some_and(|x| x.never_negative);
     match op {
         Op::Arange(a) => Some(Known {
             offset: integer(a.start)?,
@@ -192,7 +192,9 @@ pub(super) fn known(terms: &Terms, term: &Term, op: &Op, ty: &TensorType) -> Opt
         Op::Eq if numbers(&operands) => equal(difference()?, true),
         Op::Ne if numbers(&operands) => equal(difference()?, false),
         Op::LeScalar(a) if numbers(&operands) => at_most(above(integer(a.value))),
-        Op::LtScalar(a) if counts() && integer(a.value)? <= 0 => Some(constant(false, shape.len())),
+        Op::LtScalar(a) if never_negative() && integer(a.value)? <= 0 => {
+            Some(constant(false, shape.len()))
+        }
         Op::LtScalar(a) if numbers(&operands) => at_most(above(integer(a.value))?.plus(1)),
         Op::GeScalar(a) if numbers(&operands) => at_most(above(integer(a.value))?.scaled(-1)),
         Op::GtScalar(a) if numbers(&operands) => {
@@ -215,14 +217,18 @@ pub(super) fn known(terms: &Terms, term: &Term, op: &Op, ty: &TensorType) -> Opt
 
 /// Whether a term's result of type `ty`, whose formula is `known`, has integers of which none is
 /// negative.
-pub(super) fn counts(
+pub(super) fn is_never_negative(
     terms: &Terms,
     term: &Term,
     op: &Op,
     ty: &TensorType,
     known: Option<&Known>,
 ) -> bool {
-    let of = |n| term.operands(terms).take(n).all(|id| terms[id].data.counts);
+    let of = |n| {
+        term.operands(terms)
+            .take(n)
+            .all(|id| terms[id].data.never_negative)
+    };
     ty.dtype() == DType::I64
         && match op {
             Op::Reshape(_) | Op::Expand(_) | Op::Permute(_) | Op::Slice(_) => of(1),

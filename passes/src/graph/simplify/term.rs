@@ -5,7 +5,7 @@
 //!
 //! Each class of equal terms has types. A rule whose sides have different types is not applied.
 
-use super::known::{Known, counts, known};
+use super::known::{Known, is_never_negative, known};
 use egg::{Analysis, DidMerge, EGraph, FromOp, FromOpError, Id, Language};
 use ir::graph::Phase;
 use ir::op::{Attr, Op, OpKind, attributes};
@@ -71,7 +71,7 @@ pub(super) struct Class {
     /// The formula of its numbers, if they depend only on their coordinates.
     pub(super) known: Option<Known>,
     /// Whether it has integers of which none is negative, such as positions.
-    pub(super) counts: bool,
+    pub(super) never_negative: bool,
 }
 
 /// The analysis: the types of the leaves, from which all others follow.
@@ -238,7 +238,7 @@ impl Analysis<Term> for Facts {
     type Data = Class;
 
     fn make(terms: &mut Terms, term: &Term, _: Id) -> Class {
-        let (mut place, mut natural) = (None, false);
+        let (mut place, mut never_negative) = (None, false);
         let types = match &term.head {
             Head::Literal(literal) => {
                 return Class {
@@ -246,13 +246,13 @@ impl Analysis<Term> for Facts {
                     literal: Some(literal.clone()),
                     phase: Phase::Forward,
                     known: None,
-                    counts: false,
+                    never_negative: false,
                 };
             }
             Head::Leaf(i) => vec![terms.analysis.leaves[*i as usize].clone()],
             Head::Result(i) => {
                 let of = &terms[term.children[0]];
-                natural = *i == 1 && of.nodes.iter().any(|term| term.is_op(OpKind::TopK));
+                never_negative = *i == 1 && of.nodes.iter().any(|term| term.is_op(OpKind::TopK));
                 let ty = of.data.types.get(usize::from(*i));
                 ty.map_or(vec![], |ty| vec![ty.clone()])
             }
@@ -265,7 +265,8 @@ impl Analysis<Term> for Facts {
                         let types = op.infer(&operands).unwrap_or_default();
                         if let [ty] = types.as_slice() {
                             place = known(terms, term, &op, ty);
-                            natural = counts(terms, term, &op, ty, place.as_ref());
+                            never_negative =
+                                is_never_negative(terms, term, &op, ty, place.as_ref());
                         }
                         types
                     }
@@ -284,7 +285,7 @@ impl Analysis<Term> for Facts {
             literal: None,
             phase,
             known: place,
-            counts: natural,
+            never_negative,
         }
     }
     fn remake(terms: &mut Terms, _: &Term, id: Id) -> Class {
@@ -295,7 +296,7 @@ impl Analysis<Term> for Facts {
         debug_assert_eq!(a.types, b.types, "equal terms should have equal types");
         a.phase = a.phase.min(b.phase);
         a.known = a.known.take().or(b.known);
-        a.counts |= b.counts;
+        a.never_negative |= b.never_negative;
         // Classes above were made when all traced types were known. So merging gives no new facts
         // for them.
         DidMerge(false, false)
