@@ -2,7 +2,7 @@
 //!
 //! A front end implements [`Arguments`] for its calls and makes a [`Call`] of each. An operator
 //! reads its arguments from the call by name and plans nodes with it: a single op ([`Call::step`]),
-//! or a composition of several (`elementwise`, `index`, `norm`, `product`, `reduce`, `shape`,
+//! or a composition of several (`elementwise`, `fourier`, `index`, `norm`, `product`, `reduce`, `shape`,
 //! `source`). The result is a [`Plan`], which [`Plan::add_to`] adds to the graph. A call that
 //! cannot be expressed leaves no trace in the graph; [`Plan::external`] makes one `extern` node of
 //! it, so that the graph can still be planned.
@@ -16,6 +16,7 @@ mod dims;
 mod einsum;
 mod elementwise;
 mod error;
+mod fourier;
 mod index;
 mod loss;
 mod model;
@@ -36,6 +37,7 @@ pub use call::{Attrs, Call};
 pub use dims::{Range, attr_ints, count, wrap};
 pub use elementwise::Rounding;
 pub use error::{Error, FileError, Result};
+pub use fourier::Transform;
 pub use index::Indexed;
 pub use model::{Tensor, Unsupported};
 pub use norm::{Saved, Weights, statistics};

@@ -207,8 +207,9 @@ struct Strided {
 
 impl Strided {
     fn new(meta: &TensorMeta) -> Result<Strided, String> {
-        let dtype = schema::dtype(meta.dtype)
-            .ok_or_else(|| format!("element type {} is not known", meta.dtype))?;
+        let part = schema::part(meta.dtype);
+        let dtype = schema::dtype(meta.dtype).or(part);
+        let dtype = dtype.ok_or_else(|| format!("element type {} is not known", meta.dtype))?;
         if meta.layout != schema::STRIDED {
             return Err(format!("layout {} is not strided", meta.layout));
         }
@@ -230,12 +231,27 @@ impl Strided {
                 strides.len()
             ));
         }
-        Ok(Strided {
+        let strided = Strided {
             dtype,
             sizes,
             strides,
             offset: number(&meta.storage_offset)?,
-        })
+        };
+        match part {
+            Some(_) => strided.of_parts(),
+            None => Ok(strided),
+        }
+    }
+    /// Complex numbers as pairs of parts, which are the last dimension.
+    fn of_parts(mut self) -> Result<Strided, String> {
+        let doubled = |n: u64| n.checked_mul(2).ok_or("a stride overflows");
+        for stride in &mut self.strides {
+            *stride = doubled(*stride)?;
+        }
+        self.offset = doubled(self.offset)?;
+        self.sizes.push(2);
+        self.strides.push(1);
+        Ok(self)
     }
     /// Checks that a tensor that is not empty lies within `bytes` bytes.
     fn check(&self, bytes: u64) -> Result<(), String> {

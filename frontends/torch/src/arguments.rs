@@ -82,6 +82,8 @@ impl Arguments for NodeArguments<'_, '_> {
             },
             &Argument::Int(i) => lower::Argument::Number(Scalar::Int(i)),
             &Argument::Float(x) => lower::Argument::Number(Scalar::Float(x)),
+            // The imaginary part: see `Import::complex_call`.
+            &Argument::Complex(x) => lower::Argument::Number(Scalar::Float(x.real)),
             &Argument::Bool(b) => lower::Argument::Number(Scalar::Bool(b)),
             Argument::SymInt(symbol) => {
                 lower::Argument::Number(Scalar::Int(self.symbols.named(symbol)?))
@@ -91,7 +93,7 @@ impl Arguments for NodeArguments<'_, '_> {
             Argument::Bools(list) => lower::Argument::Bools(list.clone()),
             Argument::String(text) => lower::Argument::Text(text.clone()),
             &Argument::ScalarType(number) => {
-                let dtype = schema::dtype(number);
+                let dtype = schema::dtype(number).or(schema::part(number));
                 let dtype = dtype.ok_or_else(|| format!("element type {number} is not known"))?;
                 lower::Argument::Type(dtype)
             }

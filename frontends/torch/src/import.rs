@@ -5,6 +5,8 @@
 //! a call that the op table cannot express is an `extern` node and is listed in
 //! [`Model::unsupported`]; names are unique.
 
+mod complex;
+
 use crate::archive::{Archive, json};
 use crate::arguments::NodeArguments;
 use crate::attribution::{self, Place, Roots, Source, Tag, Traced};
@@ -92,6 +94,8 @@ struct Import<'a> {
     symbols: Symbols<'a>,
     graph: Graph,
     names: Names<'a>,
+    /// The imaginary parts of complex tensors, by name; `names` has the real parts.
+    imaginary: BTreeMap<&'a str, Value>,
     generator: Generator,
     unsupported: Vec<Unsupported>,
     /// Paths that name one parameter. The first of them in the file becomes a state.
@@ -119,6 +123,7 @@ impl<'a> Import<'a> {
             symbols,
             graph: Graph::new(name),
             names: Names::default(),
+            imaginary: BTreeMap::new(),
             generator: Generator::new(rng),
             unsupported: vec![],
             tied,
@@ -143,7 +148,7 @@ impl<'a> Import<'a> {
         Ok((self.graph, self.unsupported))
     }
 
-    /// A tensor's type in the file.
+    /// A tensor's type in the file: that of its parts if it is complex.
     fn declared(&mut self, name: &str) -> Result<TensorType, Error> {
         let meta = self.program.graph_module.graph.tensor_values.get(name);
         let meta =
@@ -159,6 +164,7 @@ impl<'a> Import<'a> {
         }
     }
 
+    /// The tensor that leaves the graph under a name.
     fn lookup(&mut self, name: &'a str) -> Result<Value, Error> {
         let place = Place {
             phase: Phase::Forward,
@@ -166,10 +172,11 @@ impl<'a> Import<'a> {
             is_pure: true,
         };
         self.refresh(name, &place)?;
-        self.value(name)
+        let value = self.value(name)?;
+        self.whole(name, value)
     }
 
-    /// The value that a name has now.
+    /// The value that a name has now: the real part of a complex one.
     fn value(&self, name: &str) -> Result<Value, Error> {
         self.names
             .values()
@@ -188,9 +195,9 @@ impl<'a> Import<'a> {
                     arg: Argument::Tensor(name),
                 } => {
                     check_name(name)?;
-                    let ty = self.declared(name)?;
+                    let ty = self.stored(name)?;
                     let value = self.graph.add_input(name, ty);
-                    self.bind(name, value)?;
+                    self.bind_stored(name, value)?;
                     continue;
                 }
                 InputSpec::Parameter {
@@ -213,9 +220,9 @@ impl<'a> Import<'a> {
             if !paths.insert(path) {
                 return Err(Error::new(path, "two inputs of the graph have this path"));
             }
-            let ty = self.declared(&arg.name)?;
+            let ty = self.stored(&arg.name)?;
             if let Some(value) = self.tied_to(path, &ty) {
-                self.bind(&arg.name, value)?;
+                self.bind_stored(&arg.name, value)?;
                 continue;
             }
             let kind = match kind {
@@ -223,7 +230,7 @@ impl<'a> Import<'a> {
                 kind => kind,
             };
             let value = self.graph.add_state(&arg.name, path, kind, ty);
-            self.bind(&arg.name, value)?;
+            self.bind_stored(&arg.name, value)?;
         }
         Ok(())
     }
@@ -379,6 +386,9 @@ impl<'a> Import<'a> {
         for name in tensor_names(&node.inputs) {
             self.refresh(name, place)?;
             operands.push(self.value(name)?);
+        }
+        if self.has_complex(node) {
+            return self.complex_call(node, label, names, &types, place);
         }
 
         let whole_call = |e: lower::Error| Error::new("", e.to_string());
@@ -671,7 +681,9 @@ impl<'a> Import<'a> {
                 .names
                 .values()
                 .get(name)
-                .filter(|&&after| after != data.before);
+                .filter(|&&after| after != data.before)
+                // No call writes into a part of a complex tensor.
+                .filter(|_| !self.imaginary.contains_key(name));
             if let (Some(&after), false) = (written, given.contains(&state)) {
                 afters.push((state, after));
             }
@@ -867,12 +879,9 @@ fn check_name(name: &str) -> Result<(), Error> {
 }
 
 fn tensor_type<'a>(meta: &'a TensorMeta, symbols: &mut Symbols<'a>) -> Result<TensorType, String> {
-    let dtype: DType = schema::dtype(meta.dtype).ok_or_else(|| {
-        format!(
-            "element type {} has no counterpart here (complex numbers, for one)",
-            meta.dtype
-        )
-    })?;
+    let dtype: Option<DType> = schema::dtype(meta.dtype).or(schema::part(meta.dtype));
+    let dtype =
+        dtype.ok_or_else(|| format!("element type {} has no counterpart here", meta.dtype))?;
     if meta.layout != schema::STRIDED {
         return Err(format!("layout {} is not strided", meta.layout));
     }

@@ -151,8 +151,17 @@ pub(crate) struct JointStep {
     pub(crate) tied: Vec<Vec<String>>,
 }
 
-/// An element type by its number in the schema. Complex types, `u16` and the `fnuz` types have no
-/// counterpart.
+/// The element type of the parts of complex numbers, by the type's number in the schema.
+pub(crate) fn part(number: i64) -> Option<DType> {
+    match number {
+        10 => Some(DType::F32),
+        11 => Some(DType::F64),
+        _ => None,
+    }
+}
+
+/// An element type by its number in the schema. Complex types (see [`part`]), `u16` and the `fnuz`
+/// types have no counterpart.
 pub(crate) fn dtype(number: i64) -> Option<DType> {
     Some(match number {
         1 => DType::U8,
@@ -195,6 +204,7 @@ pub(crate) enum Argument {
     Ints(Vec<Item>),
     Float(f64),
     Floats(Vec<f64>),
+    Complex(Complex),
     Bool(bool),
     Bools(Vec<bool>),
     String(String),
@@ -205,6 +215,13 @@ pub(crate) enum Argument {
     Region(Box<Graph>),
     /// Something that none of our ops accepts: a device, a memory format, an object.
     Other,
+}
+
+/// A complex number.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(crate) struct Complex {
+    pub(crate) real: f64,
+    pub(crate) imag: f64,
 }
 
 /// A graph with its name.
@@ -313,6 +330,7 @@ impl<'de> Deserialize<'de> for Argument {
                         let list: Result<_, _> = list.into_iter().map(Float::value).collect();
                         Argument::Floats(list?)
                     }
+                    "as_complex" => Argument::Complex(map.next_value()?),
                     "as_bool" => Argument::Bool(map.next_value()?),
                     "as_bools" => Argument::Bools(map.next_value()?),
                     "as_string" => Argument::String(map.next_value()?),

@@ -1,11 +1,11 @@
-//! Signals: window functions, and Fourier transforms as products with matrices of cosines and
-//! sines. A complex number is a last dimension of size 2.
+//! Signals: window functions, and Fourier transforms. A complex number is a last dimension of size
+//! 2.
 
 use super::inputs::{Inputs, Row, flag, op_with};
 use crate::tensor;
 use ir::DType;
 use ir::op::OpKind;
-use lower::{Call, Indexed, Operand, Ref, Result, Results, Scalar, ensure, one, wrap};
+use lower::{Call, Indexed, Ref, Result, Results, Scalar, Transform, ensure, one, wrap};
 use std::f64::consts::PI;
 
 pub(super) const OPS: &[Row] = &[
@@ -19,9 +19,6 @@ pub(super) const OPS: &[Row] = &[
     op_with("DFT", &[1, 2], transform),
     op_with("STFT", &[1, 3], frames),
 ];
-
-/// The longest transform: its matrix has this many rows and columns.
-const LONGEST: u64 = 1 << 14;
 
 /// `a + b cos(2 pi i / n) + c cos(4 pi i / n)`
 fn cosines(c: &mut Call<'_>, inputs: &Inputs<'_>, factors: [f64; 3]) -> Result<Results> {
@@ -44,15 +41,6 @@ fn cosines(c: &mut Call<'_>, inputs: &Inputs<'_>, factors: [f64; 3]) -> Result<R
     one(c.cast(sum, dtype)?)
 }
 
-/// A transform along one dimension.
-struct Transform {
-    /// Its length. The signal is cut or followed by zeros.
-    n: u64,
-    inverse: bool,
-    /// Of a real signal, only the first half of the spectrum is given or made.
-    onesided: bool,
-}
-
 fn transform(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     let (inverse, onesided) = (flag(c, "inverse", false)?, flag(c, "onesided", false)?);
     let x = inputs.at(c, 0)?;
@@ -70,103 +58,31 @@ fn transform(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     };
     let transform = Transform {
         n,
-        inverse,
-        onesided,
+        is_forward: !inverse,
+        from_half: inverse && onesided,
+        to_half: !inverse && onesided,
+        factor: if inverse { 1.0 / n.max(1) as f64 } else { 1.0 },
     };
-    one(transform.along(c, x, axis)?)
+    one(spectrum(c, transform, x, axis)?)
 }
 
-impl Transform {
-    fn along(&self, c: &mut Call<'_>, x: Ref, axis: usize) -> Result<Ref> {
-        let rank = c.rank(x);
-        let parts = c.shape_of(x)[rank - 1];
-        ensure(axis + 1 < rank, "transforms the parts of complex numbers")?;
-        ensure(
-            (1..=2).contains(&parts),
-            "the last dimension is no complex number",
-        )?;
-        ensure(
-            (1..=LONGEST).contains(&self.n),
-            "a transform of this length",
-        )?;
-        let half = self.n / 2 + 1;
-        let is_half = |given: bool| self.onesided && given;
-        let wanted = if is_half(self.inverse) { half } else { self.n };
-        let x = sized(c, x, axis, wanted)?;
-        // The transformed dimension becomes the last one.
-        let others: Vec<usize> = (0..rank - 1).filter(|&d| d != axis).collect();
-        let order: Vec<usize> = others.iter().copied().chain([axis, rank - 1]).collect();
-        let x = c.permute(x, &order)?;
-        let made = if is_half(!self.inverse) { half } else { self.n };
-        let [cos, sin] = self.matrices(c, wanted, made, c.dtype(x))?;
-        let part = |c: &mut Call<'_>, i: i64| c.select(x, rank - 1, i);
-        let real = part(c, 0)?;
-        let mut y = [c.general_product(real, cos)?, c.general_product(real, sin)?];
-        if parts == 2 {
-            let imaginary = part(c, 1)?;
-            let turned = c.general_product(imaginary, sin)?;
-            y[0] = c.step(OpKind::Sub, &[], &[y[0], turned])?;
-            let kept = c.general_product(imaginary, cos)?;
-            y[1] = c.step(OpKind::Add, &[], &[y[1], kept])?;
-        }
-        let is_real = is_half(self.inverse);
-        let list = if is_real { vec![y[0]] } else { y.to_vec() };
-        let y = c.stack(list, rank - 1, c.dtype(x))?;
-        let back: Vec<usize> = (0..rank)
-            .map(|d| order.iter().position(|&o| o == d).unwrap_or(d))
-            .collect();
-        c.permute(y, &back)
-    }
-
-    /// The cosines and, with its sign, the sines of `2 pi i j / n`, as matrices.
-    fn matrices(
-        &self,
-        c: &mut Call<'_>,
-        rows: u64,
-        columns: u64,
-        dtype: DType,
-    ) -> Result<[Ref; 2]> {
-        let i = c.arange(DType::I64, rows, Scalar::Int(0), Scalar::Int(1))?;
-        let i = c.reshape(i, &[rows, 1])?;
-        let j = c.arange(DType::I64, columns, Scalar::Int(0), Scalar::Int(1))?;
-        let turns = c.step(OpKind::Mul, &[], &[i, j])?;
-        let n = Operand::Scalar(Scalar::Int(self.n as i64));
-        let turns = c.remainder(Operand::Tensor(turns), n, DType::I64)?;
-        let turns = c.cast(turns, DType::F64)?;
-        let sign = if self.inverse { 1.0 } else { -1.0 };
-        let step = Scalar::Float(sign * 2.0 * PI / self.n as f64);
-        let angle = c.scalar_step(OpKind::MulScalar, turns, step)?;
-        let mut both = [c.map(OpKind::Cos, angle)?, c.map(OpKind::Sin, angle)?];
-        for matrix in &mut both {
-            if self.inverse {
-                let share = Scalar::Float(1.0 / self.n as f64);
-                *matrix = c.scalar_step(OpKind::MulScalar, *matrix, share)?;
-            }
-            if self.inverse && self.onesided {
-                // The second half mirrors the first, except the ends, which stand alone.
-                let ends = if self.n.is_multiple_of(2) { 2 } else { 1 };
-                let inner = rows.saturating_sub(ends);
-                let twice = c.full(Scalar::Int(2), DType::F64, &[inner, 1])?;
-                let pad = [0, 0, 1, rows as i64 - inner as i64 - 1];
-                let times = c.pad(twice, &pad, Scalar::Int(1))?;
-                *matrix = c.step(OpKind::Mul, &[], &[*matrix, times])?;
-            }
-            *matrix = c.cast(*matrix, dtype)?;
-        }
-        Ok(both)
-    }
-}
-
-/// `x` cut along a dimension, or with zeros after it.
-fn sized(c: &mut Call<'_>, x: Ref, axis: usize, size: u64) -> Result<Ref> {
-    let shape = c.shape_of(x);
-    if shape[axis] == size {
-        return Ok(x);
-    }
-    let mut pad = vec![0; 2 * (shape.len() - axis)];
-    let last = pad.len() - 1;
-    pad[last] = size as i64 - shape[axis] as i64;
-    c.pad(x, &pad, Scalar::Int(0))
+/// The transform of complex numbers, or of real ones, whose last dimension has the size 1. The
+/// signal is cut or followed by zeros.
+fn spectrum(c: &mut Call<'_>, it: Transform, x: Ref, axis: usize) -> Result<Ref> {
+    let last = c.rank(x) - 1;
+    let parts = c.shape_of(x)[last];
+    ensure(axis < last, "transforms the parts of complex numbers")?;
+    ensure(
+        (1..=2).contains(&parts),
+        "the last dimension is no complex number",
+    )?;
+    let size = if it.from_half { it.n / 2 + 1 } else { it.n };
+    let x = c.resized(x, axis, size)?;
+    let real = c.select(x, last, 0)?;
+    let imaginary = (parts == 2).then(|| c.select(x, last, 1)).transpose()?;
+    let (real, imaginary) = it.along(c, (real, imaginary), axis)?;
+    let parts = std::iter::once(real).chain(imaginary).collect();
+    c.stack(parts, last, c.dtype(real))
 }
 
 /// The transforms of parts of a signal, which may overlap.
@@ -197,8 +113,10 @@ fn frames(c: &mut Call<'_>, inputs: &Inputs<'_>) -> Result<Results> {
     }
     let transform = Transform {
         n: size,
-        inverse: false,
-        onesided,
+        is_forward: true,
+        from_half: false,
+        to_half: onesided,
+        factor: 1.0,
     };
-    one(transform.along(c, x, 2)?)
+    one(spectrum(c, transform, x, 2)?)
 }

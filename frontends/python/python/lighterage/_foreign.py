@@ -39,8 +39,8 @@ TYPES = {
     torch.float32,
     torch.float64,
 }
-# The compiler has these too, but they cannot be lent.
-PLANNED = TYPES | {torch.float8_e4m3fn, torch.float8_e5m2}
+# The compiler has these too, but they cannot be lent. Complex tensors are pairs of real ones there.
+PLANNED = TYPES | {torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.complex128}
 # The largest number of results of a launch.
 MOST_RESULTS = 62
 # The largest number of operators that a warning lists.
@@ -152,7 +152,7 @@ def _bytes(n: float) -> str:
 
 
 def check(graph: fx.Graph) -> None:
-    """Refuse a graph with tensors for which there is no memory: of complex numbers, sparse, of unknown sizes.
+    """Refuse a graph with tensors for which there is no memory: sparse ones, and those of unknown sizes.
 
     Raises Unsupported.
     """
@@ -178,8 +178,6 @@ def _why_not(value: Any) -> str | None:
         return None
     if value.layout != torch.strided:
         return f"its layout is {str(value.layout).removeprefix('torch.')}, and only dense tensors have a place"
-    if value.dtype.is_complex:
-        return "it has complex numbers, for which there is no memory"
     if value.dtype not in PLANNED:
         return f"its elements are {str(value.dtype).removeprefix('torch.')}, for which there is no memory"
     if any(_number(size) is None for size in value.shape):

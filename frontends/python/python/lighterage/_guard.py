@@ -189,6 +189,8 @@ class Batch:
         self._tensors = [isinstance(leaf, torch.Tensor) for leaf in leaves]
         self.names: list[str] = names_of(signature(model, loss_fn), args, kwargs)
         """Of all leaves."""
+        self.likes = [leaf.to("meta") if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+        """Types and shapes of all leaves, without their elements."""
         # A batch that is nothing but tensors can be compared without its tree.
         given = [*args, *kwargs.values()]
         self._is_flat = all(self._tensors) and list(map(id, given)) == list(map(id, leaves))

@@ -237,10 +237,14 @@ def _values_of_transformers(group: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def lent(machine: Machine, kind: str, name: str) -> torch.Tensor:
-    """The tensor of an `input`, an `output` or a `state` in the machine's memory, which it keeps alive."""
+def lent(machine: Machine, kind: str, name: str, like: torch.Tensor | None = None) -> torch.Tensor:
+    """The tensor of an `input`, an `output` or a `state` in the machine's memory, which it keeps alive.
+
+    like: the tensor that it stands for, if that may be complex.
+    """
     tensor: torch.Tensor = from_dlpack(machine.view(kind, name))
-    return tensor
+    is_pairs = like is not None and like.is_complex() and tensor.dim() == like.dim() + 1
+    return torch.view_as_complex(tensor) if is_pairs else tensor
 
 
 def write_bytes(tensor: torch.Tensor, data: bytes) -> None:
@@ -306,7 +310,7 @@ class State:
         for path, parameter in paths.items():
             moments = kind.moments_of(parameter, is_whole=id(parameter) in whole)
             names = [*moments, *(name for name in (_MASTER, _LOW) if f"{name}.{path}" in states)]
-            self._moments[path] = {name: lent(machine, "state", f"{name}.{path}") for name in names}
+            self._moments[path] = {name: lent(machine, "state", f"{name}.{path}", parameter) for name in names}
         if any(view.dtype != paths[path].dtype for path, views in self._moments.items() for view in views.values()):
             optim.keep_types(optimizer)
         # What the user gets of them: other tensors, which a program may move without moving ours.

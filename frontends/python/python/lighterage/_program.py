@@ -222,7 +222,8 @@ class _States:
             tensor = primals[index]
             known[index] = tensor.data_ptr()
             indices.append(index)
-            if tensor.data_ptr() % ALIGN or not tensor.is_contiguous() or tensor.device != self._on:
+            is_plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+            if tensor.data_ptr() % ALIGN or not is_plain or tensor.device != self._on:
                 tensor, is_staged = self._copied(source.index, tensor), True
             addresses.append(tensor.data_ptr())
         # A copy is made anew at each call.

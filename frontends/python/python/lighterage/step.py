@@ -73,7 +73,7 @@ def plan(
         of the loss has the defaults of torch's GradScaler.
     The others are those of `compile`. Calls that have no kernel are planned, and listed in `plan.unsupported`.
 
-    Raises CaptureError, Infeasible, Error. Unsupported: there is no memory for a tensor, such as a complex one.
+    Raises CaptureError, Infeasible, Error. Unsupported: there is no memory for a tensor, such as a sparse one.
     """
     name = optimizer if isinstance(optimizer, str) else _optimizer.kind_of(optimizer).name
     _check_loss(loss_fn)
@@ -183,7 +183,7 @@ def compile(
         runs. So the example should be the largest batch: a larger one gets memory of its own, and parameters and
         moments are copied when its plan runs. Where there are no more plans, a batch of a new shape is a ShapeError.
 
-    Raises CaptureError: the model cannot be traced. Unsupported: there is no memory for a tensor, such as a complex
+    Raises CaptureError: the model cannot be traced. Unsupported: there is no memory for a tensor, such as a sparse
     one; an operation has no kernel, and PyTorch may not or cannot compute it; or the optimizer has no counterpart.
     Infeasible: no plan fits. MismatchError: the check failed. Error: everything else.
     """
@@ -362,7 +362,8 @@ class Step:
         parameters = dict(model.named_parameters(remove_duplicate=False))
         tensors = parameters | dict(model.named_buffers(remove_duplicate=False))
         self._states = dict(machine.states)
-        views = {path: _optimizer.lent(machine, "state", path) for path in self._states if path in tensors}
+        held = {path: tensors[path] for path in self._states if path in tensors}
+        views = {path: _optimizer.lent(machine, "state", path, tensor) for path, tensor in held.items()}
         self._guard = Guard(model, views)
         self._bound = self._guard.bound
         for path in views:
@@ -597,7 +598,7 @@ def _feed(view: torch.Tensor, leaf: torch.Tensor) -> None:
     Torch shares a copy of many elements among its threads. They then wait for more work without sleep, and take the
     processor from the step.
     """
-    if leaf.is_cpu and view.is_cpu and leaf.is_contiguous() and not leaf.is_neg():
+    if leaf.is_cpu and view.is_cpu and leaf.is_contiguous() and not leaf.is_neg() and not leaf.is_conj():
         ctypes.memmove(view.data_ptr(), leaf.data_ptr(), view.nbytes)
     else:
         view.copy_(leaf)
@@ -615,7 +616,9 @@ class _Run:
         # Each batch of several has inputs of its own.
         suffixes = [f".{k}" for k in range(several)] if several > 1 else [""]
         names = [name + suffix for suffix in suffixes for name in batch.names]
-        self.inputs = [(i, _optimizer.lent(machine, "input", name)) for i, name in enumerate(names) if name in inputs]
+        likes = batch.likes * len(suffixes)
+        given = [(i, name, like) for i, (name, like) in enumerate(zip(names, likes, strict=True)) if name in inputs]
+        self.inputs = [(i, _optimizer.lent(machine, "input", name, like)) for i, name, like in given]
         self.loss = _optimizer.lent(machine, "output", machine.loss).reshape(())
         self.hyper = _optimizer.Hyper(optimizer, machine)
 

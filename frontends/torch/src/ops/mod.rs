@@ -8,6 +8,7 @@
 mod activation;
 mod attention;
 mod binary;
+pub(crate) mod complex;
 mod convolution;
 mod copy;
 mod index;

@@ -62,6 +62,8 @@ pub(super) const OPS: Family = &[
     ("concatenate", cat),
     ("stack", stack),
     ("roll", roll),
+    ("fft_fftshift", |c| half_turn(c, false)),
+    ("fft_ifftshift", |c| half_turn(c, true)),
     ("pixel_shuffle", |c| {
         blocks(c, "upscale_factor", Call::depth_to_space)
     }),
@@ -373,6 +375,16 @@ fn stack(c: &mut Call<'_>) -> Result<Results> {
     let dtype = c.result()?.dtype();
     let dim = c.dim("dim", Some(0), c.result()?.rank())?;
     one(c.stack(parts, dim, dtype)?)
+}
+
+/// Rotates dimensions by half of their sizes, rounded up to go back.
+fn half_turn(c: &mut Call<'_>, back: bool) -> Result<Results> {
+    let x = c.tensor("self")?;
+    let shape = c.shape_of(x);
+    let dims = c.dims("dim", shape.len())?;
+    let half = |size: u64| if back { size.div_ceil(2) } else { size / 2 };
+    let shifts: Vec<(i64, usize)> = dims.iter().map(|&d| (half(shape[d]) as i64, d)).collect();
+    one(c.roll(x, &shifts)?)
 }
 
 fn roll(c: &mut Call<'_>) -> Result<Results> {

@@ -1,0 +1,349 @@
+//! Calls on complex numbers. A name of the file that is complex has two values: its real part, under
+//! the name, and its imaginary part. Inputs, states and outputs are one tensor, whose last dimension
+//! has both parts of each number, as in memory of torch.
+
+use super::{Import, output_names, tensor_names};
+use crate::Error;
+use crate::arguments::NodeArguments;
+use crate::attribution::Place;
+use crate::ops;
+use crate::ops::complex::{Lowering, Parts, joined};
+use crate::schema::{self, Argument, Item};
+use ir::{Phase, TensorType, Value};
+use lower::{Added, Arguments, Call, Operand, Outside, Plan, Ref, Scalar};
+use std::collections::BTreeMap;
+
+/// One part of each number.
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    Real,
+    Imaginary,
+}
+
+/// The arguments of a call that has none.
+struct Nothing;
+
+impl Arguments for Nothing {
+    fn read(&mut self, _: &str) -> lower::Result<Option<lower::Argument>> {
+        Ok(None)
+    }
+    fn skip(&mut self, _: &str) {}
+    fn finish(&self) -> lower::Result<()> {
+        Ok(())
+    }
+}
+
+fn failed(error: lower::Error) -> Error {
+    Error::new("", error.to_string())
+}
+
+impl<'a> Import<'a> {
+    fn is_complex(&self, name: &str) -> bool {
+        let meta = self.program.graph_module.graph.tensor_values.get(name);
+        meta.is_some_and(|meta| schema::part(meta.dtype).is_some())
+    }
+
+    /// True if an operand or a result of a call is complex.
+    pub(super) fn has_complex(&self, node: &schema::Node) -> bool {
+        let mut names = tensor_names(&node.inputs).chain(output_names(node).flatten());
+        let is_number = |argument: &Argument| matches!(argument, Argument::Complex(_));
+        names.any(|name| self.is_complex(name)) || node.inputs.iter().any(|it| is_number(&it.arg))
+    }
+
+    /// The type of an input, a state or an output of the graph.
+    pub(super) fn stored(&mut self, name: &str) -> Result<TensorType, Error> {
+        let ty = self.declared(name)?;
+        if !self.is_complex(name) {
+            return Ok(ty);
+        }
+        let shape = [ty.shape(), &[2]].concat();
+        TensorType::new(ty.dtype(), shape).map_err(|e| Error::new(name, e.to_string()))
+    }
+
+    /// Gives the name of an input or a state its value, in two parts if it is complex.
+    pub(super) fn bind_stored(&mut self, name: &'a str, value: Value) -> Result<(), Error> {
+        if !self.is_complex(name) {
+            return self.bind(name, value);
+        }
+        let part = self.declared(name)?;
+        let types = [Some(part.clone()), Some(part)];
+        let mut nothing = Nothing;
+        let mut call = Call::new(&self.graph, &self.generator, &mut nothing, &types);
+        let last = call.rank(Ref::Value(value)) - 1;
+        let mut select = |at| call.select(Ref::Value(value), last, at).map(Some);
+        let results = vec![select(0).map_err(failed)?, select(1).map_err(failed)?];
+        let plan = call.finish(results).map_err(failed)?;
+        let names = [format!("{name}.real"), format!("{name}.imag")];
+        let place = Place {
+            phase: Phase::Forward,
+            module: String::new(),
+            is_pure: true,
+        };
+        let names = [Some(names[0].as_str()), Some(names[1].as_str())];
+        let added = self.complex_added(&plan, &names, &types, &place)?;
+        self.bind_parts(name, &added.results)
+    }
+
+    /// A value of one tensor for a name that may be complex.
+    pub(super) fn whole(&mut self, name: &'a str, value: Value) -> Result<Value, Error> {
+        let Some(&imaginary) = self.imaginary.get(name) else {
+            return Ok(value);
+        };
+        let types = [Some(self.stored(name)?)];
+        let mut nothing = Nothing;
+        let mut call = Call::new(&self.graph, &self.generator, &mut nothing, &types);
+        let whole = joined(&mut call, Ref::Value(value), Ref::Value(imaginary));
+        let plan = whole.and_then(|whole| call.finish(vec![Some(whole)]));
+        let node = self
+            .graph
+            .def_node(value)
+            .map(|node| &self.graph.nodes[node]);
+        let place = Place {
+            phase: node.map_or(Phase::Forward, |node| node.phase),
+            module: node.map_or_else(String::new, |node| node.module.clone()),
+            is_pure: true,
+        };
+        let again = format!("{name}.whole{}", self.graph.values.len());
+        let plan = plan.map_err(failed)?;
+        let added = self.complex_added(&plan, &[Some(&again)], &types, &place)?;
+        Ok(added.results[0].unwrap_or(value))
+    }
+
+    fn bind_parts(&mut self, name: &'a str, parts: &[Option<Value>]) -> Result<(), Error> {
+        let &[Some(real), Some(imaginary)] = parts else {
+            return Err(Error::new(name, "a part of it is not computed"));
+        };
+        self.bind(name, real)?;
+        self.imaginary.insert(name, imaginary);
+        Ok(())
+    }
+
+    fn complex_added(
+        &mut self,
+        plan: &Plan,
+        names: &[Option<&str>],
+        types: &[Option<TensorType>],
+        place: &Place,
+    ) -> Result<Added, Error> {
+        let at = (place.phase, place.module.as_str());
+        let added = plan.add_to(&mut self.graph, &mut self.generator, names, types, at);
+        added.map_err(failed)
+    }
+
+    /// A call one of whose tensors is complex.
+    pub(super) fn complex_call(
+        &mut self,
+        node: &'a schema::Node,
+        label: &str,
+        names: &[Option<&'a str>],
+        types: &[Option<TensorType>],
+        place: &Place,
+    ) -> Result<(), Error> {
+        let results = match ops::complex::lowering(&node.target) {
+            Some(Lowering::ByPart) => self.by_part(node, names, types, place),
+            Some(Lowering::Formula(formula)) => {
+                let formula = |parts: &mut Parts<'_, '_>| formula(parts);
+                self.by_formula(node, names, types, place, formula)
+            }
+            None => Err(lower::Error::NoOp),
+        };
+        let results = match results {
+            Ok(results) => results,
+            Err(why) => {
+                self.unsupported(node, label, format!("for complex numbers, {why}"));
+                self.complex_extern(node, label, names, types, place)?
+            }
+        };
+        for (name, parts) in names.iter().zip(results) {
+            let Some(name) = name else { continue };
+            match self.is_complex(name) {
+                true => self.bind_parts(name, &parts)?,
+                false => {
+                    let value = parts.into_iter().next().flatten();
+                    let missing = || Error::new(*name, "is not computed");
+                    self.bind(name, value.ok_or_else(missing)?)?;
+                }
+            }
+        }
+        if ops::complex::is_view(&node.target) {
+            let operands = tensor_names(&node.inputs);
+            self.names
+                .blur(operands.chain(names.iter().copied().flatten()));
+        }
+        Ok(())
+    }
+
+    /// Each part of the results by the operator for real numbers.
+    fn by_part(
+        &mut self,
+        node: &'a schema::Node,
+        names: &[Option<&'a str>],
+        types: &[Option<TensorType>],
+        place: &Place,
+    ) -> lower::Result<Vec<Vec<Option<Value>>>> {
+        let is_number = node
+            .inputs
+            .iter()
+            .any(|it| matches!(it.arg, Argument::Complex(_)));
+        lower::ensure(!is_number, "takes a complex number")?;
+        let mut plans = vec![];
+        for part in [Part::Real, Part::Imaginary] {
+            let env = self.part(node, part)?;
+            let mut arguments = NodeArguments::new(node, &env, &mut self.symbols);
+            let call = Call::new(&self.graph, &self.generator, &mut arguments, types);
+            let plan = ops::lower(&node.target, call)?;
+            lower::ensure(plan.written.is_empty(), "writes into its operand")?;
+            plans.push(plan);
+        }
+        let mut results = vec![vec![]; names.len()];
+        for (plan, part) in plans.into_iter().zip([Part::Real, Part::Imaginary]) {
+            let suffixed: Vec<Option<String>> = names
+                .iter()
+                .map(|name| {
+                    let name = (*name)?;
+                    Some(match part {
+                        Part::Real => name.to_string(),
+                        Part::Imaginary => format!("{name}.imag"),
+                    })
+                })
+                .collect();
+            let part_names: Vec<Option<&str>> = suffixed.iter().map(Option::as_deref).collect();
+            let at = (place.phase, place.module.as_str());
+            let added =
+                plan.add_to(&mut self.graph, &mut self.generator, &part_names, types, at)?;
+            for ((result, value), name) in results.iter_mut().zip(added.results).zip(&part_names) {
+                let value = match (value, name) {
+                    (Some(value), Some(name))
+                        if self.is_forward && ops::is_detached(&node.target) =>
+                    {
+                        let name = format!("{name}.detached");
+                        let made = self.detached(value, &name, place);
+                        Some(made.map_err(|e| lower::Error::Op(e.to_string()))?)
+                    }
+                    (value, _) => value,
+                };
+                result.push(value);
+            }
+        }
+        Ok(results)
+    }
+
+    /// The values of a call's operands: one part of the complex ones, and the indices and masks.
+    fn part(&self, node: &'a schema::Node, part: Part) -> lower::Result<BTreeMap<&'a str, Value>> {
+        let mut env = BTreeMap::new();
+        for name in tensor_names(&node.inputs) {
+            let undefined = || lower::Error::Op(format!("{name} is not defined"));
+            let real = self.names.values().get(name).copied();
+            let real = real.ok_or_else(undefined)?;
+            let value = match (part, self.imaginary.get(name)) {
+                (Part::Imaginary, Some(&imaginary)) => imaginary,
+                _ => real,
+            };
+            let is_real = !self.imaginary.contains_key(name);
+            let is_float = self.graph.values[real].ty.dtype().is_float();
+            lower::ensure(!(is_real && is_float), "some operands are real")?;
+            env.insert(name, value);
+        }
+        Ok(env)
+    }
+
+    /// The results of an operator's own formula.
+    fn by_formula(
+        &mut self,
+        node: &'a schema::Node,
+        names: &[Option<&'a str>],
+        types: &[Option<TensorType>],
+        place: &Place,
+        formula: impl FnOnce(&mut Parts<'_, '_>) -> lower::Result<lower::Results>,
+    ) -> lower::Result<Vec<Vec<Option<Value>>>> {
+        let &[Some(name)] = names else {
+            return Err("has several results".into());
+        };
+        let is_complex = self.is_complex(name);
+        let imag = format!("{name}.imag");
+        let (mut flat_names, mut flat_types) = (vec![Some(name)], types.to_vec());
+        if is_complex {
+            flat_names.push(Some(&imag));
+            flat_types.push(types[0].clone());
+        }
+        let imaginary = |argument: &str| {
+            let named = node.inputs.iter().find(|it| it.name == argument);
+            let part = |name: &str| {
+                let value = self.imaginary.get(name).copied();
+                value.map(|value| Operand::Tensor(Ref::Value(value)))
+            };
+            match named.map(|it| &it.arg) {
+                Some(Argument::Tensor(name)) => vec![part(name)],
+                Some(Argument::Complex(x)) => vec![Some(Operand::Scalar(Scalar::Float(x.imag)))],
+                Some(Argument::Tensors(list)) => list
+                    .iter()
+                    .map(|item| match item {
+                        Item::Name(name) => part(name),
+                        _ => None,
+                    })
+                    .collect(),
+                _ => vec![],
+            }
+        };
+        let env = self.names.values();
+        let mut arguments = NodeArguments::new(node, env, &mut self.symbols);
+        let mut parts = Parts {
+            call: Call::new(&self.graph, &self.generator, &mut arguments, &flat_types),
+            imaginary: &imaginary,
+        };
+        let results = formula(&mut parts)?;
+        let plan = parts.call.finish(results)?;
+        let at = (place.phase, place.module.as_str());
+        let added = plan.add_to(
+            &mut self.graph,
+            &mut self.generator,
+            &flat_names,
+            &flat_types,
+            at,
+        )?;
+        Ok(vec![added.results])
+    }
+
+    /// An `extern` node for a call that cannot be expressed.
+    fn complex_extern(
+        &mut self,
+        node: &'a schema::Node,
+        label: &str,
+        names: &[Option<&'a str>],
+        types: &[Option<TensorType>],
+        place: &Place,
+    ) -> Result<Vec<Vec<Option<Value>>>, Error> {
+        let mut operands = vec![];
+        for name in tensor_names(&node.inputs) {
+            operands.push(self.value(name)?);
+            operands.extend(self.imaginary.get(name));
+        }
+        let (mut flat_names, mut flat_types) = (vec![], vec![]);
+        for (name, ty) in names.iter().zip(types) {
+            flat_names.push(name.map(str::to_string));
+            flat_types.push(ty.clone());
+            if let Some(name) = name.filter(|name| self.is_complex(name)) {
+                flat_names.push(Some(format!("{name}.imag")));
+                flat_types.push(ty.clone());
+            }
+        }
+        let outside = Outside {
+            target: &node.target,
+            node: label,
+            is_pure: place.is_pure,
+        };
+        let plan = Plan::external(outside, &operands, &flat_types).map_err(failed)?;
+        let flat: Vec<Option<&str>> = flat_names.iter().map(Option::as_deref).collect();
+        let added = self.complex_added(&plan, &flat, &flat_types, place)?;
+        let mut values = added.results.into_iter();
+        let mut parts = |name: &Option<&str>| {
+            let n = if name.is_some_and(|name| self.is_complex(name)) {
+                2
+            } else {
+                1
+            };
+            values.by_ref().take(n).collect()
+        };
+        Ok(names.iter().map(&mut parts).collect())
+    }
+}
