@@ -6,6 +6,7 @@ use crate::number::bounds;
 use crate::{Call, Operand, Ref, Result, Scalar, ensure};
 use ir::DType;
 use ir::op::OpKind;
+use std::f64::consts::PI;
 
 /// How a number is rounded to an integer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -156,6 +157,51 @@ impl Call<'_> {
         }
         let (a, b) = (self.whole(a, dtype)?, self.whole(b, dtype)?);
         self.step(op, &[], &[a, b])
+    }
+
+    /// Where `x` is below 0 or is -0, whose reciprocal is below 0.
+    fn has_sign(&mut self, x: Ref) -> Result<Ref> {
+        let zero = [("value", Scalar::Int(0).attr(self.dtype(x))?)];
+        let reciprocal = self.map(OpKind::Reciprocal, x)?;
+        let is_below = self.step(OpKind::LtScalar, &zero, &[x])?;
+        let is_zero = self.step(OpKind::LtScalar, &zero, &[reciprocal])?;
+        self.step(OpKind::LogicalOr, &[], &[is_below, is_zero])
+    }
+
+    /// The angle of the point `(x, y)`: `atan(y / x)`, or its complement where `y` is larger, so that
+    /// neither the quotient nor its derivative is infinite.
+    pub fn atan2(&mut self, y: Ref, x: Ref) -> Result<Ref> {
+        let dtype = self.promoted(&[Operand::Tensor(y), Operand::Tensor(x)]);
+        let shape = ir::op::broadcast_shapes(self.ty(y).shape(), self.ty(x).shape())?;
+        let mut both = [y, x];
+        for part in &mut both {
+            *part = self.cast(*part, dtype)?;
+            *part = self.expand(*part, &shape)?;
+        }
+        let [y, x] = both;
+        let size = [self.map(OpKind::Abs, y)?, self.map(OpKind::Abs, x)?];
+        let is_flat = self.step(OpKind::Le, &[], &size)?;
+        let quotient = {
+            let above = self.step(OpKind::Where, &[], &[is_flat, y, x])?;
+            let below = self.step(OpKind::Where, &[], &[is_flat, x, y])?;
+            let (zero, one) = (Scalar::Int(0).attr(dtype)?, Scalar::Int(1));
+            let is_zero = self.step(OpKind::EqScalar, &[("value", zero)], &[below])?;
+            let one = self.full(one, dtype, &[])?;
+            let below = self.step(OpKind::Where, &[], &[is_zero, one, below])?;
+            self.step(OpKind::Div, &[], &[above, below])?
+        };
+        let angle = self.map(OpKind::Atan, quotient)?;
+        let (is_below, is_left) = (self.has_sign(y)?, self.has_sign(x)?);
+        let turn = |it: &mut Self, turns: f64| {
+            let there = it.full(Scalar::Float(-turns * PI), dtype, &[])?;
+            let other = it.full(Scalar::Float(turns * PI), dtype, &[])?;
+            it.step(OpKind::Where, &[], &[is_below, there, other])
+        };
+        let (half, quarter) = (turn(self, 1.0)?, turn(self, 0.5)?);
+        let turned = self.step(OpKind::Add, &[], &[angle, half])?;
+        let flat = self.step(OpKind::Where, &[], &[is_left, turned, angle])?;
+        let steep = self.step(OpKind::Sub, &[], &[quarter, angle])?;
+        self.step(OpKind::Where, &[], &[is_flat, flat, steep])
     }
 
     /// A comparison of two operands in their common type: `op` with a tensor, `op_scalar` with a

@@ -7,7 +7,7 @@ Usage: gen_forward.py   (torch 2.11.0; writes beside itself)
 convolutions, a batch norm that writes its running statistics, and a ReLU in place. `edges.pt2` has functions of numbers
 where a formula for them has no derivative. `activations.pt2` has torch's activations at many places, ends and bounds
 among them. `images.pt2` resizes, pads and pools images and rows in many ways. `recurrent.pt2` has recurrent layers. `losses.pt2` adds
-losses, and functions of several tensors.
+losses, and functions of several tensors. `complexes.pt2` has complex numbers.
 `ends.pt2` has functions where their slope is
 infinite or jumps, and its `.safetensors` file their gradients. `writes.pt2` writes into views, at indices and under masks. `detached.pt2` detaches a value that depends on its parameters.
 The `.safetensors` files have the batches (`batch.K.INPUT`), the losses of AdamW with its defaults, one for each step
@@ -233,6 +233,35 @@ class Losses(nn.Module):
         return torch.stack(losses).sum()
 
 
+class Complexes(nn.Module):
+    """Complex numbers: rotated features, filters of spectra, a state space, angles and lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.filter = nn.Parameter(torch.randn(3, 5, dtype=torch.complex64))
+        self.decay = nn.Parameter(torch.complex(-torch.rand(4), torch.randn(4)))
+        self.matrix = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64))
+        angles = torch.outer(torch.arange(6.0), torch.tensor([1.0, 0.3, 0.1, 0.03]))
+        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [3, 6, 8]."""
+        y = self.layer(x)
+        turned = torch.view_as_complex(y.float().reshape(3, 6, -1, 2)) * self.turns[: x.shape[1]].view(1, 6, 4)
+        losses = [torch.view_as_real(turned).flatten(2).square().mean(1).sum()]
+        spectrum = torch.fft.rfft2(y, norm="ortho")
+        kept = F.pad(torch.view_as_real(spectrum[:, :3, :5] * self.filter), (0, 0, 0, 0, 0, 3))
+        losses.append(torch.fft.irfft2(torch.view_as_complex(kept.contiguous()), s=(6, 8), norm="ortho").square().mean())
+        losses.append(torch.fft.fft(turned, dim=1).real.abs().mean() + torch.fft.ifftn(turned).imag.square().sum())
+        states = torch.exp(self.decay[:, None] * torch.arange(6.0)) / (self.decay[:, None] + 2)
+        losses.append((torch.einsum("ij,jt->it", self.matrix, states).real * y[0].mean()).square().mean())
+        losses.append((turned @ self.matrix).abs().mean() + torch.where(x > 0, spectrum[:, :, :1], 0 * turned[:, :, :1]).abs().sum())
+        losses.append(turned.angle().square().mean() + (turned.conj() * turned).real.mean() + turned.log().imag.mean())
+        losses.append(torch.atan2(y, x).mean() + (1j * turned - 0.5 + y[..., :4]).imag.pow(3).mean())
+        return torch.stack(losses).sum()
+
+
 class Writes(nn.Module):
     """Writes into views of an activation and of a buffer."""
 
@@ -333,7 +362,8 @@ def write(name: str, model: nn.Module, batches: list[dict[str, torch.Tensor]], n
         losses.append(value.detach())
     tensors = {f"batch.{i}.{key}": x for i, batch in enumerate(batches) for key, x in batch.items()}
     tensors["losses"] = torch.stack(losses)
-    tensors |= {f"after.{path}": x.detach().clone() for path, x in model.state_dict().items()}
+    after = {path: torch.view_as_real(x) if x.is_complex() else x for path, x in model.state_dict().items()}
+    tensors |= {f"after.{path}": x.detach().clone() for path, x in after.items()}
     save_file(tensors, here / f"{name}.safetensors")
 
 
@@ -360,6 +390,7 @@ PARTS = (
         lambda: {"x": torch.randn(5, 4), "ids": torch.randint(7, (5, 2)), "t": torch.rand(5, 6)},
     ),
     ("writes", Writes, lambda: {"x": torch.randn(3, 4), "at": torch.tensor([0, 2])}),
+    ("complexes", Complexes, lambda: {"x": torch.randn(3, 6, 8)}),
 )
 
 

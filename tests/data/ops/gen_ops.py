@@ -324,6 +324,50 @@ def calls(x, p, i, b, img):
     yield "eye_m", lambda f: aten.eye(3, 4)
 
 
+def complex_calls(x, p, i):
+    """x f32[4,6]; p f32[4,6], positive; i i64[4,6] in 0..4. Results are given as pairs of real numbers."""
+    z, w = torch.view_as_complex(x.reshape(4, 3, 2)), torch.complex(p[:, :3], x[:, 3:])
+    r, idx = x[:, :3], torch.tensor([2, 0, 2])
+    holed = torch.where(r > 0, z, torch.zeros(1, dtype=torch.complex64))
+    yield "polar complex", lambda f: getattr(torch, f)(p, x)
+    yield "real imag abs angle sgn", lambda f: getattr(torch, f)(holed)
+    yield "conj conj_physical neg exp log square reciprocal", lambda f: getattr(torch, f)(w)
+    yield "cadd csub cmul cdiv", lambda f: getattr(aten, f[1:])(z, w)
+    yield "cadd_real csub_real cmul_real cdiv_real", lambda f: getattr(aten, f[1:4])(z, r)
+    yield "real_cadd real_csub real_cmul real_cdiv", lambda f: getattr(aten, f[6:])(p[:, :3], w)
+    yield "cadd_number csub_number cmul_number cdiv_number", lambda f: getattr(aten, f[1:4])(z, 1.5)
+    yield "csub_alpha", lambda f: aten.sub(r, z, alpha=2)
+    yield "times_i", lambda f: 1j * r + z * (0.5 - 2j)
+    yield "to_complex", lambda f: r.to(torch.complex64) * z
+    yield "to_wide", lambda f: torch.view_as_real(z.to(torch.complex128))
+    yield "cpow", lambda f: z**2
+    yield "cmatmul cmm", lambda f: getattr(aten, f[1:])(z, w.t())
+    yield "cmatmul_real", lambda f: aten.matmul(z, r.t().to(torch.complex64))
+    yield "ceinsum", lambda f: torch.einsum("ij,kj->ik", z, w)
+    yield "csum cmean", lambda f: getattr(torch, f[1:])(z, 1)
+    yield "ccat", lambda f: torch.cat([z, w], 1)[:, 1::2].transpose(0, 1).flatten()
+    yield "cindex", lambda f: z[:, idx]
+    yield "cwhere", lambda f: torch.where(r > 0, z, w.conj())
+    yield "cslice_scatter", lambda f: aten.slice_scatter(torch.zeros_like(w), z[:, :2], 1, 1, 3)
+    yield "cfull", lambda f: torch.full((4, 3), 1.5, dtype=torch.complex64) * z + torch.ones_like(z)
+    yield "cunbind", lambda f: [part.clone() for part in torch.unbind(z, 1)]
+    # Fourier transforms.
+    yield "fft ifft rfft fft2 ifft2 rfft2 fftn ifftn rfftn", lambda f: getattr(torch.fft, f)(x)
+    yield "cfft cifft cirfft cfft2 cifft2 cirfft2 cirfftn", lambda f: getattr(torch.fft, f[1:])(w)
+    yield "fft_ortho ifft_ortho rfft_ortho irfft_ortho", lambda f: getattr(torch.fft, f[:-6])(x, norm="ortho")
+    yield "fft_forward ifft_forward irfft_forward", lambda f: getattr(torch.fft, f[:-8])(w, norm="forward")
+    yield "rfft_longer irfft_longer", lambda f: getattr(torch.fft, f[:-7])(x, n=9, dim=0)
+    yield "rfft_shorter irfft_shorter", lambda f: getattr(torch.fft, f[:-8])(x, n=5)
+    yield "rfft2_sizes irfft2_sizes", lambda f: getattr(torch.fft, f[:-6])(x, s=(3, 7))
+    yield "fft_r2c", lambda f: aten._fft_r2c(x, [0, 1], 1, True)
+    yield "fft_r2c_whole", lambda f: aten._fft_r2c(x, [0, 1], 2, False)
+    yield "fft_c2r", lambda f: aten._fft_c2r(w, [0, 1], 2, 5)
+    yield "fft_c2c", lambda f: aten._fft_c2c(w, [0, 1], 0, False)
+    yield "fftshift ifftshift", lambda f: getattr(torch.fft, f)(z, dim=1)
+    yield "fftshift_real", lambda f: torch.fft.fftshift(x)
+    yield "atan2", lambda f: torch.atan2(torch.tensor([[1.0], [-2], [0], [-0.0]]), torch.tensor([1.5, -3, 0, -0.0, -1e9]))
+
+
 class Ops(torch.nn.Module):
     def forward(self, x, p, i, b, img):
         out = {}
@@ -334,6 +378,13 @@ class Ops(torch.nn.Module):
                 assert f"{key}.0" not in out, name
                 for k, y in enumerate(made if isinstance(made, (tuple, list)) else [made]):
                     out[f"{key}.{k}"] = y.clone()
+        for names, call in complex_calls(x, p, i):
+            for name in names.split():
+                made = call(name)
+                key = name if f"{name}.0" not in out else f"{name}_again"
+                for k, y in enumerate(made if isinstance(made, (tuple, list)) else [made]):
+                    out[f"{key}.{k}"] = torch.view_as_real(y.resolve_conj()) if y.is_complex() else y.clone()
+        out["complex_result.0"] = torch.complex(x, p)
         return out
 
 
@@ -366,7 +417,9 @@ def main():
     save(Ops(), args, "ops.pt2")
     out = Ops()(*args)
     # User outputs have the names of nodes: here they are in the order of the file.
-    tensors = {f"in.{n}": t for n, t in zip(names, args)} | {f"out.{k}": t.contiguous().clone() for k, t in out.items()}
+    pairs = {k: torch.view_as_real(t) if t.is_complex() else t for k, t in out.items()}
+    tensors = {f"in.{n}": t for n, t in zip(names, args)}
+    tensors |= {f"out.{k}": t.contiguous().clone() for k, t in pairs.items()}
     order = {"order": " ".join(out)}
     save_file(tensors, os.path.join(HERE, "ops.safetensors"), metadata=order)
     big = torch.randn(64, 6)

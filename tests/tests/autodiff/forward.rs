@@ -156,6 +156,11 @@ fn losses_of_torch_train_as_in_eager_mode() {
 }
 
 #[test]
+fn complex_numbers_train_as_in_eager_mode() {
+    equals_eager("complexes", &Criterion::default());
+}
+
+#[test]
 fn writes_into_views_train_as_in_eager_mode() {
     equals_eager("writes", &Criterion::default());
 }

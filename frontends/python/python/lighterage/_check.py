@@ -53,7 +53,7 @@ class Outcome:
         """The same after `torch.nn.utils.clip_grad_norm_`."""
         if norm is None:
             return self
-        total = torch.linalg.vector_norm(torch.stack([g.double().norm() for g in self.gradients.values()]))
+        total = torch.linalg.vector_norm(torch.stack([_doubled(g).norm() for g in self.gradients.values()]))
         factor = min(1.0, norm / (float(total) + 1e-6))
         return dataclasses.replace(self, gradients={path: g * factor for path, g in self.gradients.items()})
 
@@ -137,10 +137,12 @@ class Eager:
         """The same in float64, on a copy of the model."""
 
         def widened(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor) and leaf.is_complex():
+                return leaf.to(torch.complex128)
             return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
         args, kwargs = pytree.tree_map(widened, (self.args, self.kwargs))
-        model = copy.deepcopy(self.model).double()
+        model = copy.deepcopy(self.model)._apply(widened)  # type: ignore[no-untyped-call]
         return dataclasses.replace(self, model=model, args=args, kwargs=kwargs).run()
 
 
@@ -196,7 +198,7 @@ def _nothing_but_rounding(ours: Outcome, eager: Outcome, exact: Outcome, shares:
         if not true.numel():
             continue
         size, noise, off = (
-            float((gradient.double() - true.double()).abs().max())
+            float((_doubled(gradient) - _doubled(true)).abs().max())
             for gradient in (torch.zeros_like(true), eager.gradients[path], ours.gradients[path])
         )
         rounding = max(noise, bit)
@@ -219,11 +221,16 @@ def _mean(values: Sequence[torch.Tensor | None], parameter: torch.Tensor) -> tor
     return torch.stack(found).mean(0)
 
 
+def _doubled(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in float64; complex numbers as pairs."""
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
+
+
 def distance(ours: torch.Tensor, theirs: torch.Tensor, least: float = 0.0) -> float:
     """The largest difference, relative to the largest value. Infinite if only one of both is finite."""
     if not ours.numel():
         return 0.0
-    ours, theirs = ours.double(), theirs.double()
+    ours, theirs = _doubled(ours), _doubled(theirs)
     if torch.equal(ours.nan_to_num(1.25, 1.5, -1.5), theirs.nan_to_num(1.25, 1.5, -1.5)):
         return 0.0
     distance = float((ours - theirs).abs().max()) / max(float(theirs.abs().max()), least, 1e-30)

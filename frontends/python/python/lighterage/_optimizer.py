@@ -135,6 +135,9 @@ def kind_of(optimizer: torch.optim.Optimizer) -> Kind:
     Raises Unsupported: there is none, or an option has no counterpart.
     """
     name = type(optimizer).__name__
+    is_complex = any(parameter.is_complex() for group in optimizer.param_groups for parameter in group["params"])
+    if is_complex and type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+        raise Unsupported(f"{name} of complex parameters has no counterpart: SGD, Adam and AdamW have")
     if _has_hooks(optimizer):
         raise Unsupported(f"{name} has hooks of its step(), which a compiled step does not call: call them beside it")
     if _is_of_8_bits(optimizer):

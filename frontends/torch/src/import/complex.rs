@@ -43,11 +43,13 @@ impl<'a> Import<'a> {
         meta.is_some_and(|meta| schema::part(meta.dtype).is_some())
     }
 
-    /// True if an operand or a result of a call is complex.
+    /// True if a call is one on complex numbers.
     pub(super) fn has_complex(&self, node: &schema::Node) -> bool {
         let mut names = tensor_names(&node.inputs).chain(output_names(node).flatten());
         let is_number = |argument: &Argument| matches!(argument, Argument::Complex(_));
-        names.any(|name| self.is_complex(name)) || node.inputs.iter().any(|it| is_number(&it.arg))
+        names.any(|name| self.is_complex(name))
+            || node.inputs.iter().any(|it| is_number(&it.arg))
+            || ops::complex::is_complex(&node.target)
     }
 
     /// The type of an input, a state or an output of the graph.

@@ -18,6 +18,10 @@ pub(super) const OPS: Family = &[
     ("floor_divide", floor_divide),
     ("remainder", remainder),
     ("pow", pow),
+    ("atan2", |c| {
+        let (y, x) = (c.tensor("self")?, c.tensor("other")?);
+        one(c.atan2(y, x)?)
+    }),
     ("eq", |c| compare(c, OpKind::Eq, OpKind::EqScalar)),
     ("ne", |c| compare(c, OpKind::Ne, OpKind::NeScalar)),
     ("lt", |c| compare(c, OpKind::Lt, OpKind::LtScalar)),

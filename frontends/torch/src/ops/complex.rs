@@ -32,6 +32,12 @@ pub(crate) fn lowering(target: &str) -> Option<Lowering> {
     is_known.then_some(Lowering::ByPart)
 }
 
+/// True if the operator is one for complex numbers, whatever its operands are: the inverse transform
+/// of a real spectrum may be real.
+pub(crate) fn is_complex(target: &str) -> bool {
+    bare(target).starts_with("fft_irfft")
+}
+
 /// True if a result of the operator, one of whose tensors is complex, may share its operand's
 /// memory.
 pub(crate) fn is_view(target: &str) -> bool {
@@ -166,6 +172,11 @@ const FORMULAS: &[(&str, Formula)] = &[
     ("true_divide", divide),
     ("reciprocal", reciprocal),
     ("exp", exp),
+    ("log", log),
+    ("angle", |p| {
+        let x = p.part("self")?;
+        one(p.call.atan2(x.imaginary, x.real)?)
+    }),
     ("pow", power),
     ("square", |p| {
         let x = p.number("self")?;
@@ -174,6 +185,8 @@ const FORMULAS: &[(&str, Formula)] = &[
     ("abs", abs),
     ("sgn", sign),
     ("where", select),
+    ("eq", |p| equal(p, OpKind::Eq, OpKind::EqScalar, OpKind::LogicalAnd)),
+    ("ne", |p| equal(p, OpKind::Ne, OpKind::NeScalar, OpKind::LogicalOr)),
     ("_fft_c2c", transform),
     ("_fft_r2c", transform),
     ("_fft_c2r", transform),
@@ -423,6 +436,20 @@ fn select(p: &mut Parts<'_, '_>) -> Result<Results> {
     Ok(both)
 }
 
+/// Whether both parts are equal, or one is not.
+fn equal(p: &mut Parts<'_, '_>, op: OpKind, with: OpKind, both: OpKind) -> Result<Results> {
+    let (x, y) = (p.number("self")?, p.number("other")?);
+    let zero = Operand::Scalar(Scalar::Int(0));
+    let real = p.call.compare(op, with, x.real, y.real)?;
+    let (a, b) = match (x.imaginary, y.imaginary) {
+        // A comparison takes a number on its right.
+        (None, Some(b)) => (b, zero),
+        (a, b) => (a.unwrap_or(zero), b.unwrap_or(zero)),
+    };
+    let imaginary = p.call.compare(op, with, a, b)?;
+    one(p.call.step(both, &[], &[real, imaginary])?)
+}
+
 // --- arithmetic ---
 
 /// `a op alpha b`
@@ -536,6 +563,17 @@ fn exp(p: &mut Parts<'_, '_>) -> Result<Results> {
         parts.push(Some(c.step(OpKind::Mul, &[], &[length, wave])?));
     }
     Ok(parts)
+}
+
+/// `log |x| + i angle(x)`
+fn log(p: &mut Parts<'_, '_>) -> Result<Results> {
+    let x = p.part("self")?;
+    let angle = p.call.atan2(x.imaginary, x.real)?;
+    let norm = p.norm(x)?;
+    let twice = p.call.map(OpKind::Log, norm)?;
+    let half = Scalar::Float(0.5);
+    let real = p.call.scalar_step(OpKind::MulScalar, twice, half)?;
+    Ok(vec![Some(real), Some(angle)])
 }
 
 fn power(p: &mut Parts<'_, '_>) -> Result<Results> {
