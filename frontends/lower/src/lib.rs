@@ -37,7 +37,7 @@ pub use call::{Attrs, Call};
 pub use dims::{Range, attr_ints, count, wrap};
 pub use elementwise::Rounding;
 pub use error::{Error, FileError, Result};
-pub use fourier::Transform;
+pub use fourier::{ComplexParts, Transform};
 pub use index::Indexed;
 pub use model::{Tensor, Unsupported};
 pub use norm::{Saved, Weights, statistics};

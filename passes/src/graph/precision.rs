@@ -12,9 +12,11 @@
 //! the backward, an op has the type of its forward. Tensors that were traced in another type than
 //! f32 are left alone.
 //!
-//! One product differs: an outer product that depends on no parameter has the type of its operands.
-//! It computes the angles of rotary embeddings from positions. Models switch autocast off for it,
-//! which a trace in f32 does not say: bf16 has no odd position above 256.
+//! Two products differ, and have the types of their operands. One is an outer product that depends
+//! on no parameter. It computes the angles of rotary embeddings from positions. Models switch
+//! autocast off for it, which a trace in f32 does not say: bf16 has no odd position above 256. The
+//! other is a product with a matrix that is computed from nothing but numbers: that of a Fourier
+//! transform, which autocast leaves in f32.
 
 use super::optimizer::Master;
 use ir::graph::{self, Output};
@@ -125,6 +127,8 @@ struct Mixed<'a> {
     casts: BTreeMap<(Value, DType), Value>,
     /// The old values that depend on a parameter.
     learnt: Table<Value, bool>,
+    /// The old values that depend on no input and no state.
+    constant: Table<Value, bool>,
 }
 
 impl<'a> Mixed<'a> {
@@ -137,6 +141,7 @@ impl<'a> Mixed<'a> {
             here: Table::filled(old.values.len(), None),
             casts: BTreeMap::new(),
             learnt: Table::filled(old.values.len(), false),
+            constant: Table::filled(old.values.len(), false),
         };
         for state in old.states.values() {
             let data = &old.values[state.before];
@@ -234,8 +239,10 @@ impl<'a> Mixed<'a> {
     fn node(&mut self, node: Node) -> Result<(), graph::Error> {
         let data = &self.old.nodes[node];
         let learnt = data.inputs.iter().any(|&input| self.learnt[input]);
+        let constant = data.inputs.iter().all(|&input| self.constant[input]);
         for &output in &data.outputs {
             self.learnt[output] = learnt;
+            self.constant[output] = constant && data.op.kind() != OpKind::Extern;
         }
         let (phase, module) = (data.phase, &data.module);
         let mut inputs: Vec<Value> = data.inputs.iter().map(|&v| self.now(v)).collect();
@@ -254,7 +261,7 @@ impl<'a> Mixed<'a> {
         let is_half = |&i: &usize| self.dtype(inputs[i]) != DType::F32;
         let dtype = match place(&op, phase) {
             Place::Full => DType::F32,
-            Place::Half if learnt || !self.is_outer(node) => self.half,
+            Place::Half if !self.is_exact(node, learnt) => self.half,
             Place::Widest if !free.is_empty() && free.iter().all(is_half) => self.half,
             Place::Half | Place::Widest => DType::F32,
         };
@@ -280,6 +287,19 @@ impl<'a> Mixed<'a> {
             self.here[old] = Some(new);
         }
         Ok(())
+    }
+
+    /// True for a product that autocast does not compute in half precision. `learnt`: it depends on
+    /// a parameter.
+    fn is_exact(&self, node: Node, learnt: bool) -> bool {
+        let data = &self.old.nodes[node];
+        let factors = match data.op.kind() {
+            OpKind::Matmul => &data.inputs[..],
+            OpKind::Addmm => &data.inputs[1..],
+            _ => return false,
+        };
+        let has_constant = factors.iter().any(|&factor| self.constant[factor]);
+        has_constant || (!learnt && self.is_outer(node))
     }
 
     /// True for a product of one column and one row.

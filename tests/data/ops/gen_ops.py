@@ -363,6 +363,11 @@ def complex_calls(x, p, i):
     yield "fft_r2c_whole", lambda f: aten._fft_r2c(x, [0, 1], 2, False)
     yield "fft_c2r", lambda f: aten._fft_c2r(w, [0, 1], 2, 5)
     yield "fft_c2c", lambda f: aten._fft_c2c(w, [0, 1], 0, False)
+    long = torch.cat([x.flatten() * (1 - k) for k in range(22)])[:520]
+    yield "fft_long ifft_long", lambda f: getattr(torch.fft, f[:-5])(long.view(2, 130, 2), dim=1)
+    yield "rfft_long irfft_long", lambda f: getattr(torch.fft, f[:-5])(long, n=520)
+    yield "irfft_odd", lambda f: torch.fft.irfft(long.view(2, 260)[:, :194], n=387)
+    yield "rfft2_long", lambda f: torch.fft.rfft2(long.view(2, 260).expand(3, 2, 260))
     yield "fftshift ifftshift", lambda f: getattr(torch.fft, f)(z, dim=1)
     yield "fftshift_real", lambda f: torch.fft.fftshift(x)
     yield "atan2", lambda f: torch.atan2(torch.tensor([[1.0], [-2], [0], [-0.0]]), torch.tensor([1.5, -3, 0, -0.0, -1e9]))

@@ -39,8 +39,10 @@ TYPES = {
     torch.float32,
     torch.float64,
 }
-# The compiler has these too, but they cannot be lent. Complex tensors are pairs of real ones there.
-PLANNED = TYPES | {torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.complex128}
+# Tensors of these are lent as pairs of real numbers.
+COMPLEX = {torch.complex64, torch.complex128}
+# The compiler has two more, but they cannot be lent.
+PLANNED = TYPES | COMPLEX | {torch.float8_e4m3fn, torch.float8_e5m2}
 # The largest number of results of a launch.
 MOST_RESULTS = 62
 # The largest number of operators that a warning lists.
@@ -206,6 +208,7 @@ class _Operand:
     """An operand by its number, and the strides that the operator needs, if it reads them."""
 
     number: int
+    is_complex: bool
     strides: tuple[int, ...] | None
 
 
@@ -218,6 +221,7 @@ class _Call:
     leaves: list[Any]
     spec: pytree.TreeSpec
     out: tuple[OpOverload, list[str]] | None
+    complex_results: list[bool]
 
     @staticmethod
     def of(node: fx.Node, label: str) -> _Call:
@@ -236,6 +240,7 @@ class _Call:
             raise _Refusal("it has no result")
         if len(tensors) > MOST_RESULTS:
             raise _Refusal(f"it has {len(tensors)} results; {MOST_RESULTS} are the most")
+        n_results = len(tensors)
         numbers = iter(range(1 << 20))
 
         def operand(read: fx.Node) -> Any:
@@ -243,7 +248,7 @@ class _Call:
             if isinstance(value, torch.Tensor):
                 tensors.append(value)
                 number = next(numbers)
-                return _Operand(number, _strides(target, number, value))
+                return _Operand(number, value.is_complex(), _strides(target, number, value))
             known = _number(value)
             if isinstance(known, (bool, int, float)):
                 return known
@@ -252,15 +257,18 @@ class _Call:
         kwargs = {a.name: node.kwargs[a.name] for a in target._schema.arguments if a.name in node.kwargs}
         arguments = fx.node.map_arg((node.args, kwargs), operand)
         for value in tensors:
-            if value.device.type not in ("cpu", "cuda") or value.dtype not in TYPES or _why_not(value):
+            if value.device.type not in ("cpu", "cuda") or value.dtype not in TYPES | COMPLEX or _why_not(value):
                 kind = f"{str(value.dtype).removeprefix('torch.')} on {value.device}"
                 raise _Refusal(f"a tensor of it, {kind}, cannot be lent to PyTorch")
         leaves, spec = pytree.tree_flatten(arguments)
         only_tensors = all(isinstance(value, torch.Tensor) for value in values)
-        return _Call(label, target, leaves, spec, _out(target) if only_tensors else None)
+        out = _out(target) if only_tensors else None
+        return _Call(label, target, leaves, spec, out, [value.is_complex() for value in tensors[:n_results]])
 
     def run(self, operands: list[torch.Tensor], results: list[torch.Tensor]) -> None:
         """Compute the results."""
+        pairs = zip(results, self.complex_results, strict=True)
+        results = [torch.view_as_complex(place) if is_complex else place for place, is_complex in pairs]
 
         def given(leaf: Any) -> Any:
             if isinstance(leaf, torch.device):
@@ -269,6 +277,8 @@ class _Call:
             if not isinstance(leaf, _Operand):
                 return leaf
             tensor = operands[leaf.number]
+            if leaf.is_complex:
+                tensor = torch.view_as_complex(tensor)
             if leaf.strides is None:
                 return tensor
             empty = torch.empty_strided(tensor.shape, leaf.strides, dtype=tensor.dtype, device=tensor.device)

@@ -67,6 +67,23 @@ impl<'a> Import<'a> {
         if !self.is_complex(name) {
             return self.bind(name, value);
         }
+        let place = Place {
+            phase: Phase::Forward,
+            module: String::new(),
+            is_pure: true,
+        };
+        let parts = self.parts(name, value, &format!("{name}.real"), &place)?;
+        self.bind_parts(name, &parts)
+    }
+
+    /// The parts of a tensor whose last dimension has both. `real` is the name of the first one.
+    fn parts(
+        &mut self,
+        name: &str,
+        value: Value,
+        real: &str,
+        place: &Place,
+    ) -> Result<Vec<Option<Value>>, Error> {
         let part = self.declared(name)?;
         let types = [Some(part.clone()), Some(part)];
         let mut nothing = Nothing;
@@ -75,15 +92,9 @@ impl<'a> Import<'a> {
         let mut select = |at| call.select(Ref::Value(value), last, at).map(Some);
         let results = vec![select(0).map_err(failed)?, select(1).map_err(failed)?];
         let plan = call.finish(results).map_err(failed)?;
-        let names = [format!("{name}.real"), format!("{name}.imag")];
-        let place = Place {
-            phase: Phase::Forward,
-            module: String::new(),
-            is_pure: true,
-        };
-        let names = [Some(names[0].as_str()), Some(names[1].as_str())];
-        let added = self.complex_added(&plan, &names, &types, &place)?;
-        self.bind_parts(name, &added.results)
+        let imaginary = format!("{name}.imag");
+        let names = [Some(real), Some(imaginary.as_str())];
+        Ok(self.complex_added(&plan, &names, &types, place)?.results)
     }
 
     /// A value of one tensor for a name that may be complex.
@@ -153,7 +164,7 @@ impl<'a> Import<'a> {
             Ok(results) => results,
             Err(why) => {
                 self.unsupported(node, label, format!("for complex numbers, {why}"));
-                self.complex_extern(node, label, names, types, place)?
+                self.complex_extern(node, label, names, place)?
             }
         };
         for (name, parts) in names.iter().zip(results) {
@@ -306,46 +317,46 @@ impl<'a> Import<'a> {
         Ok(vec![added.results])
     }
 
-    /// An `extern` node for a call that cannot be expressed.
+    /// An `extern` node for a call that cannot be expressed. Its complex operands and results are
+    /// one tensor each.
     fn complex_extern(
         &mut self,
         node: &'a schema::Node,
         label: &str,
         names: &[Option<&'a str>],
-        types: &[Option<TensorType>],
         place: &Place,
     ) -> Result<Vec<Vec<Option<Value>>>, Error> {
         let mut operands = vec![];
         for name in tensor_names(&node.inputs) {
-            operands.push(self.value(name)?);
-            operands.extend(self.imaginary.get(name));
+            let value = self.value(name)?;
+            operands.push(self.whole(name, value)?);
         }
-        let (mut flat_names, mut flat_types) = (vec![], vec![]);
-        for (name, ty) in names.iter().zip(types) {
-            flat_names.push(name.map(str::to_string));
-            flat_types.push(ty.clone());
-            if let Some(name) = name.filter(|name| self.is_complex(name)) {
-                flat_names.push(Some(format!("{name}.imag")));
-                flat_types.push(ty.clone());
-            }
+        let (mut flat, mut types) = (vec![], vec![]);
+        for name in names {
+            let whole = |name: &&str| match self.is_complex(name) {
+                true => format!("{name}.whole"),
+                false => name.to_string(),
+            };
+            flat.push(name.as_ref().map(whole));
+            types.push(name.map(|name| self.stored(name)).transpose()?);
         }
         let outside = Outside {
             target: &node.target,
             node: label,
             is_pure: place.is_pure,
         };
-        let plan = Plan::external(outside, &operands, &flat_types).map_err(failed)?;
-        let flat: Vec<Option<&str>> = flat_names.iter().map(Option::as_deref).collect();
-        let added = self.complex_added(&plan, &flat, &flat_types, place)?;
-        let mut values = added.results.into_iter();
-        let mut parts = |name: &Option<&str>| {
-            let n = if name.is_some_and(|name| self.is_complex(name)) {
-                2
-            } else {
-                1
-            };
-            values.by_ref().take(n).collect()
-        };
-        Ok(names.iter().map(&mut parts).collect())
+        let plan = Plan::external(outside, &operands, &types).map_err(failed)?;
+        let flat: Vec<Option<&str>> = flat.iter().map(Option::as_deref).collect();
+        let added = self.complex_added(&plan, &flat, &types, place)?;
+        let mut results = vec![];
+        for (name, value) in names.iter().zip(added.results) {
+            results.push(match (name, value) {
+                (Some(name), Some(value)) if self.is_complex(name) => {
+                    self.parts(name, value, name, place)?
+                }
+                (_, value) => vec![value],
+            });
+        }
+        Ok(results)
     }
 }
