@@ -12,6 +12,7 @@ from families import (
     CLASSES,
     ENCODER,
     GROUPED,
+    LATENT,
     ROWS,
     SIZES,
     VOCABULARY,
@@ -77,6 +78,7 @@ MASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "megatron_bert": ("MegatronBert", {}),
 }
 CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v2": ("DeepseekV2", {**LATENT, "num_key_value_heads": 4, "moe_intermediate_size": 32}),
     "qwen3_next": (
         "Qwen3Next",
         {
@@ -396,3 +398,83 @@ def _() -> Case:
         nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Flatten(), nn.Linear(128, CLASSES)
     )
     return Case(model, {"x": normal(ROWS, 8, 16), "y": torch.tensor([0, 4])})
+
+
+# Complex numbers -----------------------------------------------------------------------------------------------------
+
+
+class Turned(nn.Module):
+    """Attention whose queries and keys are turned by a complex buffer, as in LLaMA's own code and in torchtitan."""
+
+    turns: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.qkv, self.head = nn.Embedding(VOCABULARY, 32), nn.Linear(32, 96), nn.Linear(32, VOCABULARY)
+        angles = torch.outer(torch.arange(float(LENGTH)), 1 / 1e4 ** torch.linspace(0, 1, 4))
+        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles), persistent=False)
+
+    def turned(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [batch, tokens, heads, width]."""
+        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * self.turns[None, : x.shape[1], None]).flatten(3).type_as(x)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the loss. ids: [batch, tokens]."""
+        q, k, v = self.qkv(self.words(ids)).unflatten(2, (3, 4, 8)).unbind(2)
+        q, k, v = (x.transpose(1, 2) for x in (self.turned(q), self.turned(k), v))
+        y = self.head(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return F.cross_entropy(y[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+@case("rotary-complex")
+def _() -> Case:
+    return Case(Turned(), {"ids": integers((ROWS, LENGTH))})
+
+
+class Fourier(nn.Module):
+    """A Fourier neural operator: complex parameters filter the lowest frequencies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(1, 8), nn.Linear(8, 1)
+        self.low, self.high = (nn.Parameter(torch.randn(8, 8, 4, 4, dtype=torch.cfloat) / 8) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the loss. x: [batch, height, width, 1]."""
+        h = self.up(x).movedim(3, 1)
+        spectrum = torch.fft.rfft2(h)
+        kept = torch.zeros_like(spectrum)
+        kept[:, :, :4, :4] = torch.einsum("bixy,ioxy->boxy", spectrum[:, :, :4, :4], self.low)
+        kept[:, :, -4:, :4] = torch.einsum("bixy,ioxy->boxy", spectrum[:, :, -4:, :4], self.high)
+        h = F.gelu(torch.fft.irfft2(kept, s=h.shape[2:]) + h)
+        return (self.down(h.movedim(1, 3)) - x.roll(1, 1)).square().mean()
+
+
+@case("fourier-operator")
+def _() -> Case:
+    return Case(Fourier(), {"x": normal(ROWS, 16, 20, 1)})
+
+
+class StateSpace(nn.Module):
+    """S4D: a convolution, by Fourier transforms, with powers of complex parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decay = nn.Parameter(torch.complex(-torch.full((6, 4), 0.5), torch.arange(4.0).expand(6, 4) * torch.pi))
+        self.out, self.step = nn.Parameter(torch.randn(6, 4, dtype=torch.cfloat)), nn.Parameter(torch.full((6,), 0.1))
+        self.last = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the loss. x: [batch, tokens, 6]."""
+        n, scaled = x.shape[1], self.decay * self.step[:, None]
+        powers = torch.exp(scaled[..., None] * torch.arange(n))
+        kernel = 2 * torch.einsum("dn,dnl->dl", self.out * (torch.exp(scaled) - 1) / self.decay, powers).real
+        spectrum = torch.fft.rfft(x.transpose(1, 2), n=2 * n) * torch.fft.rfft(kernel, n=2 * n)
+        y = torch.fft.irfft(spectrum, n=2 * n)[..., :n].transpose(1, 2)
+        return (self.last(F.gelu(y)) - x.roll(1, 1)).square().mean()
+
+
+@case("state-space")
+def _() -> Case:
+    return Case(StateSpace(), {"x": normal(ROWS, LENGTH, 6)})

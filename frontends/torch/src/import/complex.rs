@@ -20,6 +20,9 @@ enum Part {
     Imaginary,
 }
 
+const WRITTEN: &str = "writes into a tensor; export with .run_decompositions({}), which makes new \
+                       tensors of such writes";
+
 /// The arguments of a call that has none.
 struct Nothing;
 
@@ -158,12 +161,13 @@ impl<'a> Import<'a> {
                 let formula = |parts: &mut Parts<'_, '_>| formula(parts);
                 self.by_formula(node, names, types, place, formula)
             }
+            None if ops::is_in_place(&node.target) => Err(WRITTEN.into()),
             None => Err(lower::Error::NoOp),
         };
         let results = match results {
             Ok(results) => results,
             Err(why) => {
-                self.unsupported(node, label, format!("for complex numbers, {why}"));
+                self.unsupported(node, label, format!("of complex numbers: {why}"));
                 self.complex_extern(node, label, names, place)?
             }
         };

@@ -94,6 +94,11 @@ fn out_of_place(target: &str) -> Option<String> {
     Some(format!("{name}.{overload}"))
 }
 
+/// True if the operator writes its result into its operand.
+pub(crate) fn is_in_place(target: &str) -> bool {
+    out_of_place(target).is_some()
+}
+
 /// True if autograd passes no gradient through the operator, which changes no element.
 pub(crate) fn is_detached(target: &str) -> bool {
     let name = bare(target).split('.').next();
