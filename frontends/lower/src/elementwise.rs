@@ -160,7 +160,7 @@ impl Call<'_> {
     }
 
     /// Where `x` is below 0 or is -0, whose reciprocal is below 0.
-    fn has_sign(&mut self, x: Ref) -> Result<Ref> {
+    pub fn has_sign(&mut self, x: Ref) -> Result<Ref> {
         let zero = [("value", Scalar::Int(0).attr(self.dtype(x))?)];
         let reciprocal = self.map(OpKind::Reciprocal, x)?;
         let is_below = self.step(OpKind::LtScalar, &zero, &[x])?;

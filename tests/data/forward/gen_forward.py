@@ -7,7 +7,7 @@ Usage: gen_forward.py   (torch 2.11.0; writes beside itself)
 convolutions, a batch norm that writes its running statistics, and a ReLU in place. `edges.pt2` has functions of numbers
 where a formula for them has no derivative. `activations.pt2` has torch's activations at many places, ends and bounds
 among them. `images.pt2` resizes, pads and pools images and rows in many ways. `recurrent.pt2` has recurrent layers. `losses.pt2` adds
-losses, and functions of several tensors. `complexes.pt2` has complex numbers.
+losses, and functions of several tensors. `complexes.pt2` has complex numbers, `functions.pt2` functions that torch composes of others.
 `ends.pt2` has functions where their slope is
 infinite or jumps, and its `.safetensors` file their gradients. `writes.pt2` writes into views, at indices and under masks. `detached.pt2` detaches a value that depends on its parameters.
 The `.safetensors` files have the batches (`batch.K.INPUT`), the losses of AdamW with its defaults, one for each step
@@ -262,6 +262,80 @@ class Complexes(nn.Module):
         return torch.stack(losses).sum()
 
 
+class Functions(nn.Module):
+    """Functions that torch composes of others, as `torch.export` leaves them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 6))
+
+    def elements(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """x: [4, 6]."""
+        p, other = x.abs() + 0.5, x.flip(0) * 0.7
+        yield torch.frac(x * 3) + torch.fmod(x, 0.7) + torch.remainder(x, 0.6) + torch.remainder(x, other)
+        yield torch.floor_divide(x.detach(), 0.4) * x + torch.div(x, 0.3, rounding_mode="trunc") * x
+        yield torch.hypot(x, p) + torch.logaddexp(x, other) + torch.logaddexp2(x, other)
+        yield torch.xlogy(x, p) + torch.special.xlog1py(x, p) + torch.special.entr(x.sigmoid())
+        yield torch.logit(x.sigmoid()) + torch.logit(x, eps=0.1) + torch.special.expit(x) + torch.sinc(x)
+        yield torch.deg2rad(x) + torch.rad2deg(x) + torch.copysign(x, other) + torch.ldexp(x, torch.tensor(2))
+        yield torch.float_power(p, 1.5).float() + torch.fmax(x, other) + torch.fmin(x, other) + torch.nan_to_num(torch.where(x > 0.5, torch.inf, x), posinf=3.0)
+        yield x * torch.isclose(x, x) + x * torch.isin(torch.arange(6), torch.tensor([1, 4])) + x.clip(-0.5, 0.5)
+        yield x * torch.bucketize(x, torch.tensor([-0.5, 0.0, 0.5])) + x * torch.signbit(x) + torch.positive(x)
+        yield x * torch.searchsorted(torch.tensor([-0.5, 0.0]), x, right=True) * torch.linspace(-1, 1, 6)
+        yield x * torch.logspace(0, 1, 6) + x * torch.heaviside(x.detach(), torch.ones(1))
+        yield x * torch.count_nonzero(x > 0, 1)[:, None] + torch.atan2(x, other)
+
+    def shapes(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """x: [4, 6]."""
+        yield torch.diagonal(x, -1) * x.diag()[:3] + torch.diagonal(x[None].expand(3, 4, 6), 2, 1, 2)[0, :3]
+        yield torch.diag_embed(x, 1, 0, 2).square() + torch.diag(x[0], -1).sum() + torch.trace(x)
+        yield torch.block_diag(x, x[:2], x[0]) * torch.kron(torch.ones(2, 3), x[:1, :1]).sum()
+        yield torch.diagonal_scatter(x, x[0, :4] * 2) + torch.diagonal_scatter(x, x[1, :3], 3)
+        yield torch.tile(x, (2, 1, 2)) + torch.cat([x.fliplr(), x.flipud()], 1) * torch.rot90(x).reshape(6, 4).sum()
+        yield torch.rot90(x, -1) * torch.rot90(x, 3) + torch.rot90(x, 2).t()
+        yield torch.hstack([x, x]) * torch.column_stack([x, x[:, 0], x[:, :5]]) + torch.vstack([x, x[0]]).sum()
+        yield torch.dstack([x, x])[..., 1] + torch.atleast_3d(x)[..., 0] + x.ravel().moveaxis(0, 0).reshape(4, 6)
+        yield torch.hsplit(x, 3)[1] + torch.vsplit(x, [1, 3])[1].sum() + torch.tensor_split(x, 4, 1)[2][:, :1]
+        yield torch.meshgrid(x[0], x[1], indexing="ij")[0] * torch.meshgrid(x[0], x[1], indexing="xy")[0]
+        yield torch.take(x, torch.tensor([5, 0, 23])) + x.put(torch.tensor([3]), torch.tensor([1.5]))[0, :3]
+        yield x.masked_scatter(x > 0, x.t() * 3) + F.channel_shuffle(x.reshape(1, 4, 2, 3), 2).reshape(4, 6)
+        yield F.unfold(x[None, None], 2, 2, 1, 2) * F.unfold(x.reshape(1, 2, 3, 4), (2, 1), 1, 0, 1).sum()
+        yield F.fold(x[None], (3, 4), (2, 2)) + F.fold(x.reshape(4, 6), (4, 3), (2, 2), padding=1, stride=2).sum()
+        yield F.max_unpool1d(*F.max_pool1d(x[None], 2, return_indices=True), 2)
+        values, places = F.adaptive_max_pool2d(x[None], (3, 4), return_indices=True)
+        yield values + x.flatten()[places] + F.adaptive_max_pool1d(x[None], 4)[:, :3]
+
+    def sums(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """x: [4, 6]."""
+        yield torch.prod(x, 1) + torch.prod(x[:, :3]) + torch.cumprod(x, 1).sum(1) + torch.logcumsumexp(x, 1)[:, 3]
+        yield torch.nansum(x, 1) + torch.nanmean(torch.where(x > 1, torch.nan, x), 1) + torch.dist(x, x.flip(0))
+        yield torch.linalg.matrix_norm(x) + torch.aminmax(x.detach(), dim=1)[0] * x[:, 0] + torch.aminmax(x.detach())[1] * x[0, 0] + torch.median(x)
+        yield torch.kthvalue(x, 2, 1)[0] + torch.median(x, 1)[0] + torch.msort(x)[1, :4] + torch.argsort(x, 1)[:, 0] * x[:, 0]
+        yield torch.addbmm(x[:, :4], x[None], x.t()[None], alpha=2) + torch.ger(x[:, 0], x[1, :4]) + torch.inner(x, x)
+        yield torch.addr(x, x[:, 0], x[0], beta=0.5) + torch.tensordot(x, x, dims=([1], [1])).sum()
+        yield torch.linalg.multi_dot([x, x.t(), x]) + torch.linalg.matrix_power(x[:, :4], 3).sum()
+        yield F.bilinear(x, x, torch.kron(torch.ones(2, 6, 1), x[0]), torch.ones(2)) + x[:, :2]
+        yield torch.linalg.cross(x[:, :3], x[:, 3:])
+        yield x.scatter_reduce(1, torch.zeros(4, 6, dtype=torch.long), x * 2, "mean")
+        yield x.scatter_reduce(0, torch.ones(4, 6, dtype=torch.long), x * 2, "mean", include_self=False)
+        yield F.poisson_nll_loss(x, x.abs()) + F.hinge_embedding_loss(x, x.detach().sign())
+        yield F.cosine_embedding_loss(x, x.flip(0), torch.tensor([1, -1, 1, -1]))
+        yield F.multi_margin_loss(x, torch.tensor([0, 1, 2, 3])) + F.margin_ranking_loss(x[0], x[1], torch.ones(6))
+        theta = torch.tensor([[[0.9, 0.1, 0.05], [-0.1, 0.8, 0.02]]]) * x[0, 0]
+        image = x.reshape(1, 2, 3, 4)
+        for align in (False, True):
+            grid = F.affine_grid(theta, [1, 2, 3, 5], align_corners=align)
+            yield F.grid_sample(image, grid, align_corners=align)
+            yield F.grid_sample(image, 1.5 * grid, "bilinear", "border", align_corners=align)
+        yield F.grid_sample(image, grid.detach() * 1.1, "nearest", align_corners=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [4, 6]."""
+        y = self.weight * x
+        values = [*self.elements(y), *self.shapes(y), *self.sums(y)]
+        return torch.stack([value.float().square().mean().log1p() for value in values]).sum()
+
+
 class Writes(nn.Module):
     """Writes into views of an activation and of a buffer."""
 
@@ -391,6 +465,7 @@ PARTS = (
     ),
     ("writes", Writes, lambda: {"x": torch.randn(3, 4), "at": torch.tensor([0, 2])}),
     ("complexes", Complexes, lambda: {"x": torch.randn(3, 6, 8)}),
+    ("functions", Functions, lambda: {"x": torch.rand(4, 6) + 0.5}),
 )
 
 

@@ -161,6 +161,11 @@ fn complex_numbers_train_as_in_eager_mode() {
 }
 
 #[test]
+fn functions_of_functions_train_as_in_eager_mode() {
+    equals_eager("functions", &Criterion::default());
+}
+
+#[test]
 fn writes_into_views_train_as_in_eager_mode() {
     equals_eager("writes", &Criterion::default());
 }

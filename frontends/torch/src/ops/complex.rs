@@ -185,8 +185,12 @@ const FORMULAS: &[(&str, Formula)] = &[
     ("abs", abs),
     ("sgn", sign),
     ("where", select),
-    ("eq", |p| equal(p, OpKind::Eq, OpKind::EqScalar, OpKind::LogicalAnd)),
-    ("ne", |p| equal(p, OpKind::Ne, OpKind::NeScalar, OpKind::LogicalOr)),
+    ("eq", |p| {
+        equal(p, OpKind::Eq, OpKind::EqScalar, OpKind::LogicalAnd)
+    }),
+    ("ne", |p| {
+        equal(p, OpKind::Ne, OpKind::NeScalar, OpKind::LogicalOr)
+    }),
     ("_fft_c2c", transform),
     ("_fft_r2c", transform),
     ("_fft_c2r", transform),

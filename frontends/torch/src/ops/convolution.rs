@@ -3,7 +3,10 @@
 use super::Family;
 use ir::op::OpKind;
 use ir::{Attr, DType};
-use lower::{Call, Ref, Result, Results, Scalar, all, attr_ints, ensure, one};
+use lower::{
+    Call, Indexed, Operand, Ref, Result, Results, Rounding, Scalar, all, attr_ints, count, ensure,
+    one,
+};
 
 pub(super) const OPS: Family = &[
     ("convolution", convolution),
@@ -14,6 +17,16 @@ pub(super) const OPS: Family = &[
     ("conv_transpose1d", |c| transposed_convolution(c, 1)),
     ("conv_transpose2d", |c| transposed_convolution(c, 2)),
     ("convolution_backward", convolution_backward),
+    ("max_unpool2d", max_unpool),
+    ("max_pool1d_with_indices", |c| {
+        let x = c.tensor("self")?;
+        let x = batch(c, x, 1)?;
+        ensure(!c.bool_or("ceil_mode", false)?, "windows beyond the end")?;
+        let windows = windows(c, 1)?;
+        let (y, places) = c.maxima(x, &windows)?;
+        let shape = c.result()?.shape();
+        all(vec![c.reshape(y, shape)?, c.reshape(places, shape)?])
+    }),
     ("max_pool1d", |c| maxima_of_windows(c, 1)),
     ("max_pool2d", |c| {
         Ok(max_pool(c)?.into_iter().take(1).collect())
@@ -420,15 +433,108 @@ fn adaptive_max_pool(c: &mut Call<'_>, n: usize) -> Result<Results> {
     let sizes = lower::spatial(&c.shape_of(x))?;
     ensure(sizes.len() == n && wanted.len() == n, "has another rank")?;
     let fits = |(&size, &wanted): (&i64, &i64)| wanted > 0 && size % wanted == 0;
-    ensure(
-        sizes.iter().zip(&wanted).all(fits),
-        "maxima of windows of different sizes are not known",
-    )?;
+    if !sizes.iter().zip(&wanted).all(fits) {
+        return uneven_maxima(c, x, &sizes, &wanted);
+    }
     let kernel: Vec<i64> = sizes.iter().zip(&wanted).map(|(n, m)| n / m).collect();
     let windows = lower::Windows::new(kernel.clone(), kernel, vec![1; n], vec![(0, 0); n])?;
     let (y, places) = c.maxima(x, &windows)?;
     let shape = c.result()?.shape();
     all(vec![c.reshape(y, shape)?, c.reshape(places, shape)?])
+}
+
+/// Maxima at their places in larger images, which are 0 elsewhere.
+fn max_unpool(c: &mut Call<'_>) -> Result<Results> {
+    let (x, places) = (c.tensor("self")?, c.tensor("indices")?);
+    c.ignore(&["output_size"]);
+    let (given, made) = (c.shape_of(x), c.result()?.shape());
+    ensure(
+        given.len() >= 2 && made.len() == given.len(),
+        "has another rank",
+    )?;
+    let flat = |shape: &[u64]| {
+        let (lead, images) = shape.split_at(shape.len() - 2);
+        Ok([count(lead)?, count(images)?])
+    };
+    let (from, to): (Result<[u64; 2]>, Result<[u64; 2]>) = (flat(&given), flat(made));
+    let (from, to) = (from?, to?);
+    let (x, places) = (c.reshape(x, &from)?, c.reshape(places, &from)?);
+    let zeros = c.full(Scalar::Int(0), c.dtype(x), &to)?;
+    let y = c.step(
+        OpKind::Scatter,
+        &[("dim", Attr::Int(1))],
+        &[zeros, places, x],
+    )?;
+    one(c.reshape(y, made)?)
+}
+
+/// Maxima of windows of different sizes, and their places. A window has its elements in a dimension
+/// of its own, the last of them several times.
+fn uneven_maxima(c: &mut Call<'_>, x: Ref, sizes: &[i64], wanted: &[i64]) -> Result<Results> {
+    let (mut y, first) = (x, c.rank(x) - sizes.len());
+    // The place of each element of each window: `[windows.., elements..]`.
+    let mut place: Option<Ref> = None;
+    let n = sizes.len();
+    for (d, (&old, &new)) in sizes.iter().zip(wanted).enumerate() {
+        let fits = (1..1 << 20).contains(&new) && (1..1 << 20).contains(&old);
+        ensure(fits, "windows of this size")?;
+        let at = uneven_windows(c, old, new)?;
+        let most = c.shape_of(at)[1];
+        y = Indexed::along(c, y, first + 2 * d, at)?.get(c)?;
+        let mut shape = c.shape_of(y);
+        shape[first + 2 * d] = new as u64;
+        shape.insert(first + 2 * d + 1, most);
+        y = c.reshape(y, &shape)?;
+
+        let mut own = vec![1; 2 * n];
+        (own[d], own[n + d]) = (new as u64, most);
+        let own = c.reshape(at, &own)?;
+        place = Some(match place {
+            None => own,
+            Some(place) => {
+                let rows = c.scalar_step(OpKind::MulScalar, place, Scalar::Int(old))?;
+                c.step(OpKind::Add, &[], &[rows, own])?
+            }
+        });
+    }
+    let lead = 0..first;
+    let windows = (0..n).map(|d| first + 2 * d);
+    let elements = (0..n).map(|d| first + 2 * d + 1);
+    let order: Vec<usize> = lead.chain(windows).chain(elements).collect();
+    let y = c.permute(y, &order)?;
+    let mut shape = c.shape_of(y);
+    let inner = count(&shape.split_off(first + n))?;
+    shape.push(inner);
+    let y = c.reshape(y, &shape)?;
+    let found = c.topk(y, first + n, 1, true)?;
+    let place = place.ok_or("has no dimension")?;
+    let place = c.reshape(place, &shape[first..])?;
+    let place = c.expand(place, &shape)?;
+    let dim = Attr::Int((first + n) as i64);
+    let place = c.step(OpKind::Gather, &[("dim", dim)], &[place, found[1]])?;
+    let shape = c.result()?.shape();
+    all(vec![c.reshape(found[0], shape)?, c.reshape(place, shape)?])
+}
+
+/// The elements of each window of a dimension, `[windows, elements]`: from `i old / new`, rounded
+/// down, up to `(i + 1) old / new`, rounded up.
+fn uneven_windows(c: &mut Call<'_>, old: i64, new: i64) -> Result<Ref> {
+    let bounds = |i: i64| (i * old / new, ((i + 1) * old + new - 1) / new);
+    let most = (0..new).map(|i| bounds(i).1 - bounds(i).0).max().unwrap_or(1);
+    let window = c.arange(DType::I64, new as u64, Scalar::Int(0), Scalar::Int(1))?;
+    let mut divided = |more: i64, plus: i64| {
+        let next = c.scalar_step(OpKind::AddScalar, window, Scalar::Int(more))?;
+        let far = c.scalar_step(OpKind::MulScalar, next, Scalar::Int(old))?;
+        let far = c.scalar_step(OpKind::AddScalar, far, Scalar::Int(plus))?;
+        let by = Operand::Scalar(Scalar::Int(new));
+        let at = c.quotient(Operand::Tensor(far), by, DType::I64, Rounding::Floor)?;
+        c.reshape(at, &[new as u64, 1])
+    };
+    let (start, end) = (divided(0, 0)?, divided(1, new - 1)?);
+    let within = c.arange(DType::I64, most as u64, Scalar::Int(0), Scalar::Int(1))?;
+    let at = c.step(OpKind::Add, &[], &[start, within])?;
+    let last = c.scalar_step(OpKind::AddScalar, end, Scalar::Int(-1))?;
+    c.step(OpKind::Minimum, &[], &[at, last])
 }
 
 fn adaptive_average_pool(c: &mut Call<'_>) -> Result<Results> {

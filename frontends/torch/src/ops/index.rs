@@ -18,7 +18,7 @@ pub(super) const OPS: Family = &[
     ("scatter", |c| scatter(c, Scatter::Replace)),
     ("scatter.value", scatter_value),
     ("scatter_add", |c| scatter(c, Scatter::Add)),
-    ("scatter_reduce", |c| scatter(c, Scatter::Reduce)),
+    ("scatter_reduce", scatter_reduce),
     ("index", index),
     ("_unsafe_index", index),
     ("index_put", index_put),
@@ -144,6 +144,32 @@ fn scatter(c: &mut Call<'_>, what: Scatter) -> Result<Results> {
     let op = scatter_op(c, what)?;
     let source = c.tensor("src")?;
     one(c.step(op, &[dim_attr(dim)], &[x, index, source])?)
+}
+
+/// Sums, or means, of which the old element may be a part.
+fn scatter_reduce(c: &mut Call<'_>) -> Result<Results> {
+    if c.string_or("reduce", "")? != "mean" {
+        return scatter(c, Scatter::Reduce);
+    }
+    let (x, index, source) = (c.tensor("self")?, c.tensor("index")?, c.tensor("src")?);
+    let dim = [dim_attr(c.dim("dim", None, c.rank(x))?)];
+    let include_self = c.bool_or("include_self", true)?;
+    ensure(c.dtype(x).is_float(), "means of integers")?;
+    let (dtype, shape) = (c.dtype(x), c.shape_of(x));
+    let unit = c.full(Scalar::Int(1), dtype, &c.shape_of(index))?;
+    let none = c.full(Scalar::Int(0), dtype, &shape)?;
+    let n = c.step(OpKind::ScatterAdd, &dim, &[none, index, unit])?;
+    let is_changed = c.scalar_step(OpKind::GtScalar, n, Scalar::Int(0))?;
+    if include_self {
+        let sum = c.step(OpKind::ScatterAdd, &dim, &[x, index, source])?;
+        let n = c.scalar_step(OpKind::AddScalar, n, Scalar::Int(1))?;
+        return one(c.step(OpKind::Div, &[], &[sum, n])?);
+    }
+    let sum = c.step(OpKind::ScatterAdd, &dim, &[none, index, source])?;
+    let least = Some(Scalar::Int(1));
+    let n = c.clamp(n, least, None, dtype)?;
+    let mean = c.step(OpKind::Div, &[], &[sum, n])?;
+    one(c.step(OpKind::Where, &[], &[is_changed, mean, x])?)
 }
 
 fn scatter_value(c: &mut Call<'_>) -> Result<Results> {

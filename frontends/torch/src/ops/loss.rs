@@ -25,6 +25,11 @@ pub(super) const OPS: Family = &[
     ("mse_loss", mse_loss),
     ("smooth_l1_loss", |c| huber(c, true)),
     ("soft_margin_loss", soft_margin_loss),
+    ("poisson_nll_loss", poisson_nll_loss),
+    ("hinge_embedding_loss", hinge_embedding_loss),
+    ("cosine_embedding_loss", cosine_embedding_loss),
+    ("multi_margin_loss", multi_margin_loss),
+    ("margin_ranking_loss", margin_ranking_loss),
     ("mse_loss_backward", mse_loss_backward),
 ];
 
@@ -313,4 +318,100 @@ fn mse_loss_backward(c: &mut Call<'_>) -> Result<Results> {
     };
     let d = c.scalar_step(OpKind::MulScalar, d, Scalar::Float(scale))?;
     one(c.step(OpKind::Mul, &[], &[d, dy])?)
+}
+
+/// `e^x - t x` of a logarithm `x`, or `x - t log(x + eps)`.
+fn poisson_nll_loss(c: &mut Call<'_>) -> Result<Results> {
+    let (x, t) = (c.tensor("input")?, c.tensor("target")?);
+    let (is_log, full) = (c.bool_or("log_input", true)?, c.bool_or("full", false)?);
+    let eps = c.float_or("eps", 1e-8)?;
+    ensure(!full, "adds Stirling's formula")?;
+    let (rate, log) = if is_log {
+        (c.map(OpKind::Exp, x)?, x)
+    } else {
+        let more = c.scalar_step(OpKind::AddScalar, x, Scalar::Float(eps))?;
+        (x, c.map(OpKind::Log, more)?)
+    };
+    let gain = c.step(OpKind::Mul, &[], &[t, log])?;
+    let loss = c.step(OpKind::Sub, &[], &[rate, gain])?;
+    reduced(c, loss)
+}
+
+/// `x` where the target is not -1, and `max(0, margin - x)` where it is not 1.
+fn hinge_embedding_loss(c: &mut Call<'_>) -> Result<Results> {
+    let (x, t) = (c.tensor("self")?, c.tensor("target")?);
+    let margin = c.float_or("margin", 1.0)?;
+    let hinge = c.scalar_step(OpKind::RsubScalar, x, Scalar::Float(margin))?;
+    let hinge = c.map(OpKind::Relu, hinge)?;
+    let not_far = c.scalar_step(OpKind::NeScalar, t, Scalar::Int(-1))?;
+    let not_near = c.scalar_step(OpKind::NeScalar, t, Scalar::Int(1))?;
+    let near = c.masked(not_far, x)?;
+    let far = c.masked(not_near, hinge)?;
+    let loss = c.step(OpKind::Add, &[], &[near, far])?;
+    reduced(c, loss)
+}
+
+/// `1 - cos` for the target 1, and `max(0, cos - margin)` for -1.
+fn cosine_embedding_loss(c: &mut Call<'_>) -> Result<Results> {
+    let (a, b) = (c.tensor("input1")?, c.tensor("input2")?);
+    let (t, margin) = (c.tensor("target")?, c.float_or("margin", 0.0)?);
+    let last = c.rank(a).checked_sub(1).ok_or("has no dimension")?;
+    // torch adds this to the sums of squares.
+    let eps = Scalar::Float(1e-12);
+    let mut sums = vec![];
+    for (x, y, eps) in [(a, b, None), (a, a, Some(eps)), (b, b, Some(eps))] {
+        let product = c.step(OpKind::Mul, &[], &[x, y])?;
+        let sum = c.reduce(OpKind::Sum, product, &[last], false)?;
+        sums.push(match eps {
+            Some(eps) => c.scalar_step(OpKind::AddScalar, sum, eps)?,
+            None => sum,
+        });
+    }
+    let sizes = c.step(OpKind::Mul, &[], &sums[1..])?;
+    let size = c.map(OpKind::Sqrt, sizes)?;
+    let cos = c.step(OpKind::Div, &[], &[sums[0], size])?;
+    let near = c.scalar_step(OpKind::RsubScalar, cos, Scalar::Int(1))?;
+    let far = c.scalar_step(OpKind::AddScalar, cos, Scalar::Float(-margin))?;
+    let far = c.map(OpKind::Relu, far)?;
+    let is_near = c.scalar_step(OpKind::EqScalar, t, Scalar::Int(1))?;
+    let is_far = c.scalar_step(OpKind::EqScalar, t, Scalar::Int(-1))?;
+    let (near, far) = (c.masked(is_near, near)?, c.masked(is_far, far)?);
+    let loss = c.step(OpKind::Add, &[], &[near, far])?;
+    reduced(c, loss)
+}
+
+/// The mean over the classes of `max(0, margin - x[target] + x)^p`, without the target's own.
+fn multi_margin_loss(c: &mut Call<'_>) -> Result<Results> {
+    let (x, t) = (c.tensor("self")?, c.tensor("target")?);
+    let (p, margin) = (c.float_or("p", 1.0)?, c.float_or("margin", 1.0)?);
+    ensure(c.opt_tensor("weight")?.is_none(), "weights of classes")?;
+    ensure(p == 1.0 || p == 2.0, "a power other than 1 and 2")?;
+    let &[n, classes] = &c.shape_of(x)[..] else {
+        return Err("is no matrix of classes".into());
+    };
+    let at = c.reshape(t, &[n, 1])?;
+    let own = c.step(OpKind::Gather, &[("dim", Attr::Int(1))], &[x, at])?;
+    let rest = c.step(OpKind::Sub, &[], &[x, own])?;
+    let rest = c.scalar_step(OpKind::AddScalar, rest, Scalar::Float(margin))?;
+    let mut rest = c.map(OpKind::Relu, rest)?;
+    if p == 2.0 {
+        rest = c.step(OpKind::Mul, &[], &[rest, rest])?;
+    }
+    let is_own = c.is_class(at, 1, classes)?;
+    let is_other = c.map(OpKind::LogicalNot, is_own)?;
+    let rest = c.masked(is_other, rest)?;
+    let loss = c.reduce(OpKind::Sum, rest, &[1], false)?;
+    let loss = c.scalar_step(OpKind::DivScalar, loss, Scalar::Int(classes as i64))?;
+    reduced(c, loss)
+}
+
+/// `max(0, margin - t (a - b))`
+fn margin_ranking_loss(c: &mut Call<'_>) -> Result<Results> {
+    let (a, b) = (c.tensor("input1")?, c.tensor("input2")?);
+    let (t, margin) = (c.tensor("target")?, c.float_or("margin", 0.0)?);
+    let d = c.step(OpKind::Sub, &[], &[a, b])?;
+    let d = c.step(OpKind::Mul, &[], &[t, d])?;
+    let rest = c.scalar_step(OpKind::RsubScalar, d, Scalar::Float(margin))?;
+    let loss = c.map(OpKind::Relu, rest)?;
+    reduced(c, loss)
 }

@@ -6,6 +6,7 @@
 //! table cannot express gives an error with the reason; the importer makes an `extern` node of it.
 
 mod activation;
+mod assemble;
 mod attention;
 mod binary;
 pub(crate) mod complex;
@@ -19,9 +20,11 @@ mod random;
 mod recurrent;
 mod reduce;
 mod resize;
+mod sample;
 mod shape;
 mod softmax;
 mod source;
+mod special;
 mod unary;
 mod view;
 
@@ -39,8 +42,9 @@ type Lowering = fn(&mut Call<'_>) -> Result<Results>;
 /// (`max.dim`) if overloads differ, without it (`neg`) if one lowering is for all overloads.
 type Family = &'static [(&'static str, Lowering)];
 
-const FAMILIES: [Family; 17] = [
+const FAMILIES: [Family; 20] = [
     activation::OPS,
+    assemble::OPS,
     attention::OPS,
     binary::OPS,
     convolution::OPS,
@@ -53,9 +57,11 @@ const FAMILIES: [Family; 17] = [
     recurrent::OPS,
     reduce::OPS,
     resize::OPS,
+    sample::OPS,
     shape::OPS,
     softmax::OPS,
     source::OPS,
+    special::OPS,
     unary::OPS,
 ];
 

@@ -2,7 +2,7 @@
 
 use super::Family;
 use ir::op::OpKind;
-use lower::{Call, Operand, Ref, Result, Results, Scalar, ensure, one, transposed};
+use lower::{Call, Operand, Ref, Result, Results, Scalar, count, ensure, one, transposed, wrap};
 
 pub(super) const OPS: Family = &[
     ("mm", |c| product(c, 2)),
@@ -21,6 +21,16 @@ pub(super) const OPS: Family = &[
     ("matmul", |c| general(c, "other")),
     ("linear", linear),
     ("outer", outer),
+    ("ger", outer),
+    ("addr", add_outer),
+    ("addbmm", add_products),
+    ("inner", inner),
+    ("kron", kron),
+    ("tensordot", tensordot),
+    ("bilinear", bilinear),
+    ("linalg_cross", cross),
+    ("linalg_multi_dot", chain),
+    ("linalg_matrix_power", matrix_power),
     ("einsum", |c| {
         c.ignore(&["path"]);
         let equation = c.string_or("equation", "")?;
@@ -160,4 +170,153 @@ fn outer(c: &mut Call<'_>) -> Result<Results> {
     let column = [c.ty(a).numel(), 1];
     let a = c.reshape(a, &column)?;
     one(c.step(OpKind::Mul, &[], &[a, b])?)
+}
+
+/// `beta x + alpha y`
+fn combined(c: &mut Call<'_>, y: Ref) -> Result<Results> {
+    let x = c.tensor("self")?;
+    let beta = c.scalar_or("beta", Scalar::Int(1))?;
+    let alpha = c.scalar_or("alpha", Scalar::Int(1))?;
+    let dtype = c.result()?.dtype();
+    let y = c.scaled(Operand::Tensor(y), alpha, dtype)?;
+    if beta.float() == 0.0 {
+        return one(c.whole(y, dtype)?);
+    }
+    let x = c.scaled(Operand::Tensor(x), beta, dtype)?;
+    one(c.arithmetic(OpKind::Add, x, y, dtype)?)
+}
+
+fn add_outer(c: &mut Call<'_>) -> Result<Results> {
+    let (a, b) = (c.tensor("vec1")?, c.tensor("vec2")?);
+    let column = [c.ty(a).numel(), 1];
+    let a = c.reshape(a, &column)?;
+    let y = c.step(OpKind::Mul, &[], &[a, b])?;
+    combined(c, y)
+}
+
+/// `beta x + alpha` times the sum of the products of a batch.
+fn add_products(c: &mut Call<'_>) -> Result<Results> {
+    let (a, b) = (c.tensor("batch1")?, c.tensor("batch2")?);
+    let y = c.product(a, b)?;
+    let y = c.reduce(OpKind::Sum, y, &[0], false)?;
+    combined(c, y)
+}
+
+/// Sums over the last dimension of both.
+fn inner(c: &mut Call<'_>) -> Result<Results> {
+    let (a, b) = (c.tensor("self")?, c.tensor("other")?);
+    let (m, n) = (c.rank(a), c.rank(b));
+    if m == 0 || n == 0 {
+        return one(c.step(OpKind::Mul, &[], &[a, b])?);
+    }
+    one(contracted(c, [a, b], [vec![m - 1], vec![n - 1]])?)
+}
+
+/// The sums over pairs of dimensions of `a` and `b`; the other dimensions of `a`, then of `b`, stay.
+fn contracted(c: &mut Call<'_>, x: [Ref; 2], dims: [Vec<usize>; 2]) -> Result<Ref> {
+    let [a, b] = x;
+    let [of_a, of_b] = dims;
+    let rest = |rank: usize, dims: &[usize]| -> Vec<usize> {
+        (0..rank).filter(|d| !dims.contains(d)).collect()
+    };
+    let (rest_a, rest_b) = (rest(c.rank(a), &of_a), rest(c.rank(b), &of_b));
+    let sizes = |c: &Call<'_>, x: Ref, dims: &[usize]| -> Vec<u64> {
+        let shape = c.shape_of(x);
+        dims.iter().map(|&d| shape[d]).collect()
+    };
+    let (kept_a, kept_b) = (sizes(c, a, &rest_a), sizes(c, b, &rest_b));
+    let summed = sizes(c, a, &of_a);
+    ensure(
+        summed == sizes(c, b, &of_b),
+        "sums over dimensions of other sizes",
+    )?;
+    let n = count(&summed)?;
+    let a = c.permute(a, &[rest_a, of_a].concat())?;
+    let b = c.permute(b, &[of_b, rest_b].concat())?;
+    let a = c.reshape(a, &[count(&kept_a)?, n])?;
+    let b = c.reshape(b, &[n, count(&kept_b)?])?;
+    let y = c.product(a, b)?;
+    c.reshape(y, &[kept_a, kept_b].concat())
+}
+
+fn tensordot(c: &mut Call<'_>) -> Result<Results> {
+    let (a, b) = (c.tensor("self")?, c.tensor("other")?);
+    let mut dims = [vec![], vec![]];
+    for (x, (list, name)) in [a, b]
+        .into_iter()
+        .zip(dims.iter_mut().zip(["dims_self", "dims_other"]))
+    {
+        let rank = c.rank(x);
+        for dim in c.ints(name)? {
+            list.push(wrap(dim, rank)?);
+        }
+    }
+    one(contracted(c, [a, b], dims)?)
+}
+
+/// Each element of `a` times all of `b`, in blocks.
+fn kron(c: &mut Call<'_>) -> Result<Results> {
+    let (a, b) = (c.tensor("self")?, c.tensor("other")?);
+    let rank = c.rank(a).max(c.rank(b));
+    let padded = |shape: Vec<u64>| [vec![1; rank - shape.len()], shape].concat();
+    let (m, n) = (padded(c.shape_of(a)), padded(c.shape_of(b)));
+    let apart = |sizes: &[u64], is_left: bool| -> Vec<u64> {
+        let pair = |&size: &u64| if is_left { [size, 1] } else { [1, size] };
+        sizes.iter().flat_map(pair).collect()
+    };
+    let (a, b) = (
+        c.reshape(a, &apart(&m, true))?,
+        c.reshape(b, &apart(&n, false))?,
+    );
+    let y = c.step(OpKind::Mul, &[], &[a, b])?;
+    let shape: Vec<u64> = m.iter().zip(&n).map(|(m, n)| m * n).collect();
+    one(c.reshape(y, &shape)?)
+}
+
+/// `x w[o] y + bias[o]` for each row.
+fn bilinear(c: &mut Call<'_>) -> Result<Results> {
+    let (x, y) = (c.tensor("input1")?, c.tensor("input2")?);
+    let w = c.tensor("weight")?;
+    let bias = c.opt_tensor("bias")?;
+    let z = c.einsum("...i,oij,...j->...o", &[x, w, y])?;
+    one(match bias {
+        Some(bias) => c.step(OpKind::Add, &[], &[z, bias])?,
+        None => z,
+    })
+}
+
+/// The cross product of vectors of three numbers.
+fn cross(c: &mut Call<'_>) -> Result<Results> {
+    let (a, b) = (c.tensor("self")?, c.tensor("other")?);
+    let shape = ir::op::broadcast_shapes(c.ty(a).shape(), c.ty(b).shape())?;
+    let dim = c.dim("dim", Some(-1), shape.len())?;
+    ensure(shape[dim] == 3, "the vectors do not have three numbers")?;
+    let (a, b) = (c.expand(a, &shape)?, c.expand(b, &shape)?);
+    let mut terms = vec![];
+    for (i, j) in [(-1, -2), (-2, -1)] {
+        let factors = [c.roll(a, &[(i, dim)])?, c.roll(b, &[(j, dim)])?];
+        terms.push(c.step(OpKind::Mul, &[], &factors)?);
+    }
+    one(c.step(OpKind::Sub, &[], &terms)?)
+}
+
+/// The product of several matrices, from the left.
+fn chain(c: &mut Call<'_>) -> Result<Results> {
+    let list = c.tensors("tensors")?;
+    let (&first, rest) = list.split_first().ok_or("there is no matrix")?;
+    let mut product = first;
+    for &next in rest {
+        product = c.general_product(product, next)?;
+    }
+    one(product)
+}
+
+fn matrix_power(c: &mut Call<'_>) -> Result<Results> {
+    let (x, n) = (c.tensor("self")?, c.int("n")?);
+    ensure((1..=64).contains(&n), "this power of a matrix")?;
+    let mut power = x;
+    for _ in 1..n {
+        power = c.general_product(power, x)?;
+    }
+    one(power)
 }

@@ -35,6 +35,22 @@ pub(super) const OPS: Family = &[
         Ok(y)
     }),
     ("native_dropout_backward", dropout_backward),
+    ("feature_dropout", |c| whole_dropout(c, true, false)),
+    ("alpha_dropout", |c| whole_dropout(c, false, true)),
+    ("feature_alpha_dropout", |c| whole_dropout(c, true, true)),
+    ("normal.Tensor_float", |c| {
+        let (mean, std) = (c.tensor("mean")?, c.scalar_or("std", Scalar::Int(1))?);
+        around(c, Operand::Tensor(mean), Operand::Scalar(std))
+    }),
+    ("normal.float_Tensor", |c| {
+        let (mean, std) = (c.scalar_or("mean", Scalar::Int(0))?, c.tensor("std")?);
+        around(c, Operand::Scalar(mean), Operand::Tensor(std))
+    }),
+    ("normal.Tensor_Tensor", |c| {
+        let (mean, std) = (c.tensor("mean")?, c.tensor("std")?);
+        around(c, Operand::Tensor(mean), Operand::Tensor(std))
+    }),
+    ("randperm", randperm),
 ];
 
 /// The type of the result; other arguments that give it are only checked.
@@ -122,4 +138,52 @@ fn dropout_backward(c: &mut Call<'_>) -> Result<Results> {
     let scale = c.float("scale")?;
     let attrs = [("scale", Attr::Float(scale))];
     one(c.step(OpKind::DropoutBwd, &attrs, &[dy, mask])?)
+}
+
+/// Dropout of whole channels, or dropout that keeps mean and variance of what SELU gives, or both.
+fn whole_dropout(c: &mut Call<'_>, channels: bool, alpha: bool) -> Result<Results> {
+    let (x, p) = (c.tensor("input")?, c.float("p")?);
+    if !c.bool_or("train", true)? || p == 0.0 {
+        return one(x);
+    }
+    lower::ensure((0.0..1.0).contains(&p), "drops everything")?;
+    let dtype = c.dtype(x);
+    let mut shape = c.shape_of(x);
+    if channels {
+        lower::ensure(shape.len() >= 2, "has no channels")?;
+        shape[2..].fill(1);
+    }
+    let u = c.random(OpKind::Rand, lower::statistics(dtype), &shape)?;
+    let kept = c.scalar_step(OpKind::GeScalar, u, Scalar::Float(p))?;
+    if !alpha {
+        let kept = c.cast(kept, dtype)?;
+        let kept = c.scalar_step(OpKind::MulScalar, kept, Scalar::Float(1.0 / (1.0 - p)))?;
+        return one(c.step(OpKind::Mul, &[], &[x, kept])?);
+    }
+    // The value that SELU goes to, with a scale and a shift (Klambauer et al., 2017, section 3).
+    let least = 1.758_099_340_847_376_6;
+    let scale = 1.0 / ((least * least * p + 1.0) * (1.0 - p)).sqrt();
+    let low = c.full(Scalar::Float(-least), dtype, &[])?;
+    let y = c.step(OpKind::Where, &[], &[kept, x, low])?;
+    let y = c.scalar_step(OpKind::MulScalar, y, Scalar::Float(scale))?;
+    let shift = Scalar::Float(least * scale * p);
+    one(c.scalar_step(OpKind::AddScalar, y, shift)?)
+}
+
+/// Normally distributed numbers around `mean`. torch passes no gradient to it.
+fn around(c: &mut Call<'_>, mean: Operand, std: Operand) -> Result<Results> {
+    let (dtype, shape) = result(c)?;
+    let x = c.random(OpKind::Randn, dtype, &shape)?;
+    let x = c.arithmetic(OpKind::Mul, Operand::Tensor(x), std, dtype)?;
+    let x = c.arithmetic(OpKind::Add, Operand::Tensor(x), mean, dtype)?;
+    one(c.map(OpKind::Detach, x)?)
+}
+
+/// The numbers below `n` in a random order: that of as many random numbers.
+fn randperm(c: &mut Call<'_>) -> Result<Results> {
+    let n = c.int("n")?;
+    let (dtype, shape) = result(c)?;
+    let x = c.random(OpKind::Rand, DType::F64, &shape)?;
+    let order = c.topk(x, 0, n, false)?[1];
+    one(c.cast(order, dtype)?)
 }

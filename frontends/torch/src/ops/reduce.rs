@@ -1,9 +1,10 @@
 //! Reductions, sorting and cumulative sums.
 
 use super::Family;
+use super::special::log_of_two;
 use ir::op::OpKind;
 use ir::{Attr, DType};
-use lower::{Call, Range, Ref, Result, Results, all, ensure, one, wrap};
+use lower::{Call, Range, Ref, Result, Results, Scalar, all, ensure, one, wrap};
 
 pub(super) const OPS: Family = &[
     ("sum", |c| total(c, OpKind::Sum)),
@@ -29,6 +30,19 @@ pub(super) const OPS: Family = &[
     ("logsumexp", logsumexp),
     ("linalg_vector_norm", |c| norm(c, "ord")),
     ("norm", |c| norm(c, "p")),
+    ("linalg_matrix_norm.str_ord", frobenius),
+    ("dist", distance),
+    ("prod", prod),
+    ("cumprod", cumprod),
+    ("logcumsumexp", logcumsumexp),
+    ("nansum", |c| of_numbers(c, OpKind::Sum)),
+    ("nanmean", |c| of_numbers(c, OpKind::Mean)),
+    ("count_nonzero", count_nonzero),
+    ("aminmax", aminmax),
+    ("kthvalue", kthvalue),
+    ("median", median),
+    ("argsort", argsort),
+    ("msort", msort),
 ];
 
 /// The operand, the reduced dimensions, and whether these stay, with size 1.
@@ -163,4 +177,201 @@ fn norm(c: &mut Call<'_>, order: &str) -> Result<Results> {
     c.opt_dtype("dtype")?;
     let x = c.cast(x, c.result()?.dtype())?;
     one(c.norm(x, order, &dims, keepdim)?)
+}
+
+fn frobenius(c: &mut Call<'_>) -> Result<Results> {
+    let order = c.string_or("ord", "fro")?;
+    ensure(order == "fro", "a norm of singular values")?;
+    let x = c.tensor("self")?;
+    let rank = c.rank(x);
+    let dims = c.ints_of("dim", 2, &[-2, -1])?;
+    let dims: Result<Vec<usize>> = dims.into_iter().map(|d| wrap(d, rank)).collect();
+    let keepdim = c.bool_or("keepdim", false)?;
+    c.opt_dtype("dtype")?;
+    let x = c.cast(x, c.result()?.dtype())?;
+    let mut dims = dims?;
+    dims.sort_unstable();
+    one(c.norm(x, 2.0, &dims, keepdim)?)
+}
+
+/// The norm of a difference.
+fn distance(c: &mut Call<'_>) -> Result<Results> {
+    let (a, b) = (c.tensor("self")?, c.tensor("other")?);
+    let order = c.float_or("p", 2.0)?;
+    let d = c.step(OpKind::Sub, &[], &[a, b])?;
+    let dims: Vec<usize> = (0..c.rank(d)).collect();
+    one(c.norm(d, order, &dims, false)?)
+}
+
+/// The longest dimension whose elements are multiplied in steps: each step doubles the number.
+const LONGEST: u64 = 1 << 12;
+
+/// The product along a dimension: of its halves, then of theirs. So it has a derivative at 0.
+fn prod(c: &mut Call<'_>) -> Result<Results> {
+    let mut x = c.tensor("self")?;
+    c.opt_dtype("dtype")?;
+    x = c.cast(x, c.result()?.dtype())?;
+    let keepdim = c.bool_or("keepdim", false)?;
+    let dim = match c.opt_int("dim")? {
+        Some(dim) => wrap(dim, c.rank(x))?,
+        None => {
+            let n = c.ty(x).numel();
+            x = c.reshape(x, &[n])?;
+            0
+        }
+    };
+    if c.rank(x) == 0 {
+        return one(x);
+    }
+    let mut n = c.shape_of(x)[dim];
+    ensure((1..=LONGEST).contains(&n), "a product of this many numbers")?;
+    while n > 1 {
+        let half = (n / 2) as i64;
+        let left = c.slice(x, dim, Range::new(0, half))?;
+        let right = c.slice(x, dim, Range::new(half, 2 * half))?;
+        let product = c.step(OpKind::Mul, &[], &[left, right])?;
+        x = match n % 2 {
+            0 => product,
+            _ => {
+                let last = c.slice(x, dim, Range::new(2 * half, 2 * half + 1))?;
+                c.cat(&[product, last], dim)?
+            }
+        };
+        n = n.div_ceil(2);
+    }
+    let mut shape = c.shape_of(x);
+    if !keepdim {
+        shape.remove(dim);
+    }
+    one(c.reshape(x, &shape)?)
+}
+
+/// Combines each element with all before it along a dimension: with the one before it, then with
+/// the one two places before, then four, and so on.
+fn scan(
+    c: &mut Call<'_>,
+    with: impl Fn(&mut Call<'_>, Ref, Ref) -> Result<Ref>,
+) -> Result<Results> {
+    let x = c.tensor("self")?;
+    let dim = c.dim("dim", None, c.rank(x))?;
+    c.opt_dtype("dtype")?;
+    let mut x = c.cast(x, c.result()?.dtype())?;
+    let Some(&n) = c.ty(x).shape().get(dim) else {
+        return one(x);
+    };
+    ensure(n <= LONGEST, "a scan of this many numbers")?;
+    let mut step = 1;
+    while step < n as i64 {
+        let first = c.slice(x, dim, Range::new(0, step))?;
+        let before = c.slice(x, dim, Range::new(0, n as i64 - step))?;
+        let later = c.slice(x, dim, Range::new(step, n as i64))?;
+        let later = with(c, later, before)?;
+        x = c.cat(&[first, later], dim)?;
+        step *= 2;
+    }
+    one(x)
+}
+
+fn cumprod(c: &mut Call<'_>) -> Result<Results> {
+    scan(c, |c, x, before| c.step(OpKind::Mul, &[], &[x, before]))
+}
+
+fn logcumsumexp(c: &mut Call<'_>) -> Result<Results> {
+    scan(c, |c, x, before| log_of_two(c, x, before, 1.0))
+}
+
+/// A sum or mean of the elements that are not NaN.
+fn of_numbers(c: &mut Call<'_>, op: OpKind) -> Result<Results> {
+    let (x, dims, keepdim) = operand(c)?;
+    c.opt_dtype("dtype")?;
+    let x = c.cast(x, c.result()?.dtype())?;
+    let is_number = c.step(OpKind::Eq, &[], &[x, x])?;
+    let x = c.masked(is_number, x)?;
+    let sum = c.reduce(OpKind::Sum, x, &dims, keepdim)?;
+    if op == OpKind::Sum {
+        return one(sum);
+    }
+    let counts = c.cast(is_number, c.dtype(x))?;
+    let n = c.reduce(OpKind::Sum, counts, &dims, keepdim)?;
+    one(c.step(OpKind::Div, &[], &[sum, n])?)
+}
+
+fn count_nonzero(c: &mut Call<'_>) -> Result<Results> {
+    let x = c.tensor("self")?;
+    let dims = c.dims("dim", c.rank(x))?;
+    let counts = c.truth(x)?;
+    let counts = c.cast(counts, DType::I64)?;
+    one(c.reduce(OpKind::Sum, counts, &dims, false)?)
+}
+
+fn aminmax(c: &mut Call<'_>) -> Result<Results> {
+    let x = c.tensor("self")?;
+    let keepdim = c.bool_or("keepdim", false)?;
+    let dims = match c.opt_int("dim")? {
+        Some(dim) => vec![wrap(dim, c.rank(x))?],
+        None => (0..c.rank(x)).collect(),
+    };
+    let least = c.reduce(OpKind::Amin, x, &dims, keepdim)?;
+    all(vec![least, c.reduce(OpKind::Amax, x, &dims, keepdim)?])
+}
+
+/// The element at a place of the sorted elements, from 0, and where it was.
+fn nth(c: &mut Call<'_>, x: Ref, dim: usize, n: i64, keepdim: bool) -> Result<Vec<Ref>> {
+    let first = c.topk(x, dim, n + 1, false)?;
+    let mut found = vec![];
+    for y in first {
+        let y = c.slice(y, dim, Range::new(n, n + 1))?;
+        let mut shape = c.shape_of(y);
+        if !keepdim {
+            shape.remove(dim);
+        }
+        found.push(c.reshape(y, &shape)?);
+    }
+    Ok(found)
+}
+
+fn kthvalue(c: &mut Call<'_>) -> Result<Results> {
+    let (x, k) = (c.tensor("self")?, c.int("k")?);
+    let dim = c.dim("dim", Some(-1), c.rank(x))?;
+    let keepdim = c.bool_or("keepdim", false)?;
+    let size = *c.ty(x).shape().get(dim).ok_or("a number is not sorted")?;
+    ensure(1 <= k && k as u64 <= size, "there are fewer elements")?;
+    all(nth(c, x, dim, k - 1, keepdim)?)
+}
+
+/// The lower one of the two in the middle; NaN if there is one.
+fn median(c: &mut Call<'_>) -> Result<Results> {
+    let mut x = c.tensor("self")?;
+    let keepdim = c.bool_or("keepdim", false)?;
+    let dim = match c.opt_int("dim")? {
+        Some(dim) => wrap(dim, c.rank(x))?,
+        None => {
+            let n = c.ty(x).numel();
+            x = c.reshape(x, &[n])?;
+            0
+        }
+    };
+    let size = *c.ty(x).shape().get(dim).ok_or("a number has no median")?;
+    ensure(size > 0, "no element has a median")?;
+    let mut found = nth(c, x, dim, (size as i64 - 1) / 2, keepdim)?;
+    if c.dtype(x).is_float() {
+        // NaN counts as the largest number where a median is found, and as the median.
+        let is_nan = c.step(OpKind::Ne, &[], &[x, x])?;
+        let any = c.reduce(OpKind::Any, is_nan, &[dim], keepdim)?;
+        let nan = c.full(Scalar::Float(f64::NAN), c.dtype(x), &[])?;
+        found[0] = c.step(OpKind::Where, &[], &[any, nan, found[0]])?;
+    }
+    found.truncate(c.n_results());
+    all(found)
+}
+
+fn argsort(c: &mut Call<'_>) -> Result<Results> {
+    c.ignore(&["stable"]);
+    one(sort(c)?[1].ok_or("has no order")?)
+}
+
+fn msort(c: &mut Call<'_>) -> Result<Results> {
+    let x = c.tensor("self")?;
+    let size = *c.ty(x).shape().first().ok_or("a number is not sorted")?;
+    one(c.topk(x, 0, size as i64, false)?[0])
 }

@@ -199,7 +199,7 @@ fn broadcast_tensors(c: &mut Call<'_>) -> Result<Results> {
     all(wide?)
 }
 
-fn movedim(c: &mut Call<'_>) -> Result<Results> {
+pub(super) fn movedim(c: &mut Call<'_>) -> Result<Results> {
     let x = c.tensor("self")?;
     let (from, to) = (c.ints("source")?, c.ints("destination")?);
     let rank = c.rank(x);

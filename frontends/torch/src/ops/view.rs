@@ -32,6 +32,21 @@ pub(crate) fn is_view(target: &str) -> bool {
                 | "unbind"
                 | "mT"
                 | "numpy_T"
+                | "movedim"
+                | "moveaxis"
+                | "swapaxes"
+                | "swapdims"
+                | "unfold"
+                | "diagonal"
+                | "tensor_split"
+                | "hsplit"
+                | "vsplit"
+                | "dsplit"
+                | "atleast_1d"
+                | "atleast_2d"
+                | "atleast_3d"
+                | "ravel"
+                | "positive"
                 | "detach_"
                 | "_reshape_alias"
         )
@@ -54,7 +69,7 @@ pub(crate) fn copies_if(target: &str) -> Copies {
     match name(target) {
         "to" | "type_as" => Copies::OtherType,
         "contiguous" => Copies::Scattered,
-        "reshape" | "flatten" => Copies::PerhapsScattered,
+        "reshape" | "flatten" | "ravel" => Copies::PerhapsScattered,
         _ => Copies::Never,
     }
 }
