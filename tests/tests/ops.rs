@@ -94,10 +94,8 @@ fn every_op_is_reached_or_only_passes_build_it() {
     );
 }
 
-#[test]
-fn every_operator_is_pytorchs() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/ops");
-    let model = torch::read(&folder.join("ops.pt2"), &BTreeMap::new()).unwrap();
+/// A machine for a graph without a backward, and the names of its outputs.
+fn machine(model: torch::Model) -> (Machine, Vec<String>) {
     assert!(model.unsupported.is_empty(), "{:?}", model.unsupported);
     let device = passes::devices::named("cpu").unwrap();
     let options = Options {
@@ -125,7 +123,70 @@ fn every_operator_is_pytorchs() {
         .iter()
         .map(|output| output.name.clone())
         .collect();
-    let mut machine = Machine::new(artifact, runtime::Options::default()).unwrap();
+    let machine = Machine::new(artifact, runtime::Options::default()).unwrap();
+    (machine, outputs)
+}
+
+/// Means and squares of what random operators give, over 384 elements and more.
+#[test]
+fn random_operators_have_their_distributions() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/ops");
+    let model = torch::read(&folder.join("random.pt2"), &BTreeMap::new()).unwrap();
+    let (mut machine, outputs) = machine(model);
+    machine
+        .initialise(&runtime::StateInit { seed: 3, std: None })
+        .unwrap();
+    // Numbers with the mean 0 and the variance 1, and a deviation of 1.
+    let x: Vec<u8> = (0..384)
+        .flat_map(|i| f32::to_le_bytes(if i % 2 == 0 { 1.0 } else { -1.0 }))
+        .collect();
+    let p: Vec<u8> = (0..384).flat_map(|_| f32::to_le_bytes(1.0)).collect();
+    machine.write_input("x", &x).unwrap();
+    machine.write_input("p", &p).unwrap();
+    machine.step().unwrap();
+    // They are the last ones of the file.
+    let names = &outputs[outputs.len() - 5..];
+    let numbers: Vec<Vec<f64>> = names
+        .iter()
+        .map(|name| {
+            let bytes = machine.read_output(name).unwrap();
+            let floats = bytes.chunks_exact(4);
+            floats
+                .map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap())))
+                .collect()
+        })
+        .collect();
+    let mean = |list: &[f64]| list.iter().sum::<f64>() / list.len() as f64;
+    let squares = |list: &[f64]| list.iter().map(|x| x * x).collect::<Vec<f64>>();
+    let [alpha, feature, both, normal] = &numbers[..4] else {
+        panic!("four lists")
+    };
+    assert!(mean(alpha).abs() < 0.2 && (mean(&squares(alpha)) - 1.0).abs() < 0.3);
+    let scale = 1.0 / 0.75;
+    for dropped in feature.chunks(4) {
+        assert!(dropped.iter().all(|&x| x == dropped[0]), "{dropped:?}");
+        assert!(dropped[0] == 0.0 || (dropped[0] - scale).abs() < 1e-6);
+    }
+    assert!((mean(feature) - 1.0).abs() < 0.15);
+    for dropped in both.chunks(4) {
+        assert!(dropped.iter().all(|&x| x == dropped[0]), "{dropped:?}");
+    }
+    assert!(mean(&squares(normal)) > 2.5 && mean(&squares(normal)) < 6.0);
+    let bytes = machine.read_output(&names[4]).unwrap();
+    let mut order: Vec<i64> = bytes
+        .chunks_exact(8)
+        .map(|b| i64::from_le_bytes(b.try_into().unwrap()))
+        .collect();
+    assert!(!order.is_sorted());
+    order.sort_unstable();
+    assert!(order.into_iter().eq(0..64));
+}
+
+#[test]
+fn every_operator_is_pytorchs() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/ops");
+    let model = torch::read(&folder.join("ops.pt2"), &BTreeMap::new()).unwrap();
+    let (mut machine, outputs) = machine(model);
 
     let bytes = std::fs::read(folder.join("ops.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();

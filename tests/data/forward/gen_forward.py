@@ -357,6 +357,10 @@ class Writes(nn.Module):
         columns.view(2, 2, 3)[1, 0].sub_(0.25)
         y.index_put_((at,), row * 0.5, accumulate=True)
         y[y > 4] = 0.5
+        y.diagonal(1).mul_(0.5)
+        y.swapaxes(0, 1)[1].add_(0.125)
+        y.movedim(1, 0).diagonal(-1)[:2].sub_(0.5)
+        y.ravel()[3].add_(row[0])
         u = torch.zeros(3, 4)
         u[:, 1] = y[:, 1]
         u[at] += y[at]

@@ -313,9 +313,13 @@ fn diag_embed(c: &mut Call<'_>) -> Result<Results> {
     one(c.permute(y, &back)?)
 }
 
-/// `x` with other elements on a diagonal of its two dimensions.
 fn diagonal_scatter(c: &mut Call<'_>) -> Result<Results> {
     let (x, source) = (c.tensor("self")?, c.tensor("src")?);
+    one(with_diagonal(c, x, source)?)
+}
+
+/// `x` with other elements on a diagonal of its two dimensions.
+pub(super) fn with_diagonal(c: &mut Call<'_>, x: Ref, source: Ref) -> Result<Ref> {
     ensure(c.rank(x) == 2, "a diagonal of more than two dimensions")?;
     let (a, b, offset) = plane(c, 2, [0, 1])?;
     let offset = if a < b {
@@ -328,7 +332,7 @@ fn diagonal_scatter(c: &mut Call<'_>) -> Result<Results> {
     let whole = c.resized(whole, 0, shape[0])?;
     let whole = c.resized(whole, 1, shape[1])?;
     let there = c.diagonals(OpKind::Eq, shape[0], shape[1], offset)?;
-    one(c.step(OpKind::Where, &[], &[there, whole, x])?)
+    c.step(OpKind::Where, &[], &[there, whole, x])
 }
 
 fn block_diag(c: &mut Call<'_>) -> Result<Results> {

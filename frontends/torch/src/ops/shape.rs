@@ -201,8 +201,13 @@ fn broadcast_tensors(c: &mut Call<'_>) -> Result<Results> {
 
 pub(super) fn movedim(c: &mut Call<'_>) -> Result<Results> {
     let x = c.tensor("self")?;
+    let order = moved(c, c.rank(x))?;
+    one(c.permute(x, &order)?)
+}
+
+/// For each dimension after `movedim`, where it was.
+pub(super) fn moved(c: &mut Call<'_>, rank: usize) -> Result<Vec<usize>> {
     let (from, to) = (c.ints("source")?, c.ints("destination")?);
-    let rank = c.rank(x);
     ensure(from.len() == to.len(), "moves other dimensions")?;
     let mut order: Vec<Option<usize>> = vec![None; rank];
     for (from, to) in from.into_iter().zip(to) {
@@ -214,12 +219,17 @@ pub(super) fn movedim(c: &mut Call<'_>) -> Result<Results> {
         .into_iter()
         .map(|d| d.or_else(|| rest.next()))
         .collect();
-    one(c.permute(x, &order.ok_or("moves other dimensions")?)?)
+    Ok(order.ok_or("moves other dimensions")?)
 }
 
 fn transpose_axes(c: &mut Call<'_>) -> Result<Results> {
     let x = c.tensor("self")?;
-    let rank = c.rank(x);
+    let order = swapped(c, c.rank(x))?;
+    one(c.permute(x, &order)?)
+}
+
+/// The dimensions after `swapaxes`, two of which have changed places.
+pub(super) fn swapped(c: &mut Call<'_>, rank: usize) -> Result<Vec<usize>> {
     let mut dims: Vec<usize> = (0..rank).collect();
     let by_name = |c: &mut Call<'_>, axis: &str, dim: &str| match c.opt_int(axis)? {
         Some(i) => wrap(i, rank),
@@ -227,7 +237,7 @@ fn transpose_axes(c: &mut Call<'_>) -> Result<Results> {
     };
     let (a, b) = (by_name(c, "axis0", "dim0")?, by_name(c, "axis1", "dim1")?);
     dims.swap(a, b);
-    one(c.permute(x, &dims)?)
+    Ok(dims)
 }
 
 /// Overlapping parts of a dimension; the elements of a part are a new last dimension.

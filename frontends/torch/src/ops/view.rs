@@ -84,12 +84,13 @@ type Inverse = fn(&mut Call<'_>, Ref, Ref) -> Result<Ref>;
 
 fn inverse(name: &str) -> Option<Inverse> {
     Some(match name {
-        "alias" | "contiguous" | "to" | "type_as" => |c, _, part| {
+        "alias" | "contiguous" | "positive" | "to" | "type_as" => |c, _, part| {
             c.ignore(&["dtype", "other"]);
             Ok(part)
         },
         "view" | "_unsafe_view" | "_reshape_alias" | "reshape" | "flatten" | "unflatten"
-        | "squeeze" | "unsqueeze" | "view_as" => |c, x, part| {
+        | "squeeze" | "unsqueeze" | "view_as" | "ravel" | "atleast_1d" | "atleast_2d"
+        | "atleast_3d" => |c, x, part| {
             c.ignore(&["size", "shape", "stride", "start_dim", "end_dim"]);
             c.ignore(&["dim", "sizes", "other"]);
             let shape = c.shape_of(x);
@@ -111,6 +112,19 @@ fn inverse(name: &str) -> Option<Inverse> {
             dims.swap(a, b);
             c.permute(part, &dims)
         },
+        "swapaxes" | "swapdims" => |c, x, part| {
+            let dims = super::shape::swapped(c, c.rank(x))?;
+            c.permute(part, &dims)
+        },
+        "movedim" | "moveaxis" => |c, x, part| {
+            let order = super::shape::moved(c, c.rank(x))?;
+            let mut back = vec![0; order.len()];
+            for (i, dim) in order.into_iter().enumerate() {
+                back[dim] = i;
+            }
+            c.permute(part, &back)
+        },
+        "diagonal" => super::assemble::with_diagonal,
         "t" | "numpy_T" => |c, x, part| {
             let dims: Vec<usize> = (0..c.rank(x)).rev().collect();
             c.permute(part, &dims)
