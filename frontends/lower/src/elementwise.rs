@@ -168,8 +168,8 @@ impl Call<'_> {
         self.step(OpKind::LogicalOr, &[], &[is_below, is_zero])
     }
 
-    /// The angle of the point `(x, y)`: `atan(y / x)`, or its complement where `y` is larger, so that
-    /// neither the quotient nor its derivative is infinite.
+    /// The angle of the point `(x, y)`: `atan(y / x)`, or its complement where `y` is larger, so
+    /// that neither the quotient nor its derivative is infinite.
     pub fn atan2(&mut self, y: Ref, x: Ref) -> Result<Ref> {
         let dtype = self.promoted(&[Operand::Tensor(y), Operand::Tensor(x)]);
         let shape = ir::op::broadcast_shapes(self.ty(y).shape(), self.ty(x).shape())?;

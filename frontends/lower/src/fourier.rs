@@ -1,5 +1,6 @@
-//! Fourier transforms. A short one is a product with a matrix of cosines and sines. A long one is two
-//! shorter ones, of the factors of its length (Cooley and Tukey, 1965), so the matrices stay small.
+//! Fourier transforms. A short one is a product with a matrix of cosines and sines. A long one is
+//! two shorter ones, of the factors of its length (Cooley and Tukey, 1965), so the matrices stay
+//! small.
 
 use crate::{Call, Operand, Ref, Result, Scalar, ensure};
 use ir::DType;
@@ -10,8 +11,8 @@ use std::f64::consts::PI;
 /// elements.
 const SHORT: u64 = 128;
 
-/// The longest transform that is one product, if its length has no factors: its matrix has this many
-/// rows and columns.
+/// The longest transform that is one product, if its length has no factors: its matrix has this
+/// many rows and columns.
 const LONGEST: u64 = 1 << 14;
 
 /// A tensor of complex numbers: the real part, and the imaginary part if it is not 0.

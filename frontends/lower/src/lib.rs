@@ -2,10 +2,10 @@
 //!
 //! A front end implements [`Arguments`] for its calls and makes a [`Call`] of each. An operator
 //! reads its arguments from the call by name and plans nodes with it: a single op ([`Call::step`]),
-//! or a composition of several (`elementwise`, `fourier`, `index`, `norm`, `product`, `reduce`, `shape`,
-//! `source`). The result is a [`Plan`], which [`Plan::add_to`] adds to the graph. A call that
-//! cannot be expressed leaves no trace in the graph; [`Plan::external`] makes one `extern` node of
-//! it, so that the graph can still be planned.
+//! or a composition of several (`elementwise`, `fourier`, `index`, `norm`, `product`, `reduce`,
+//! `shape`, `source`). The result is a [`Plan`], which [`Plan::add_to`] adds to the graph. A call
+//! that cannot be expressed leaves no trace in the graph; [`Plan::external`] makes one `extern`
+//! node of it, so that the graph can still be planned.
 //!
 //! Nothing here depends on a file format or on the names of a framework's operators.
 

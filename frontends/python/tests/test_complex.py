@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,11 +17,10 @@ STEPS = 4
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
+def _fresh() -> None:
     torch._dynamo.reset()
     lt.reset()
     torch.manual_seed(0)
-    yield
 
 
 class Rotary(nn.Module):

@@ -1,6 +1,6 @@
-//! Calls on complex numbers. A name of the file that is complex has two values: its real part, under
-//! the name, and its imaginary part. Inputs, states and outputs are one tensor, whose last dimension
-//! has both parts of each number, as in memory of torch.
+//! Calls on complex numbers. A name of the file that is complex has two values: its real part,
+//! under the name, and its imaginary part. Inputs, states and outputs are one tensor, whose last
+//! dimension has both parts of each number, as in memory of torch.
 
 use super::{Import, output_names, tensor_names};
 use crate::Error;

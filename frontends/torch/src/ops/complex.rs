@@ -1,8 +1,8 @@
 //! Operators on complex numbers, in terms of ops on real ones.
 //!
-//! A complex tensor is two real tensors of its shape: the real part and the imaginary part. Autograd
-//! of torch gives a complex tensor the gradient `dL/d re + i dL/d im`, so the parts of its gradient
-//! are the gradients of its parts.
+//! A complex tensor is two real tensors of its shape: the real part and the imaginary part.
+//! Autograd of torch gives a complex tensor the gradient `dL/d re + i dL/d im`, so the parts of its
+//! gradient are the gradients of its parts.
 
 use super::{bare, find};
 use ir::DType;
@@ -32,8 +32,8 @@ pub(crate) fn lowering(target: &str) -> Option<Lowering> {
     is_known.then_some(Lowering::ByPart)
 }
 
-/// True if the operator is one for complex numbers, whatever its operands are: the inverse transform
-/// of a real spectrum may be real.
+/// True if the operator is one for complex numbers, whatever its operands are: the inverse
+/// transform of a real spectrum may be real.
 pub(crate) fn is_complex(target: &str) -> bool {
     bare(target).starts_with("fft_irfft")
 }

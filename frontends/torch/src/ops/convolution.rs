@@ -520,7 +520,10 @@ fn uneven_maxima(c: &mut Call<'_>, x: Ref, sizes: &[i64], wanted: &[i64]) -> Res
 /// down, up to `(i + 1) old / new`, rounded up.
 fn uneven_windows(c: &mut Call<'_>, old: i64, new: i64) -> Result<Ref> {
     let bounds = |i: i64| (i * old / new, ((i + 1) * old + new - 1) / new);
-    let most = (0..new).map(|i| bounds(i).1 - bounds(i).0).max().unwrap_or(1);
+    let most = (0..new)
+        .map(|i| bounds(i).1 - bounds(i).0)
+        .max()
+        .unwrap_or(1);
     let window = c.arange(DType::I64, new as u64, Scalar::Int(0), Scalar::Int(1))?;
     let mut divided = |more: i64, plus: i64| {
         let next = c.scalar_step(OpKind::AddScalar, window, Scalar::Int(more))?;

@@ -212,7 +212,8 @@ fn inner(c: &mut Call<'_>) -> Result<Results> {
     one(contracted(c, [a, b], [vec![m - 1], vec![n - 1]])?)
 }
 
-/// The sums over pairs of dimensions of `a` and `b`; the other dimensions of `a`, then of `b`, stay.
+/// The sums over pairs of dimensions of `a` and `b`; the other dimensions of `a`, then of `b`,
+/// stay.
 fn contracted(c: &mut Call<'_>, x: [Ref; 2], dims: [Vec<usize>; 2]) -> Result<Ref> {
     let [a, b] = x;
     let [of_a, of_b] = dims;

@@ -55,7 +55,10 @@ fn affine_grid(c: &mut Call<'_>) -> Result<Results> {
 /// the elements of the border.
 fn grid_sample(c: &mut Call<'_>) -> Result<Results> {
     let (x, grid) = (c.tensor("input")?, c.tensor("grid")?);
-    let (mode, padding) = (c.int_or("interpolation_mode", 0)?, c.int_or("padding_mode", 0)?);
+    let (mode, padding) = (
+        c.int_or("interpolation_mode", 0)?,
+        c.int_or("padding_mode", 0)?,
+    );
     let align = c.bool_or("align_corners", false)?;
     ensure((0..2).contains(&mode), "a cubic interpolation")?;
     ensure((0..2).contains(&padding), "places that are reflected")?;
@@ -129,7 +132,11 @@ impl Axis {
         let mut neighbours = vec![];
         let rest = c.step(OpKind::Sub, &[], &[at, whole])?;
         let before = c.scalar_step(OpKind::RsubScalar, rest, Scalar::Int(1))?;
-        let weights = if is_nearest { vec![None] } else { vec![Some(before), Some(rest)] };
+        let weights = if is_nearest {
+            vec![None]
+        } else {
+            vec![Some(before), Some(rest)]
+        };
         for (i, weight) in weights.into_iter().enumerate() {
             let index = c.cast(whole, DType::I64)?;
             let index = c.scalar_step(OpKind::AddScalar, index, Scalar::Int(i as i64))?;
