@@ -243,6 +243,15 @@ pub(crate) fn artifact_on(
     })
 }
 
+/// What a user can do about calls that have no kernel. Files of other frameworks have no other way.
+pub(crate) fn instead(ops: &[torch::Unsupported]) -> Option<&'static str> {
+    let is_torch = |op: &torch::Unsupported| op.target.starts_with("torch.");
+    ops.iter().any(is_torch).then_some(
+        "torch.export.export(..).run_decompositions() may replace them by simpler calls; a step of \
+         the Python package has PyTorch compute them",
+    )
+}
+
 /// The largest number of listed ops that cannot be run.
 const NAMED: usize = 10;
 
@@ -258,8 +267,9 @@ fn unsupported(ops: &[torch::Unsupported]) -> String {
     } else {
         format!("\n  and {rest} more")
     };
+    let help = instead(ops).map_or_else(String::new, |help| format!("\n{help}"));
     format!(
-        "the model calls what has no kernel; it can be planned, not run\n  {}{rest}",
+        "the model calls what has no kernel; it can be planned, not run\n  {}{rest}{help}",
         lines.join("\n  ")
     )
 }

@@ -699,6 +699,9 @@ impl Facts<'_> {
         for op in self.unsupported.iter().take(NAMED) {
             writeln!(out, "  {} (node {}): {}", op.target, op.node, op.why)?;
         }
+        if let Some(help) = crate::compile::instead(self.unsupported) {
+            writeln!(out, "{help}")?;
+        }
         Ok(())
     }
 
