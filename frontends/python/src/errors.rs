@@ -10,7 +10,61 @@ pyo3::import_exception!(lighterage.errors, Infeasible);
 
 /// The base of all exceptions, with a message.
 pub(crate) fn error(message: impl ToString) -> PyErr {
-    Error::new_err(message.to_string())
+    Error::new_err(in_python(&message.to_string()))
+}
+
+/// Options of the command line that are keywords of the package too.
+const KEYWORDS: [&str; 10] = [
+    "base",
+    "budget",
+    "device",
+    "host",
+    "kernels",
+    "master",
+    "precision",
+    "profile",
+    "reduction",
+    "rounding",
+];
+
+/// Values of these options in messages.
+const VALUES: [&str; 7] = [
+    "full",
+    "generated",
+    "mean",
+    "plain",
+    "split",
+    "stochastic",
+    "sum",
+];
+
+/// A message of the compiler in Python's words: `master="split"` for `--master split`.
+fn in_python(message: &str) -> String {
+    let (mut said, mut rest) = (String::new(), message);
+    while let Some((before, after)) = rest.split_once("--") {
+        said.push_str(before);
+        let end = after.find(|c: char| !c.is_ascii_lowercase() && c != '-');
+        let (name, later) = after.split_at(end.unwrap_or(after.len()));
+        if !KEYWORDS.contains(&name) {
+            said.push_str("--");
+            rest = after;
+            continue;
+        }
+        said.push_str(name);
+        rest = later;
+        let Some(text) = later.strip_prefix(' ') else {
+            continue;
+        };
+        let end = text.find(|c: char| !c.is_ascii_alphanumeric());
+        let (value, later) = text.split_at(end.unwrap_or(text.len()));
+        let is_number = value.starts_with(|c: char| c.is_ascii_digit());
+        if is_number || VALUES.contains(&value) {
+            let quote = if is_number { "" } else { "\"" };
+            said.push_str(&format!("={quote}{value}{quote}"));
+            rest = later;
+        }
+    }
+    said + rest
 }
 
 /// A step that the compiler refused.

@@ -374,10 +374,11 @@ def test_random_rounding_has_the_same_bits_again() -> None:
 
 
 def test_what_does_not_go_together_is_refused() -> None:
-    """With the compiler's message."""
+    """With the compiler's message, in the words of the package."""
     model, batch = given(torch.bfloat16), gradients(torch.bfloat16, n=1)[0]
     sgd = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with pytest.raises(lt.Error, match="master split is for adamw alone"):
+    said = '^master="split" is for adamw alone, not for sgd; master="full" is for all optimizers'
+    with pytest.raises(lt.Error, match=said):
         lt.compile(model, sgd, example=batch, master="split")
     with pytest.raises(lt.Error, match="leave precision out"):
         lt.compile(model, sgd, example=batch, master="full", precision="bf16")
