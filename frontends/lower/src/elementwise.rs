@@ -159,6 +159,33 @@ impl Call<'_> {
         self.step(op, &[], &[a, b])
     }
 
+    /// `sqrt(x^2 + y^2)`, of numbers whose squares may be too large or too small. The derivative at
+    /// (0, 0) is 0.
+    pub fn hypot(&mut self, x: Ref, y: Ref) -> Result<Ref> {
+        let scale = self.larger_size(x, y)?;
+        let mut squares = [x, y];
+        for part in &mut squares {
+            let share = self.step(OpKind::Div, &[], &[*part, scale])?;
+            *part = self.step(OpKind::Mul, &[], &[share, share])?;
+        }
+        let sum = self.step(OpKind::Add, &[], &squares)?;
+        let root = self.root_of_sum(sum)?;
+        self.step(OpKind::Mul, &[], &[root, scale])
+    }
+
+    /// The larger one of `|x|` and `|y|`, or 1 if it is 0 or not finite. It has no derivative: what
+    /// is divided by it is multiplied by it later.
+    pub fn larger_size(&mut self, x: Ref, y: Ref) -> Result<Ref> {
+        let sizes = [self.map(OpKind::Abs, x)?, self.map(OpKind::Abs, y)?];
+        let size = self.step(OpKind::Maximum, &[], &sizes)?;
+        let size = self.map(OpKind::Detach, size)?;
+        let some = self.scalar_step(OpKind::GtScalar, size, Scalar::Int(0))?;
+        let finite = self.scalar_step(OpKind::LtScalar, size, Scalar::Float(f64::INFINITY))?;
+        let fits = self.step(OpKind::LogicalAnd, &[], &[some, finite])?;
+        let one = self.full(Scalar::Int(1), self.dtype(size), &[])?;
+        self.step(OpKind::Where, &[], &[fits, size, one])
+    }
+
     /// Where `x` is below 0 or is -0, whose reciprocal is below 0.
     pub fn has_sign(&mut self, x: Ref) -> Result<Ref> {
         let zero = [("value", Scalar::Int(0).attr(self.dtype(x))?)];
@@ -188,6 +215,9 @@ impl Call<'_> {
             let is_zero = self.step(OpKind::EqScalar, &[("value", zero)], &[below])?;
             let one = self.full(one, dtype, &[])?;
             let below = self.step(OpKind::Where, &[], &[is_zero, one, below])?;
+            // The angle of (0, 0) has no derivative.
+            let none = self.full(Scalar::Int(0), dtype, &[])?;
+            let above = self.step(OpKind::Where, &[], &[is_zero, none, above])?;
             self.step(OpKind::Div, &[], &[above, below])?
         };
         let angle = self.map(OpKind::Atan, quotient)?;

@@ -439,9 +439,16 @@ impl<'a> Import<'a> {
 
     /// Records that results of a call share memory with its operand.
     fn share(&mut self, node: &'a schema::Node, names: &[Option<&'a str>]) -> Result<(), Error> {
-        let Some(of) = tensor_of(node, "self").filter(|_| ops::is_view(&node.target)) else {
-            return Ok(());
+        if ops::is_grid(&node.target) {
+            let operands = tensor_names(&node.inputs);
+            self.names
+                .blur(operands.chain(names.iter().copied().flatten()));
+        }
+        let of = match ops::is_view(&node.target) {
+            true => tensor_of(node, "self"),
+            false => self.passed(node, names),
         };
+        let Some(of) = of else { return Ok(()) };
         for (result, &name) in names.iter().enumerate() {
             let Some(name) = name else { continue };
             match self.sharing(&node.target, of, name)? {
@@ -451,6 +458,14 @@ impl<'a> Import<'a> {
             }
         }
         Ok(())
+    }
+
+    /// The operand of a dropout that drops nothing: its result is its operand.
+    fn passed(&self, node: &'a schema::Node, names: &[Option<&'a str>]) -> Option<&'a str> {
+        let of = tensor_of(node, "input").filter(|_| ops::is_dropout(&node.target))?;
+        let value = |name: &str| self.names.values().get(name).copied();
+        let result = names.first().copied().flatten()?;
+        (value(of)? == value(result)?).then_some(of)
     }
 
     /// How the result of an operator for views shares its operand's memory.

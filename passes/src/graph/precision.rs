@@ -15,8 +15,8 @@
 //! Two products differ, and have the types of their operands. One is an outer product that depends
 //! on no parameter. It computes the angles of rotary embeddings from positions. Models switch
 //! autocast off for it, which a trace in f32 does not say: bf16 has no odd position above 256. The
-//! other is a product with a matrix that is computed from nothing but numbers: that of a Fourier
-//! transform, which autocast leaves in f32.
+//! other is a product with a matrix that is computed from nothing but numbers, in f64: that of a
+//! Fourier transform, which autocast leaves in f32.
 
 use super::optimizer::Master;
 use ir::graph::{self, Output};
@@ -129,6 +129,8 @@ struct Mixed<'a> {
     learnt: Table<Value, bool>,
     /// The old values that depend on no input and no state.
     constant: Table<Value, bool>,
+    /// Those of them that were computed in f64.
+    precise: Table<Value, bool>,
 }
 
 impl<'a> Mixed<'a> {
@@ -142,6 +144,7 @@ impl<'a> Mixed<'a> {
             casts: BTreeMap::new(),
             learnt: Table::filled(old.values.len(), false),
             constant: Table::filled(old.values.len(), false),
+            precise: Table::filled(old.values.len(), false),
         };
         for state in old.states.values() {
             let data = &old.values[state.before];
@@ -240,9 +243,13 @@ impl<'a> Mixed<'a> {
         let data = &self.old.nodes[node];
         let learnt = data.inputs.iter().any(|&input| self.learnt[input]);
         let constant = data.inputs.iter().all(|&input| self.constant[input]);
+        let constant = constant && data.op.kind() != OpKind::Extern;
+        let is_f64 = |v: Value| self.old.values[v].ty.dtype() == DType::F64;
+        let precise = data.inputs.iter().any(|&v| self.precise[v] || is_f64(v));
         for &output in &data.outputs {
             self.learnt[output] = learnt;
-            self.constant[output] = constant && data.op.kind() != OpKind::Extern;
+            self.constant[output] = constant;
+            self.precise[output] = constant && precise;
         }
         let (phase, module) = (data.phase, &data.module);
         let mut inputs: Vec<Value> = data.inputs.iter().map(|&v| self.now(v)).collect();
@@ -298,8 +305,8 @@ impl<'a> Mixed<'a> {
             OpKind::Addmm => &data.inputs[1..],
             _ => return false,
         };
-        let has_constant = factors.iter().any(|&factor| self.constant[factor]);
-        has_constant || (!learnt && self.is_outer(node))
+        let is_precise = factors.iter().any(|&factor| self.precise[factor]);
+        is_precise || (!learnt && self.is_outer(node))
     }
 
     /// True for a product of one column and one row.

@@ -361,6 +361,8 @@ class Writes(nn.Module):
         y.swapaxes(0, 1)[1].add_(0.125)
         y.movedim(1, 0).diagonal(-1)[:2].sub_(0.5)
         y.ravel()[3].add_(row[0])
+        y.view(3, 2, 2).diagonal(0, 1, 2).mul_(1.5)
+        F.dropout(y, 0.5, False)[1].add_(0.25)
         u = torch.zeros(3, 4)
         u[:, 1] = y[:, 1]
         u[at] += y[at]
@@ -387,6 +389,16 @@ class Ends(nn.Module):
         (F.hardswish, (-3.0, 3.0, 0.0)),
         (torch.linalg.vector_norm, (0.0, 0.0)),
         (lambda x: x.norm(), (3.0, -4.0)),
+        (lambda x: F.margin_ranking_loss(x[:2], x[2:], torch.ones(2)), (1.0, 2.0, 1.0, 0.5)),
+        (lambda x: F.hinge_embedding_loss(x, -torch.ones(3)), (1.0, 0.5, 2.0)),
+        (lambda x: F.cosine_embedding_loss(x[None, :2], x[None, 2:], -torch.ones(1)), (1.0, 0.0, 0.0, 2.0)),
+        (lambda x: torch.fmax(x[:2], x[2:]) + torch.fmin(x[:2], x[2:]) * 3, (1.0, 2.0, 1.0, 3.0)),
+        (lambda x: torch.atan2(x[:2], x[2:]), (0.0, 1.0, 0.0, 0.0)),
+        (lambda x: torch.view_as_real(torch.sgn(torch.complex(x[:2], x[2:]))), (0.0, 3.0, 0.0, 4.0)),
+        (lambda x: torch.hypot(x[:2], x[2:]) * 1e-30, (3e30, 1.0, 4e30, 0.0)),
+        (lambda x: torch.complex(x[:3], x[3:]).abs(), (3e30, 0.0, 3e-30, 4e30, 0.0, 4e-30)),
+        (lambda x: (1 / torch.complex(x[:2], x[2:])).real, (3e-15, 2.0, 4e-15, 0.0)),
+        (lambda x: torch.remainder(x, 0.1) + torch.fmod(x, float("inf")), (1.0, 0.3, 2.0, -1.0)),
     )
 
     def __init__(self) -> None:

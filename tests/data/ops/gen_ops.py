@@ -324,8 +324,8 @@ def calls(x, p, i, b, img):
     yield "eye_m", lambda f: aten.eye(3, 4)
 
 
-def complex_calls(x, p, i):
-    """x f32[4,6]; p f32[4,6], positive; i i64[4,6] in 0..4. Results are given as pairs of real numbers."""
+def complex_calls(x, p, i, img):
+    """As for `calls`. Complex results are given as pairs of real numbers."""
     z, w = torch.view_as_complex(x.reshape(4, 3, 2)), torch.complex(p[:, :3], x[:, 3:])
     r, idx = x[:, :3], torch.tensor([2, 0, 2])
     holed = torch.where(r > 0, z, torch.zeros(1, dtype=torch.complex64))
@@ -370,6 +370,17 @@ def complex_calls(x, p, i):
     yield "rfft2_long", lambda f: torch.fft.rfft2(long.view(2, 260).expand(3, 2, 260))
     yield "fftshift ifftshift", lambda f: getattr(torch.fft, f)(z, dim=1)
     yield "fftshift_real", lambda f: torch.fft.fftshift(x)
+    yield "remainder_number fmod_number", lambda f: getattr(torch, f[:-7])(torch.tensor([1.0, 0.3, 2, -1, -6.2831855]), 0.1)
+    yield "remainder_bf16", lambda f: torch.remainder(torch.tensor([1.0, 0.3, 2, -1], dtype=torch.bfloat16), 0.1)
+    yield "remainder_inf fmod_inf", lambda f: getattr(torch, f[:-4])(torch.tensor([1.0, -1, 0]), float("inf"))
+    yield "div_number", lambda f: torch.div(torch.tensor([1.0, 0.3, 2, -1]), 0.1, rounding_mode="floor")
+    yield "hypot_large", lambda f: torch.hypot(torch.tensor([1e30, 1e-30]), torch.tensor([2e30, 1e-30])) * 1e-30
+    yield "bucketize_nan", lambda f: torch.bucketize(torch.tensor([float("nan"), 0.5]), torch.tensor([0.0, 1.0]))
+    yield "xlogy_ends", lambda f: torch.xlogy(torch.tensor([0.0, 0, 0, 1]), torch.tensor([float("inf"), 0, -1, 2]))
+    yield "cat_empty", lambda f: aten.cat([x[:0, :1], x[:0, :1]], 1)
+    yield "one_minus_complex", lambda f: 1 - z
+    yield "complex_large", lambda f: (w * 1e30).abs() * 1e-30 + (z / (w * 1e-25)).abs() * 1e-25
+    yield "diagonal_scatter_3d", lambda f: aten.diagonal_scatter(img, img[:, :, 0, :4], 1, 2, 3)
     yield "atan2", lambda f: torch.atan2(torch.tensor([[1.0], [-2], [0], [-0.0]]), torch.tensor([1.5, -3, 0, -0.0, -1e9]))
 
 
@@ -383,7 +394,7 @@ class Ops(torch.nn.Module):
                 assert f"{key}.0" not in out, name
                 for k, y in enumerate(made if isinstance(made, (tuple, list)) else [made]):
                     out[f"{key}.{k}"] = y.clone()
-        for names, call in complex_calls(x, p, i):
+        for names, call in complex_calls(x, p, i, img):
             for name in names.split():
                 made = call(name)
                 key = name if f"{name}.0" not in out else f"{name}_again"

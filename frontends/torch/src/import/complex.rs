@@ -203,6 +203,16 @@ impl<'a> Import<'a> {
             .iter()
             .any(|it| matches!(it.arg, Argument::Complex(_)));
         lower::ensure(!is_number, "takes a complex number")?;
+        let is_zero = |argument: &Argument| match argument {
+            Argument::Int(0) | Argument::None => true,
+            Argument::Float(x) => *x == 0.0,
+            _ => false,
+        };
+        let mut values = node.inputs.iter().filter(|it| it.name == "value");
+        lower::ensure(
+            values.all(|it| is_zero(&it.arg)),
+            "fills with another number than 0",
+        )?;
         let mut plans = vec![];
         for part in [Part::Real, Part::Imaginary] {
             let env = self.part(node, part)?;
@@ -248,18 +258,23 @@ impl<'a> Import<'a> {
     /// The values of a call's operands: one part of the complex ones, and the indices and masks.
     fn part(&self, node: &'a schema::Node, part: Part) -> lower::Result<BTreeMap<&'a str, Value>> {
         let mut env = BTreeMap::new();
-        for name in tensor_names(&node.inputs) {
-            let undefined = || lower::Error::Op(format!("{name} is not defined"));
-            let real = self.names.values().get(name).copied();
-            let real = real.ok_or_else(undefined)?;
-            let value = match (part, self.imaginary.get(name)) {
-                (Part::Imaginary, Some(&imaginary)) => imaginary,
-                _ => real,
-            };
-            let is_real = !self.imaginary.contains_key(name);
-            let is_float = self.graph.values[real].ty.dtype().is_float();
-            lower::ensure(!(is_real && is_float), "some operands are real")?;
-            env.insert(name, value);
+        for argument in &node.inputs {
+            // Real numbers have no imaginary part that could be moved.
+            let is_index = matches!(argument.name.as_str(), "index" | "indices" | "other");
+            for name in tensor_names(std::slice::from_ref(argument)) {
+                let undefined = || lower::Error::Op(format!("{name} is not defined"));
+                let real = self.names.values().get(name).copied();
+                let real = real.ok_or_else(undefined)?;
+                let imaginary = self.imaginary.get(name).copied();
+                let is_known =
+                    is_index || imaginary.is_some() || ops::complex::is_fill(&node.target);
+                lower::ensure(is_known, "some operands are real")?;
+                let value = match part {
+                    Part::Imaginary => imaginary.unwrap_or(real),
+                    Part::Real => real,
+                };
+                env.insert(name, value);
+            }
         }
         Ok(env)
     }

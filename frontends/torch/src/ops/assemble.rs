@@ -164,7 +164,10 @@ fn split(c: &mut Call<'_>, by: &str, side: Side) -> Result<Results> {
     let ends: Vec<i64> = match by {
         "sections" => {
             let n = c.int(by)?;
-            ensure((1..=1 << 16).contains(&n), "this number of parts")?;
+            ensure(
+                n > 0 && n as usize == c.n_results(),
+                "another number of parts",
+            )?;
             // The first parts have one more.
             (1..=n).map(|i| size / n * i + i.min(size % n)).collect()
         }
@@ -174,6 +177,7 @@ fn split(c: &mut Call<'_>, by: &str, side: Side) -> Result<Results> {
                 *end = if *end < 0 { *end + size } else { *end }.clamp(0, size);
             }
             ends.push(size);
+            ensure(ends.len() == c.n_results(), "another number of parts")?;
             ends
         }
     };
@@ -307,10 +311,7 @@ fn diag_embed(c: &mut Call<'_>) -> Result<Results> {
     let (a, b, offset) = plane(c, rank, [-2, -1])?;
     let y = embedded(c, x, offset)?;
     let order: Vec<usize> = others(rank, a, b).chain([a, b]).collect();
-    let back: Vec<usize> = (0..rank)
-        .map(|d| order.iter().position(|&o| o == d).unwrap_or(d))
-        .collect();
-    one(c.permute(y, &back)?)
+    one(c.permute(y, &inverse(&order))?)
 }
 
 fn diagonal_scatter(c: &mut Call<'_>) -> Result<Results> {
@@ -318,21 +319,29 @@ fn diagonal_scatter(c: &mut Call<'_>) -> Result<Results> {
     one(with_diagonal(c, x, source)?)
 }
 
-/// `x` with other elements on a diagonal of its two dimensions.
+/// `x` with other elements on a diagonal of two dimensions.
 pub(super) fn with_diagonal(c: &mut Call<'_>, x: Ref, source: Ref) -> Result<Ref> {
-    ensure(c.rank(x) == 2, "a diagonal of more than two dimensions")?;
-    let (a, b, offset) = plane(c, 2, [0, 1])?;
-    let offset = if a < b {
-        offset
-    } else {
-        offset.saturating_neg()
-    };
-    let shape = c.shape_of(x);
+    let rank = c.rank(x);
+    let (a, b, offset) = plane(c, rank, [0, 1])?;
+    let order: Vec<usize> = others(rank, a, b).chain([a, b]).collect();
+    let matrices = c.permute(x, &order)?;
+    let shape = c.shape_of(matrices);
+    let (rows, columns) = (shape[rank - 2], shape[rank - 1]);
     let whole = embedded(c, source, offset)?;
-    let whole = c.resized(whole, 0, shape[0])?;
-    let whole = c.resized(whole, 1, shape[1])?;
-    let there = c.diagonals(OpKind::Eq, shape[0], shape[1], offset)?;
-    c.step(OpKind::Where, &[], &[there, whole, x])
+    let whole = c.resized(whole, rank - 2, rows)?;
+    let whole = c.resized(whole, rank - 1, columns)?;
+    let there = c.diagonals(OpKind::Eq, rows, columns, offset)?;
+    let y = c.step(OpKind::Where, &[], &[there, whole, matrices])?;
+    c.permute(y, &inverse(&order))
+}
+
+/// Where each dimension of a permutation's result was.
+pub(super) fn inverse(order: &[usize]) -> Vec<usize> {
+    let mut back = vec![0; order.len()];
+    for (i, &dim) in order.iter().enumerate() {
+        back[dim] = i;
+    }
+    back
 }
 
 fn block_diag(c: &mut Call<'_>) -> Result<Results> {

@@ -1,10 +1,9 @@
 //! Functions of two or more operands, element by element, with promotion.
 
 use super::Family;
-use super::special::{float_quotient, rest};
-use ir::DType;
+use super::special::{rest, rounded_quotient};
 use ir::op::OpKind;
-use lower::{Call, Operand, Ref, Result, Results, Rounding, Scalar, one};
+use lower::{Call, Operand, Result, Results, Rounding, Scalar, one};
 
 pub(super) const OPS: Family = &[
     ("add", |c| sum(c, OpKind::Add)),
@@ -80,8 +79,8 @@ fn div(c: &mut Call<'_>) -> Result<Results> {
     let dtype = c.result()?.dtype();
     one(match c.string_or("rounding_mode", "")?.as_str() {
         "" => c.arithmetic(OpKind::Div, a, b, dtype)?,
-        "floor" => rounded(c, a, b, dtype, Rounding::Floor)?,
-        "trunc" => rounded(c, a, b, dtype, Rounding::Trunc)?,
+        "floor" => rounded_quotient(c, a, b, dtype, Rounding::Floor)?,
+        "trunc" => rounded_quotient(c, a, b, dtype, Rounding::Trunc)?,
         other => return Err(format!("no rounding {other}").into()),
     })
 }
@@ -89,16 +88,7 @@ fn div(c: &mut Call<'_>) -> Result<Results> {
 fn floor_divide(c: &mut Call<'_>) -> Result<Results> {
     let (a, b) = operands(c)?;
     let dtype = c.result()?.dtype();
-    one(rounded(c, a, b, dtype, Rounding::Floor)?)
-}
-
-/// A rounded quotient.
-fn rounded(c: &mut Call<'_>, a: Operand, b: Operand, dtype: DType, how: Rounding) -> Result<Ref> {
-    if !dtype.is_float() {
-        return c.quotient(a, b, dtype, how);
-    }
-    let whole = float_quotient(c, a, b, how)?;
-    c.cast(whole, dtype)
+    one(rounded_quotient(c, a, b, dtype, Rounding::Floor)?)
 }
 
 fn remainder(c: &mut Call<'_>) -> Result<Results> {

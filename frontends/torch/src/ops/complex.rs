@@ -55,6 +55,14 @@ pub(crate) fn is_view(target: &str) -> bool {
         )
 }
 
+/// True if the operator reads no element of its operands.
+pub(crate) fn is_fill(target: &str) -> bool {
+    let name = bare(target).split('.').next().unwrap_or("");
+    ["zero", "empty", "new_zeros", "new_empty"]
+        .iter()
+        .any(|start| name.starts_with(start))
+}
+
 /// Operators that move elements, add them up, or fill a tensor with zeros.
 const BY_PART: &[&str] = &[
     "view",
@@ -159,8 +167,9 @@ const FORMULAS: &[(&str, Formula)] = &[
     ("ones_like", filled),
     ("new_ones", filled),
     ("scalar_tensor", filled),
-    ("add", |p| sum(p, OpKind::Add)),
-    ("sub", |p| sum(p, OpKind::Sub)),
+    ("add", |p| sum(p, OpKind::Add, false)),
+    ("sub", |p| sum(p, OpKind::Sub, false)),
+    ("rsub", |p| sum(p, OpKind::Sub, true)),
     ("mul", |p| product(p, "other", Kind::Elements)),
     ("mm", |p| product(p, "mat2", Kind::Matrices)),
     ("bmm", |p| product(p, "mat2", Kind::Matrices)),
@@ -294,25 +303,14 @@ impl Parts<'_, '_> {
         })
     }
 
-    /// `re^2 + im^2`
-    fn norm(&mut self, x: Complex) -> Result<Ref> {
-        let real = self.call.step(OpKind::Mul, &[], &[x.real, x.real])?;
-        let imaginary = [x.imaginary, x.imaginary];
-        let imaginary = self.call.step(OpKind::Mul, &[], &imaginary)?;
-        self.call.step(OpKind::Add, &[], &[real, imaginary])
-    }
-
-    /// `|x|`, and 1 where it is 0; and where it is. The root of 0 has no derivative, and autograd
-    /// takes 0 for it.
-    fn length(&mut self, x: Complex) -> Result<(Ref, Ref)> {
-        let norm = self.norm(x)?;
+    /// `|x|`, or 1 where it is 0; and where it is.
+    fn length(&mut self, x: &Complex) -> Result<(Ref, Ref)> {
         let c = &mut self.call;
-        let dtype = c.dtype(norm);
-        let zero = Operand::Scalar(Scalar::Int(0));
-        let is_zero = c.compare(OpKind::Eq, OpKind::EqScalar, Operand::Tensor(norm), zero)?;
-        let unit = c.full(Scalar::Int(1), dtype, &[])?;
-        let norm = c.step(OpKind::Where, &[], &[is_zero, unit, norm])?;
-        Ok((c.map(OpKind::Sqrt, norm)?, is_zero))
+        let length = c.hypot(x.real, x.imaginary)?;
+        let is_zero = c.scalar_step(OpKind::EqScalar, length, Scalar::Int(0))?;
+        let unit = c.full(Scalar::Int(1), c.dtype(length), &[])?;
+        let length = c.step(OpKind::Where, &[], &[is_zero, unit, length])?;
+        Ok((length, is_zero))
     }
 }
 
@@ -456,9 +454,16 @@ fn equal(p: &mut Parts<'_, '_>, op: OpKind, with: OpKind, both: OpKind) -> Resul
 
 // --- arithmetic ---
 
-/// `a op alpha b`
-fn sum(p: &mut Parts<'_, '_>, op: OpKind) -> Result<Results> {
-    let (a, b) = (p.number("self")?, p.number("other")?);
+/// `a op alpha b`; reversed, `b op alpha a`
+fn sum(p: &mut Parts<'_, '_>, op: OpKind, is_reversed: bool) -> Result<Results> {
+    let (mut a, mut b) = (p.number("self")?, p.number("other")?);
+    if is_reversed {
+        (a, b) = (b, a);
+    }
+    let is_real = (p.imaginary)("alpha")
+        .into_iter()
+        .all(|part| part.is_none());
+    ensure(is_real, "a complex factor")?;
     let alpha = p.call.scalar_or("alpha", Scalar::Int(1))?;
     let dtype = p.made()?.0;
     let mut scaled = |part: Operand| p.call.scaled(part, alpha, dtype);
@@ -544,14 +549,24 @@ fn quotient(p: &mut Parts<'_, '_>, a: Number, b: Number) -> Result<Results> {
         imaginary: p.call.whole(imaginary, dtype)?,
     };
     let negated = p.call.map(OpKind::Neg, divisor.imaginary)?;
+    // Of the size of 1, so that its square is no larger than a number can be.
+    let c = &mut p.call;
+    let scale = c.larger_size(divisor.real, divisor.imaginary)?;
+    let mut shares = [divisor.real, negated];
+    let mut squares = vec![];
+    for part in &mut shares {
+        *part = c.step(OpKind::Div, &[], &[*part, scale])?;
+        squares.push(c.step(OpKind::Mul, &[], &[*part, *part])?);
+    }
+    let norm = c.step(OpKind::Add, &[], &squares)?;
     let conjugate = Number {
-        real: Operand::Tensor(divisor.real),
-        imaginary: Some(Operand::Tensor(negated)),
+        real: Operand::Tensor(shares[0]),
+        imaginary: Some(Operand::Tensor(shares[1])),
     };
-    let norm = p.norm(divisor)?;
     let mut parts = p.multiplied(a, conjugate)?;
     for part in parts.iter_mut().flatten() {
         *part = p.call.step(OpKind::Div, &[], &[*part, norm])?;
+        *part = p.call.step(OpKind::Div, &[], &[*part, scale])?;
     }
     Ok(parts)
 }
@@ -573,10 +588,8 @@ fn exp(p: &mut Parts<'_, '_>) -> Result<Results> {
 fn log(p: &mut Parts<'_, '_>) -> Result<Results> {
     let x = p.part("self")?;
     let angle = p.call.atan2(x.imaginary, x.real)?;
-    let norm = p.norm(x)?;
-    let twice = p.call.map(OpKind::Log, norm)?;
-    let half = Scalar::Float(0.5);
-    let real = p.call.scalar_step(OpKind::MulScalar, twice, half)?;
+    let length = p.call.hypot(x.real, x.imaginary)?;
+    let real = p.call.map(OpKind::Log, length)?;
     Ok(vec![Some(real), Some(angle)])
 }
 
@@ -593,19 +606,21 @@ fn power(p: &mut Parts<'_, '_>) -> Result<Results> {
 
 fn abs(p: &mut Parts<'_, '_>) -> Result<Results> {
     let x = p.part("self")?;
-    let (length, is_zero) = p.length(x)?;
-    let c = &mut p.call;
-    let zero = c.full(Scalar::Int(0), c.dtype(length), &[])?;
-    one(c.step(OpKind::Where, &[], &[is_zero, zero, length])?)
+    one(p.call.hypot(x.real, x.imaginary)?)
 }
 
 /// `x / |x|`, and 0 for 0
 fn sign(p: &mut Parts<'_, '_>) -> Result<Results> {
     let x = p.part("self")?;
-    let parts = [x.real, x.imaginary];
-    let (length, _) = p.length(x)?;
-    let mut divided = |part| p.call.step(OpKind::Div, &[], &[part, length]).map(Some);
-    parts.into_iter().map(&mut divided).collect()
+    let (length, is_zero) = p.length(&x)?;
+    let c = &mut p.call;
+    let zero = c.full(Scalar::Int(0), c.dtype(length), &[])?;
+    let mut parts = vec![];
+    for part in [x.real, x.imaginary] {
+        let part = c.step(OpKind::Div, &[], &[part, length])?;
+        parts.push(Some(c.step(OpKind::Where, &[], &[is_zero, zero, part])?));
+    }
+    Ok(parts)
 }
 
 // --- Fourier transforms ---

@@ -342,7 +342,7 @@ fn hinge_embedding_loss(c: &mut Call<'_>) -> Result<Results> {
     let (x, t) = (c.tensor("self")?, c.tensor("target")?);
     let margin = c.float_or("margin", 1.0)?;
     let hinge = c.scalar_step(OpKind::RsubScalar, x, Scalar::Float(margin))?;
-    let hinge = c.map(OpKind::Relu, hinge)?;
+    let hinge = at_least_0(c, hinge)?;
     let not_far = c.scalar_step(OpKind::NeScalar, t, Scalar::Int(-1))?;
     let not_near = c.scalar_step(OpKind::NeScalar, t, Scalar::Int(1))?;
     let near = c.masked(not_far, x)?;
@@ -372,7 +372,7 @@ fn cosine_embedding_loss(c: &mut Call<'_>) -> Result<Results> {
     let cos = c.step(OpKind::Div, &[], &[sums[0], size])?;
     let near = c.scalar_step(OpKind::RsubScalar, cos, Scalar::Int(1))?;
     let far = c.scalar_step(OpKind::AddScalar, cos, Scalar::Float(-margin))?;
-    let far = c.map(OpKind::Relu, far)?;
+    let far = at_least_0(c, far)?;
     let is_near = c.scalar_step(OpKind::EqScalar, t, Scalar::Int(1))?;
     let is_far = c.scalar_step(OpKind::EqScalar, t, Scalar::Int(-1))?;
     let (near, far) = (c.masked(is_near, near)?, c.masked(is_far, far)?);
@@ -412,6 +412,11 @@ fn margin_ranking_loss(c: &mut Call<'_>) -> Result<Results> {
     let d = c.step(OpKind::Sub, &[], &[a, b])?;
     let d = c.step(OpKind::Mul, &[], &[t, d])?;
     let rest = c.scalar_step(OpKind::RsubScalar, d, Scalar::Float(margin))?;
-    let loss = c.map(OpKind::Relu, rest)?;
+    let loss = at_least_0(c, rest)?;
     reduced(c, loss)
+}
+
+/// `max(0, x)`, with the derivative 1 at 0, as torch's losses have it.
+pub(super) fn at_least_0(c: &mut Call<'_>, x: Ref) -> Result<Ref> {
+    c.clamp(x, Some(Scalar::Int(0)), None, c.dtype(x))
 }

@@ -30,7 +30,7 @@ mod view;
 
 use lower::{Call, Error, Plan, Result, Results};
 
-pub(crate) use view::{Copies, copies_if, is_invertible, is_view, put_back};
+pub(crate) use view::{Copies, copies_if, is_dropout, is_grid, is_invertible, is_view, put_back};
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;

@@ -39,7 +39,8 @@ pub(super) const OPS: Family = &[
     }),
     ("addmv", |c| {
         let (a, b) = (c.tensor("mat")?, c.tensor("vec")?);
-        add_general_product(c, a, b)
+        let y = c.general_product(a, b)?;
+        combined(c, y)
     }),
     ("cosine_similarity", cosine_similarity),
     ("pairwise_distance", |c| {
@@ -79,18 +80,6 @@ fn add_product(c: &mut Call<'_>, a: Ref, b: Ref) -> Result<Results> {
         (None, Operand::Tensor(y)) => one(y),
         (None, Operand::Scalar(_)) => Err("a product is no number".into()),
     }
-}
-
-/// `beta x + alpha a b`, of any ranks.
-fn add_general_product(c: &mut Call<'_>, a: Ref, b: Ref) -> Result<Results> {
-    let x = c.tensor("self")?;
-    let beta = c.scalar_or("beta", Scalar::Int(1))?;
-    let alpha = c.scalar_or("alpha", Scalar::Int(1))?;
-    let dtype = c.result()?.dtype();
-    let y = c.general_product(a, b)?;
-    let y = c.scaled(Operand::Tensor(y), alpha, dtype)?;
-    let x = c.scaled(Operand::Tensor(x), beta, dtype)?;
-    one(c.arithmetic(OpKind::Add, x, y, dtype)?)
 }
 
 /// The product of two vectors, each divided by its length, which is at least `eps`.
@@ -150,7 +139,7 @@ fn triplet_margin_loss(c: &mut Call<'_>) -> Result<Results> {
     }
     let d = c.step(OpKind::Sub, &[], &[near, far])?;
     let d = c.scalar_step(OpKind::AddScalar, d, Scalar::Float(margin))?;
-    let loss = c.map(OpKind::Relu, d)?;
+    let loss = super::loss::at_least_0(c, d)?;
     super::loss::reduced(c, loss)
 }
 

@@ -4,7 +4,7 @@
 use super::Family;
 use ir::DType;
 use ir::op::OpKind;
-use lower::{Call, Operand, Ref, Result, Results, Rounding, Scalar, one};
+use lower::{Call, Operand, Ref, Result, Results, Rounding, Scalar, ensure, one};
 use std::f64::consts::{LN_2, PI};
 
 pub(super) const OPS: Family = &[
@@ -40,8 +40,8 @@ pub(super) const OPS: Family = &[
     }),
     ("ldexp", ldexp),
     ("float_power", float_power),
-    ("fmax", |c| of_numbers(c, OpKind::Maximum)),
-    ("fmin", |c| of_numbers(c, OpKind::Minimum)),
+    ("fmax", |c| of_numbers(c, OpKind::Ge)),
+    ("fmin", |c| of_numbers(c, OpKind::Le)),
     ("nan_to_num", nan_to_num),
     ("isclose", isclose),
     ("isin.Tensor_Tensor", isin),
@@ -93,38 +93,64 @@ pub(super) fn rest(
         let whole = c.arithmetic(OpKind::Mul, Operand::Tensor(whole), y, dtype)?;
         return c.arithmetic(OpKind::Sub, x, Operand::Tensor(whole), dtype);
     }
+    let [x, y] = wide(c, x, y, dtype)?;
     let whole = float_quotient(c, x, y, how)?;
-    let product = c.arithmetic(OpKind::Mul, Operand::Tensor(whole), y, DType::F64)?;
-    let rest = c.arithmetic(OpKind::Sub, x, Operand::Tensor(product), DType::F64)?;
+    let product = c.step(OpKind::Mul, &[], &[whole, y])?;
+    // Nothing is taken from an element that is smaller than an infinite divisor.
+    let none = is_zero(c, whole)?;
+    let product = instead(c, none, 0.0, product)?;
+    let mut rest = c.step(OpKind::Sub, &[], &[x, product])?;
+    if how == Rounding::Floor {
+        let signs = [rest, y].map(|x| c.scalar_step(OpKind::LtScalar, x, Scalar::Int(0)));
+        let [a, b] = signs;
+        let apart = c.step(OpKind::Ne, &[], &[a?, b?])?;
+        let some = c.scalar_step(OpKind::NeScalar, rest, Scalar::Int(0))?;
+        let passed = c.step(OpKind::LogicalAnd, &[], &[apart, some])?;
+        let next = c.step(OpKind::Add, &[], &[rest, y])?;
+        rest = c.step(OpKind::Where, &[], &[passed, next, rest])?;
+    }
     c.cast(rest, dtype)
 }
 
-/// A rounded quotient of floats, in f64, where it is exact below 2^29. It has no derivative.
-pub(super) fn float_quotient(
+/// A rounded quotient of floats in their type; see [`rest`].
+pub(super) fn rounded_quotient(
     c: &mut Call<'_>,
     x: Operand,
     y: Operand,
+    dtype: DType,
     how: Rounding,
 ) -> Result<Ref> {
-    let quotient = c.arithmetic(OpKind::Div, x, y, DType::F64)?;
+    if !dtype.is_float() {
+        return c.quotient(x, y, dtype, how);
+    }
+    let [x, y] = wide(c, x, y, dtype)?;
+    let whole = float_quotient(c, x, y, how)?;
+    c.cast(whole, dtype)
+}
+
+/// Operands, rounded to their common type, in f64.
+fn wide(c: &mut Call<'_>, x: Operand, y: Operand, dtype: DType) -> Result<[Ref; 2]> {
+    ensure(dtype != DType::F64, "a rounded quotient of f64")?;
+    let (x, y) = (c.whole(x, dtype)?, c.whole(y, dtype)?);
+    Ok([c.cast(x, DType::F64)?, c.cast(y, DType::F64)?])
+}
+
+/// A rounded quotient in f64 of shorter floats. It has no derivative.
+fn float_quotient(c: &mut Call<'_>, x: Ref, y: Ref, how: Rounding) -> Result<Ref> {
+    let quotient = c.step(OpKind::Div, &[], &[x, y])?;
     let whole = c.rounded(quotient, how)?;
     c.map(OpKind::Detach, whole)
 }
 
 fn hypot(c: &mut Call<'_>) -> Result<Results> {
-    let mut squares = both(c)?;
-    for x in &mut squares {
-        *x = c.step(OpKind::Mul, &[], &[*x, *x])?;
-    }
-    let sum = c.step(OpKind::Add, &[], &squares)?;
-    one(c.map(OpKind::Sqrt, sum)?)
+    let [x, y] = both(c)?;
+    one(c.hypot(x, y)?)
 }
 
 /// `log(e^a + e^b)` of `a` and `b` times `unit`, divided by it.
 fn log_of_sum(c: &mut Call<'_>, unit: f64) -> Result<Results> {
     let [a, b] = both(c)?;
-    let y = log_of_two(c, a, b, unit)?;
-    one(y)
+    one(log_of_two(c, a, b, unit)?)
 }
 
 /// `log(e^a + e^b)`: the larger of both plus `log(1 + e^-|a - b|)`. Equal infinities have no
@@ -146,7 +172,9 @@ pub(super) fn log_of_two(c: &mut Call<'_>, a: Ref, b: Ref, unit: f64) -> Result<
 fn times_log(c: &mut Call<'_>, plus: f64) -> Result<Results> {
     let [x, y] = both(c)?;
     let none = is_zero(c, x)?;
-    let outside = c.scalar_step(OpKind::LeScalar, y, Scalar::Float(-plus))?;
+    let below = c.scalar_step(OpKind::LeScalar, y, Scalar::Float(-plus))?;
+    let beyond = c.scalar_step(OpKind::EqScalar, y, Scalar::Float(f64::INFINITY))?;
+    let outside = c.step(OpKind::LogicalOr, &[], &[below, beyond])?;
     let skip = c.step(OpKind::LogicalAnd, &[], &[none, outside])?;
     let y = instead(c, skip, 1.0 - plus, y)?;
     let log = if plus == 0.0 {
@@ -220,14 +248,13 @@ fn float_power(c: &mut Call<'_>) -> Result<Results> {
     one(c.arithmetic(OpKind::Pow, x, power, DType::F64)?)
 }
 
-/// The larger or smaller operand; NaN only if both are.
-fn of_numbers(c: &mut Call<'_>, op: OpKind) -> Result<Results> {
+/// The larger or smaller operand; NaN only if both are. Of equal ones it is the first.
+fn of_numbers(c: &mut Call<'_>, first: OpKind) -> Result<Results> {
     let [x, y] = both(c)?;
-    let of_both = c.step(op, &[], &[x, y])?;
-    let x_is_nan = c.step(OpKind::Ne, &[], &[x, x])?;
-    let y_is_nan = c.step(OpKind::Ne, &[], &[y, y])?;
-    let found = c.step(OpKind::Where, &[], &[y_is_nan, x, of_both])?;
-    one(c.step(OpKind::Where, &[], &[x_is_nan, y, found])?)
+    let wins = c.step(first, &[], &[x, y])?;
+    let alone = c.step(OpKind::Ne, &[], &[y, y])?;
+    let is_first = c.step(OpKind::LogicalOr, &[], &[wins, alone])?;
+    one(c.step(OpKind::Where, &[], &[is_first, x, y])?)
 }
 
 fn nan_to_num(c: &mut Call<'_>) -> Result<Results> {
@@ -307,16 +334,18 @@ fn isin(c: &mut Call<'_>) -> Result<Results> {
 /// The number of sorted boundaries below each element, or, with `right`, not above it.
 fn bucketize(c: &mut Call<'_>, x: &str, boundaries: &str) -> Result<Results> {
     let (x, boundaries) = (c.tensor(x)?, c.tensor(boundaries)?);
-    lower::ensure(c.rank(boundaries) == 1, "several rows of boundaries")?;
+    ensure(c.rank(boundaries) == 1, "several rows of boundaries")?;
     let is_right = match c.bool_or("right", false)? {
         true => true,
         false => c.string_or("side", "left")? == "right",
     };
-    lower::ensure(c.opt_tensor("sorter")?.is_none(), "boundaries in any order")?;
+    ensure(c.opt_tensor("sorter")?.is_none(), "boundaries in any order")?;
     c.ignore(&["out_int32"]);
-    let op = if is_right { OpKind::Le } else { OpKind::Lt };
+    // NaN is above all boundaries, and compares with none.
+    let op = if is_right { OpKind::Gt } else { OpKind::Ge };
     let rank = c.rank(x);
-    let passed = with_each(c, op, x, boundaries)?;
+    let ahead = with_each(c, op, x, boundaries)?;
+    let passed = c.map(OpKind::LogicalNot, ahead)?;
     let passed = c.cast(passed, c.result()?.dtype())?;
     one(c.reduce(OpKind::Sum, passed, &[rank], false)?)
 }

@@ -52,6 +52,19 @@ pub(crate) fn is_view(target: &str) -> bool {
         )
 }
 
+/// True if results share the memory of their operands, a list, or repeat its elements.
+pub(crate) fn is_grid(target: &str) -> bool {
+    matches!(name(target), "meshgrid" | "broadcast_tensors")
+}
+
+/// True for a dropout, which gives back its operand where it drops nothing.
+pub(crate) fn is_dropout(target: &str) -> bool {
+    matches!(
+        name(target),
+        "dropout" | "feature_dropout" | "alpha_dropout" | "feature_alpha_dropout"
+    )
+}
+
 /// When an operator for views makes a copy instead.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Copies {
@@ -118,13 +131,15 @@ fn inverse(name: &str) -> Option<Inverse> {
         },
         "movedim" | "moveaxis" => |c, x, part| {
             let order = super::shape::moved(c, c.rank(x))?;
-            let mut back = vec![0; order.len()];
-            for (i, dim) in order.into_iter().enumerate() {
-                back[dim] = i;
-            }
-            c.permute(part, &back)
+            c.permute(part, &super::assemble::inverse(&order))
         },
         "diagonal" => super::assemble::with_diagonal,
+        "dropout" | "feature_dropout" | "alpha_dropout" | "feature_alpha_dropout" => {
+            |c, _, part| {
+                c.ignore(&["p", "train"]);
+                Ok(part)
+            }
+        }
         "t" | "numpy_T" => |c, x, part| {
             let dims: Vec<usize> = (0..c.rank(x)).rev().collect();
             c.permute(part, &dims)
@@ -150,7 +165,10 @@ fn inverse(name: &str) -> Option<Inverse> {
 /// The nodes for the operand of a view after a write into the view, whose elements `part` are.
 pub(crate) fn put_back(target: &str, mut call: Call<'_>, part: Ref) -> Result<Plan> {
     let put = inverse(name(target)).ok_or(lower::Error::NoOp)?;
-    let x = call.tensor("self")?;
+    let x = match call.opt_tensor("self")? {
+        Some(x) => x,
+        None => call.tensor("input")?,
+    };
     let y = put(&mut call, x, part)?;
     call.finish(vec![Some(y)])
 }
