@@ -563,7 +563,13 @@ class Step:
             self._place.give_back()
         types = types | ({half} if half else set())
         probe = self._probe(run, args, kwargs)
-        return _check.check(probe, outcome, lambda: eager.exact().clipped(clip_norm), types)
+        return _check.check(
+            probe,
+            outcome,
+            lambda: eager.exact().clipped(clip_norm),
+            lambda seed: eager.nudged(seed).clipped(clip_norm),
+            types,
+        )
 
     def _probe(self, run: _Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _check.Outcome:
         """Loss, gradients and buffers of one step, which leaves no trace."""
