@@ -22,6 +22,7 @@ from unittest import mock
 import torch
 import torch.utils.checkpoint
 from torch import fx, nn
+from torch._decomp import decompositions
 from torch._dispatch.python import enable_python_dispatcher
 from torch._export.utils import _compiling_state_context
 from torch._subclasses.fake_tensor import (
@@ -436,7 +437,7 @@ def _record(step: _Step, values: Sequence[torch.Tensor], mode: FakeTensorMode) -
         mock.patch.object(Distribution, "_validate_args", False),
         torch.enable_grad(),
         torch.autograd.set_multithreading_enabled(False),
-        without_onednn(),
+        recurrent_in_parts(),
     ):
         try:
             graph = make_fx(step)(*values)
@@ -612,14 +613,31 @@ def quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
+class _Layers(int):
+    """The number of recurrent layers, in a function of torch's."""
+
+    def __lt__(self, _: int) -> bool:
+        """True: torch (2.11) asks here whether a layer is followed by a dropout, and has both sides exchanged."""
+        return True
+
+
 @contextlib.contextmanager
-def without_onednn() -> Iterator[None]:
-    """Trace layers of nn.LSTM as many operations: oneDNN's one operation for each has no counterpart."""
+def recurrent_in_parts() -> Iterator[None]:
+    """Trace layers of nn.LSTM as many operations: oneDNN's one operation for each has no counterpart.
+
+    torch's own decomposition of recurrent layers has no dropout between them. Here it has.
+    """
     # `torch.backends.mkldnn.flags` would set other flags too, and warn about them.
     enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
+    helper = decompositions._rnn_helper
+
+    def with_dropout(x: Any, hidden: Any, params: Any, biases: Any, num_layers: int, *rest: Any) -> Any:
+        return helper(x, hidden, params, biases, _Layers(num_layers), *rest)  # type: ignore[no-untyped-call]
+
     try:
-        yield
+        with mock.patch.object(decompositions, "_rnn_helper", with_dropout):
+            yield
     finally:
         torch._C._set_mkldnn_enabled(enabled)
 

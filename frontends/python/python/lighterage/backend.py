@@ -28,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.dlpack import from_dlpack
 
 from . import _compat, _watch
-from ._capture import draws_in_attention, without_onednn
+from ._capture import draws_in_attention, recurrent_in_parts
 from ._joint import joint, module_path
 from ._program import Options, Program
 from ._stats import counts
@@ -257,7 +257,7 @@ def _compiled(gm: fx.GraphModule, inputs: list[Any], options: Options) -> Callab
         keep_inference_input_mutations=True,
     )
     with contextlib.ExitStack() as stack:
-        stack.enter_context(without_onednn())
+        stack.enter_context(recurrent_in_parts())
         if draws_in_attention(gm.graph):
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         return compile(gm, inputs)
