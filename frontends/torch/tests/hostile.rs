@@ -95,9 +95,11 @@ fn edited_models_do_no_harm() {
         bytes("models/resnet-tiny/joint_coarse.pt2"),
         bytes("ops/random.pt2"),
         bytes("ops/ops.pt2"),
+        bytes("forward/complexes.pt2"),
+        bytes("forward/functions.pt2"),
     ];
     let mut numbers = Numbers(4);
-    for (file, rounds) in files.iter().zip([80, 80, 200, 30]) {
+    for (file, rounds) in files.iter().zip([80, 80, 200, 30, 150, 50]) {
         let entries = entries(file);
         let model: Value = serde_json::from_slice(&entries[MODEL]).unwrap();
         let mut n_values = 0;

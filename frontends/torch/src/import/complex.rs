@@ -7,7 +7,7 @@ use crate::Error;
 use crate::arguments::NodeArguments;
 use crate::attribution::Place;
 use crate::ops;
-use crate::ops::complex::{Lowering, Parts, joined};
+use crate::ops::complex::{Formula, Lowering, Parts, joined};
 use crate::schema::{self, Argument, Item};
 use ir::{Phase, TensorType, Value};
 use lower::{Added, Arguments, Call, Operand, Outside, Plan, Ref, Scalar};
@@ -22,6 +22,13 @@ enum Part {
 
 const WRITTEN: &str = "writes into a tensor; export with .run_decompositions({}), which makes new \
                        tensors of such writes";
+
+/// Nodes of a call, with the names and the types of their results.
+struct Planned {
+    plan: Plan,
+    names: Vec<Option<String>>,
+    types: Vec<Option<TensorType>>,
+}
 
 /// The arguments of a call that has none.
 struct Nothing;
@@ -155,17 +162,14 @@ impl<'a> Import<'a> {
         types: &[Option<TensorType>],
         place: &Place,
     ) -> Result<(), Error> {
-        let results = match ops::complex::lowering(&node.target) {
-            Some(Lowering::ByPart) => self.by_part(node, names, types, place),
-            Some(Lowering::Formula(formula)) => {
-                let formula = |parts: &mut Parts<'_, '_>| formula(parts);
-                self.by_formula(node, names, types, place, formula)
-            }
+        let plans = match ops::complex::lowering(&node.target) {
+            Some(Lowering::ByPart) => self.by_part(node, names, types),
+            Some(Lowering::Formula(formula)) => self.by_formula(node, names, types, formula),
             None if ops::is_in_place(&node.target) => Err(WRITTEN.into()),
             None => Err(lower::Error::NoOp),
         };
-        let results = match results {
-            Ok(results) => results,
+        let results = match plans {
+            Ok(plans) => self.planned(node, plans, names.len(), place)?,
             Err(why) => {
                 self.unsupported(node, label, format!("of complex numbers: {why}"));
                 self.complex_extern(node, label, names, place)?
@@ -190,29 +194,51 @@ impl<'a> Import<'a> {
         Ok(())
     }
 
+    /// Adds the nodes of a call. Returns the parts of each result.
+    fn planned(
+        &mut self,
+        node: &schema::Node,
+        plans: Vec<Planned>,
+        n_results: usize,
+        place: &Place,
+    ) -> Result<Vec<Vec<Option<Value>>>, Error> {
+        let mut results = vec![vec![]; n_results];
+        for it in plans {
+            let names: Vec<Option<&str>> = it.names.iter().map(Option::as_deref).collect();
+            let added = self.complex_added(&it.plan, &names, &it.types, place)?;
+            for (i, (value, name)) in added.results.into_iter().zip(names).enumerate() {
+                let value = match (value, name) {
+                    (Some(value), Some(name))
+                        if self.is_forward && ops::is_detached(&node.target) =>
+                    {
+                        Some(self.detached(value, &format!("{name}.detached"), place)?)
+                    }
+                    (value, _) => value,
+                };
+                // The parts of a single result are planned together.
+                results[i.min(n_results - 1)].push(value);
+            }
+        }
+        Ok(results)
+    }
+
     /// Each part of the results by the operator for real numbers.
     fn by_part(
         &mut self,
         node: &'a schema::Node,
         names: &[Option<&'a str>],
         types: &[Option<TensorType>],
-        place: &Place,
-    ) -> lower::Result<Vec<Vec<Option<Value>>>> {
-        let is_number = node
-            .inputs
-            .iter()
-            .any(|it| matches!(it.arg, Argument::Complex(_)));
-        lower::ensure(!is_number, "takes a complex number")?;
+    ) -> lower::Result<Vec<Planned>> {
+        let is_number = |it: &schema::NamedArgument| matches!(it.arg, Argument::Complex(_));
+        lower::ensure(!node.inputs.iter().any(is_number), "takes a complex number")?;
         let is_zero = |argument: &Argument| match argument {
             Argument::Int(0) | Argument::None => true,
             Argument::Float(x) => *x == 0.0,
             _ => false,
         };
         let mut values = node.inputs.iter().filter(|it| it.name == "value");
-        lower::ensure(
-            values.all(|it| is_zero(&it.arg)),
-            "fills with another number than 0",
-        )?;
+        let fills_with_0 = values.all(|it| is_zero(&it.arg));
+        lower::ensure(fills_with_0, "fills with another number than 0")?;
         let mut plans = vec![];
         for part in [Part::Real, Part::Imaginary] {
             let env = self.part(node, part)?;
@@ -220,39 +246,18 @@ impl<'a> Import<'a> {
             let call = Call::new(&self.graph, &self.generator, &mut arguments, types);
             let plan = ops::lower(&node.target, call)?;
             lower::ensure(plan.written.is_empty(), "writes into its operand")?;
-            plans.push(plan);
+            let suffix = match part {
+                Part::Real => "",
+                Part::Imaginary => ".imag",
+            };
+            let named = |name: &Option<&str>| name.map(|name| format!("{name}{suffix}"));
+            plans.push(Planned {
+                plan,
+                names: names.iter().map(named).collect(),
+                types: types.to_vec(),
+            });
         }
-        let mut results = vec![vec![]; names.len()];
-        for (plan, part) in plans.into_iter().zip([Part::Real, Part::Imaginary]) {
-            let suffixed: Vec<Option<String>> = names
-                .iter()
-                .map(|name| {
-                    let name = (*name)?;
-                    Some(match part {
-                        Part::Real => name.to_string(),
-                        Part::Imaginary => format!("{name}.imag"),
-                    })
-                })
-                .collect();
-            let part_names: Vec<Option<&str>> = suffixed.iter().map(Option::as_deref).collect();
-            let at = (place.phase, place.module.as_str());
-            let added =
-                plan.add_to(&mut self.graph, &mut self.generator, &part_names, types, at)?;
-            for ((result, value), name) in results.iter_mut().zip(added.results).zip(&part_names) {
-                let value = match (value, name) {
-                    (Some(value), Some(name))
-                        if self.is_forward && ops::is_detached(&node.target) =>
-                    {
-                        let name = format!("{name}.detached");
-                        let made = self.detached(value, &name, place);
-                        Some(made.map_err(|e| lower::Error::Op(e.to_string()))?)
-                    }
-                    (value, _) => value,
-                };
-                result.push(value);
-            }
-        }
-        Ok(results)
+        Ok(plans)
     }
 
     /// The values of a call's operands: one part of the complex ones, and the indices and masks.
@@ -285,17 +290,14 @@ impl<'a> Import<'a> {
         node: &'a schema::Node,
         names: &[Option<&'a str>],
         types: &[Option<TensorType>],
-        place: &Place,
-        formula: impl FnOnce(&mut Parts<'_, '_>) -> lower::Result<lower::Results>,
-    ) -> lower::Result<Vec<Vec<Option<Value>>>> {
+        formula: Formula,
+    ) -> lower::Result<Vec<Planned>> {
         let &[Some(name)] = names else {
             return Err("has several results".into());
         };
-        let is_complex = self.is_complex(name);
-        let imag = format!("{name}.imag");
-        let (mut flat_names, mut flat_types) = (vec![Some(name)], types.to_vec());
-        if is_complex {
-            flat_names.push(Some(&imag));
+        let (mut flat_names, mut flat_types) = (vec![Some(name.to_string())], types.to_vec());
+        if self.is_complex(name) {
+            flat_names.push(Some(format!("{name}.imag")));
             flat_types.push(types[0].clone());
         }
         let imaginary = |argument: &str| {
@@ -325,15 +327,11 @@ impl<'a> Import<'a> {
         };
         let results = formula(&mut parts)?;
         let plan = parts.call.finish(results)?;
-        let at = (place.phase, place.module.as_str());
-        let added = plan.add_to(
-            &mut self.graph,
-            &mut self.generator,
-            &flat_names,
-            &flat_types,
-            at,
-        )?;
-        Ok(vec![added.results])
+        Ok(vec![Planned {
+            plan,
+            names: flat_names,
+            types: flat_types,
+        }])
     }
 
     /// An `extern` node for a call that cannot be expressed. Its complex operands and results are

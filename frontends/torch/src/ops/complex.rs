@@ -18,7 +18,8 @@ pub(crate) enum Lowering {
     Formula(Formula),
 }
 
-type Formula = fn(&mut Parts<'_, '_>) -> Result<Results>;
+/// The ops of one call; see [`Lowering::Formula`].
+pub(crate) type Formula = fn(&mut Parts<'_, '_>) -> Result<Results>;
 
 /// The lowering of an operator for complex numbers, if there is one.
 pub(crate) fn lowering(target: &str) -> Option<Lowering> {

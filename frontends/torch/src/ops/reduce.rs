@@ -78,18 +78,26 @@ fn extreme(c: &mut Call<'_>, largest: bool) -> Result<Results> {
     all(c.extreme(x, dim, keepdim, largest)?)
 }
 
-fn position(c: &mut Call<'_>, largest: bool) -> Result<Results> {
-    let mut x = c.tensor("self")?;
-    let keepdim = c.bool_or("keepdim", false)?;
-    let dim = match c.opt_int("dim")? {
-        Some(dim) => wrap(dim, c.rank(x))?,
+/// The operand and the dimension that is reduced; without one, all elements in a row.
+fn line(c: &mut Call<'_>) -> Result<(Ref, usize)> {
+    let x = c.tensor("self")?;
+    match c.opt_int("dim")? {
+        Some(dim) => Ok((x, wrap(dim, c.rank(x))?)),
         None => {
-            ensure(!keepdim, "keeps the dimensions of a flattened tensor")?;
             let n = c.ty(x).numel();
-            x = c.reshape(x, &[n])?;
-            0
+            Ok((c.reshape(x, &[n])?, 0))
         }
-    };
+    }
+}
+
+fn position(c: &mut Call<'_>, largest: bool) -> Result<Results> {
+    let keepdim = c.bool_or("keepdim", false)?;
+    let is_flat = c.opt_int("dim")?.is_none();
+    ensure(
+        !(is_flat && keepdim),
+        "keeps the dimensions of a flattened tensor",
+    )?;
+    let (x, dim) = line(c)?;
     one(c.extreme(x, dim, keepdim, largest)?[1])
 }
 
@@ -208,21 +216,10 @@ const LONGEST: u64 = 1 << 12;
 
 /// The product along a dimension: of its halves, then of theirs. So it has a derivative at 0.
 fn prod(c: &mut Call<'_>) -> Result<Results> {
-    let mut x = c.tensor("self")?;
+    let (x, dim) = line(c)?;
     c.opt_dtype("dtype")?;
-    x = c.cast(x, c.result()?.dtype())?;
+    let mut x = c.cast(x, c.result()?.dtype())?;
     let keepdim = c.bool_or("keepdim", false)?;
-    let dim = match c.opt_int("dim")? {
-        Some(dim) => wrap(dim, c.rank(x))?,
-        None => {
-            let n = c.ty(x).numel();
-            x = c.reshape(x, &[n])?;
-            0
-        }
-    };
-    if c.rank(x) == 0 {
-        return one(x);
-    }
     let mut n = c.shape_of(x)[dim];
     ensure((1..=LONGEST).contains(&n), "a product of this many numbers")?;
     while n > 1 {
@@ -256,9 +253,7 @@ fn scan(
     let dim = c.dim("dim", None, c.rank(x))?;
     c.opt_dtype("dtype")?;
     let mut x = c.cast(x, c.result()?.dtype())?;
-    let Some(&n) = c.ty(x).shape().get(dim) else {
-        return one(x);
-    };
+    let n = c.shape_of(x)[dim];
     ensure(n <= LONGEST, "a scan of this many numbers")?;
     let mut step = 1;
     while step < n as i64 {
@@ -334,24 +329,16 @@ fn kthvalue(c: &mut Call<'_>) -> Result<Results> {
     let (x, k) = (c.tensor("self")?, c.int("k")?);
     let dim = c.dim("dim", Some(-1), c.rank(x))?;
     let keepdim = c.bool_or("keepdim", false)?;
-    let size = *c.ty(x).shape().get(dim).ok_or("a number is not sorted")?;
+    let size = c.shape_of(x)[dim];
     ensure(1 <= k && k as u64 <= size, "there are fewer elements")?;
     all(nth(c, x, dim, k - 1, keepdim)?)
 }
 
 /// The lower one of the two in the middle; NaN if there is one.
 fn median(c: &mut Call<'_>) -> Result<Results> {
-    let mut x = c.tensor("self")?;
+    let (x, dim) = line(c)?;
     let keepdim = c.bool_or("keepdim", false)?;
-    let dim = match c.opt_int("dim")? {
-        Some(dim) => wrap(dim, c.rank(x))?,
-        None => {
-            let n = c.ty(x).numel();
-            x = c.reshape(x, &[n])?;
-            0
-        }
-    };
-    let size = *c.ty(x).shape().get(dim).ok_or("a number has no median")?;
+    let size = c.shape_of(x)[dim];
     ensure(size > 0, "no element has a median")?;
     let mut found = nth(c, x, dim, (size as i64 - 1) / 2, keepdim)?;
     if c.dtype(x).is_float() {
