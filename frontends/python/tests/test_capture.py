@@ -228,6 +228,8 @@ class Divergence(Regression):
 
 
 def test_distributions_are_traced_without_their_checks() -> None:
+    # Dynamo switches the checks off for a whole process.
+    torch.distributions.Distribution.set_default_validate_args(True)
     loss_of = Divergence()
     assert error(export_joint(loss_of, (X,)), loss_of, (X,)) <= MAX_ERROR
     assert torch.distributions.Normal(0.0, 1.0)._validate_args
