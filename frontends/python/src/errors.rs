@@ -57,8 +57,9 @@ fn in_python(message: &str) -> String {
         };
         let end = text.find(|c: char| !c.is_ascii_alphanumeric());
         let (value, later) = text.split_at(end.unwrap_or(text.len()));
-        let is_number = value.starts_with(|c: char| c.is_ascii_digit());
-        if is_number || VALUES.contains(&value) {
+        let is_number = value.parse::<u64>().is_ok();
+        let is_size = value.starts_with(|c: char| c.is_ascii_digit());
+        if is_size || VALUES.contains(&value) {
             let quote = if is_number { "" } else { "\"" };
             said.push_str(&format!("={quote}{value}{quote}"));
             rest = later;

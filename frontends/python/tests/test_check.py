@@ -48,9 +48,9 @@ def test_in_f32_a_gradient_that_cancels_is_small() -> None:
         check(outcome(1.0, 1e-9), large, lambda: EXACT, lambda _: large, {torch.float32})
 
 
-@pytest.mark.parametrize(("ours", "passes"), [(1.02, True), (1.2, False), (0.0, False)])
+@pytest.mark.parametrize(("ours", "passes"), [(1.02, True), (1.05, False), (1.2, False), (0.0, False)])
 def test_a_gradient_may_jump_as_far_as_eagers_jumps(ours: float, passes: bool) -> None:
-    """With parameters that are off by a rounding, eager mode differs from itself by 2 % in one of the runs."""
+    """With parameters that are off by a rounding, eager mode differs from itself by 2 % in one of its runs."""
 
     def nudged(seed: int) -> Outcome:
         return outcome(0.98 if seed == 2 else 1.0, 0.0)
