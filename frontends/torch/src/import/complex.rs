@@ -153,8 +153,9 @@ impl<'a> Import<'a> {
         added.map_err(failed)
     }
 
-    /// A call one of whose tensors is complex. Nothing is added to the graph before all of its nodes
-    /// are planned: a call that cannot be expressed becomes one `extern` node under the same names.
+    /// A call one of whose tensors is complex. Nothing is added to the graph before all of its
+    /// nodes are planned: a call that cannot be expressed becomes one `extern` node under the same
+    /// names.
     pub(super) fn complex_call(
         &mut self,
         node: &'a schema::Node,
