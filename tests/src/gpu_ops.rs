@@ -421,8 +421,11 @@ fn losses(w: &mut Wishes) {
         w.on("sum_squares", &[], &[ty(dtype, &[n])], Close::Ulps(16.0));
     }
     for sums in [[0.25, 0.5], [9.0, 16.0], [f64::NAN, 1.0]] {
-        let ins = sums.map(|sum| w.of_numbers(F64, &[], &[sum])).to_vec();
-        w.of("clip_scale", &[("max_norm", Attr::Float(2.0))], ins, SAME);
+        for dtype in [F32, F64] {
+            let ins = sums.map(|sum| w.of_numbers(F64, &[], &[sum])).to_vec();
+            let attrs = [("dtype", Attr::Type(dtype)), ("max_norm", Attr::Float(2.0))];
+            w.of("clip_scale", &attrs, ins, SAME);
+        }
     }
 }
 

@@ -130,7 +130,11 @@ fn on_a_gpu(op: &Op, types: &[TensorType]) -> Result<Generated, Unsupported> {
 
 #[test]
 fn a_kernel_has_no_more_arguments_than_a_gpu_takes() {
-    let norm = Op::new("clip_scale", [("max_norm", Attr::Float(1.0))]).unwrap();
+    let attrs = [
+        ("dtype", Attr::Type(DType::F32)),
+        ("max_norm", Attr::Float(1.0)),
+    ];
+    let norm = Op::new("clip_scale", attrs).unwrap();
     let sums = vec![TensorType::new(DType::F64, []).unwrap(); 300];
     let few = codegen::kernel(&norm, &sums[..200], &Target::SM_90, 0);
     let many = codegen::kernel(&norm, &sums, &Target::SM_90, 0);

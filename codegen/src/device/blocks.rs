@@ -112,10 +112,7 @@ impl Coefficients {
             eps: of(eps),
             correction2: of(correction2),
             step_size: of(step_size),
-            scale: scale.map(|scale| {
-                let scale = g.get(scale, zero);
-                widened(g, scale, dtype)
-            }),
+            scale: scale.map(|scale| g.get(scale, zero)),
         }
     }
 

@@ -205,7 +205,7 @@ pub(super) fn clip_scale(k: &mut Kernel<'_>, a: &ClipScale) {
         let scale = g.b.divf(most, norm);
         let above = g.less(one, scale);
         let scale = g.b.select(above, one, scale);
-        let (y, scale) = (g.result(0), g.rounded(scale, DType::F32));
+        let (y, scale) = (g.result(0), g.rounded(scale, a.dtype));
         g.put(y, i, scale);
     });
 }

@@ -657,8 +657,7 @@ impl<'a> Lowering<'a> {
         let Some(&scale) = step.inputs.get(i) else {
             return g;
         };
-        let scale = self.dag.load_at(scale, 0, Kind::F32);
-        let scale = self.widened(scale, self.dag.kind(g));
+        let scale = self.dag.load_at(scale, 0, self.dag.kind(g));
         self.dag.mul(g, scale)
     }
     /// AdamW of wide numbers: p', m', v'.

@@ -500,6 +500,8 @@ attributes! {
     }
     /// Of `clip_scale`.
     ClipScale {
+        /// The element type of the result, `f32` or `f64`.
+        dtype: DType,
         /// The largest norm of all gradients together.
         max_norm: f64,
     }

@@ -935,7 +935,8 @@ fn scale(c: &Call<'_>, i: usize) -> Result<(), Misfit> {
     if c.types.len() <= i {
         return Ok(());
     }
-    c.expect(i, DType::F32)?;
+    let is_wide = c.at(0).dtype() == DType::F64;
+    c.expect(i, if is_wide { DType::F64 } else { DType::F32 })?;
     c.expect_shape(i, &[])
 }
 /// Checks the step count at operand `i`.
@@ -1031,7 +1032,11 @@ pub(super) fn clip_scale(a: &ClipScale, c: &Call<'_>) -> Shapes {
             format!("={} should not be negative", a.max_norm),
         )
     })?;
-    ty(DType::F32, &[])
+    let is_real = matches!(a.dtype, DType::F32 | DType::F64);
+    ensure(is_real, || {
+        attribute("dtype", format!("={} should be f32 or f64", a.dtype))
+    })?;
+    ty(a.dtype, &[])
 }
 
 // --- kernels and strangers ---

@@ -610,7 +610,7 @@ mod tests {
             bwd a %dw = mul %h, %x : f32[4,8]
             opt - %step' = add_scalar %step value=1 : i64[]
             opt a %sums = sum_squares %dw : f64[]
-            opt a %clip = clip_scale %sums max_norm=1.0 : f32[]
+            opt a %clip = clip_scale %sums dtype=f32 max_norm=1.0 : f32[]
             opt a %mean = mean %dw dims=[1] keepdim=true : f32[4,1]
             opt a %row' = add %row, %mean : f32[4,1]
             opt a %scaled = mul %dw, %row' : f32[4,8]

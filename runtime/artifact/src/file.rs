@@ -40,7 +40,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// The version that [`write()`] writes and [`read()`] understands.
-pub const FORMAT_VERSION: u32 = 8;
+pub const FORMAT_VERSION: u32 = 9;
 
 const MAGIC: [u8; 8] = *b"\x89LIT\r\n\x1a\n";
 const HEADER: usize = 64;

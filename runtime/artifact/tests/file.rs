@@ -261,13 +261,13 @@ fn every_flipped_bit_is_told() {
 fn later_versions_are_told_as_such() {
     // The rest after the version is defined by the later version.
     for file in [
-        sealed(9, b"anything", b""),
-        [&b"\x89LIT\r\n\x1a\n\x09\0\0\0"[..], &[0xAA; 99]].concat(),
+        sealed(10, b"anything", b""),
+        [&b"\x89LIT\r\n\x1a\n\x0a\0\0\0"[..], &[0xAA; 99]].concat(),
     ] {
         let error = read(&file).unwrap_err();
-        assert_eq!(error, ReadError::Version { found: 9 });
+        assert_eq!(error, ReadError::Version { found: 10 });
         let expected = format!(
-            "format version 9, this program reads version {FORMAT_VERSION}: it was written by a \
+            "format version 10, this program reads version {FORMAT_VERSION}: it was written by a \
              later"
         );
         assert!(error.to_string().contains(&expected), "{error}");

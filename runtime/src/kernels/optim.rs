@@ -2,8 +2,8 @@
 //! Where PyTorch's kernels for processors fuse a product with a sum (`lerp`, `addcmul`, and `add`
 //! with a factor), so do these. So the results have PyTorch's bits, except where its square root is
 //! not the nearest number, as that of MKL. Coefficients are computed in f64, then rounded to the
-//! parameter's wide type. An optional last operand is an f32; the gradient is first multiplied by
-//! it.
+//! parameter's wide type. An optional last operand has the wide type too; the gradient is first
+//! multiplied by it.
 //!
 //! Each formula is a loop over slices that do not overlap. It is compiled for every set of vector
 //! instructions that the machine may have. Formulas say which products and sums are fused, and no
@@ -13,7 +13,7 @@
 use super::blocks::{EIGHT, SIGNED_MAP, UNSIGNED_MAP};
 use super::halves::{join, split};
 use super::math::{Float, Real, fma, sqrt};
-use super::signature::{Checked, Signature, ensure, is_float};
+use super::signature::{Checked, Signature, ensure, is_float, statistics_dtype};
 use super::wide::{BLOCK, Scalar, Sink, Wide, blocks_of, floats, sink, source, wide_float};
 use super::{Cut, Ran};
 use crate::kernel::{Call, Element};
@@ -33,7 +33,7 @@ fn check_scale(s: &Signature<'_>, i: usize) -> Checked {
     if s.ins.len() <= i {
         return Ok(());
     }
-    s.expect(i, DType::F32)?;
+    s.expect(i, statistics_dtype(s.dtype(0)))?;
     s.expect_shape(i, &[])
 }
 fn check_step(s: &Signature<'_>, i: usize) -> Checked {
@@ -121,7 +121,11 @@ pub(super) fn check_clip_scale(s: &Signature<'_>) -> Checked {
     ensure(0.0 <= most, || {
         format!("max_norm should not be negative, is {most}")
     })?;
-    s.results(&[(DType::F32, &[])])
+    let dtype = s.dtype_attr("dtype")?;
+    ensure(matches!(dtype, DType::F32 | DType::F64), || {
+        format!("dtype should be f32 or f64, is {dtype:?}")
+    })?;
+    s.results(&[(dtype, &[])])
 }
 
 // --- formulas ---
@@ -262,9 +266,9 @@ pub(super) fn sgd_momentum(call: &Call<'_>) -> Ran {
 }
 
 /// The gradient's factor: the optional operand `i`.
-fn scale<R: Real>(call: &Call<'_>, i: usize) -> R {
+fn scale<R: Real + Element>(call: &Call<'_>, i: usize) -> R {
     if i < call.n_inputs() {
-        R::of(call.input::<f32>(i)[0])
+        call.input::<R>(i)[0]
     } else {
         R::ONE
     }
@@ -542,6 +546,11 @@ const LANES: usize = 16;
 pub(super) fn clip_scale(call: &Call<'_>) -> Ran {
     let sum: f64 = (0..call.n_inputs()).map(|i| call.input::<f64>(i)[0]).sum();
     let scale = call.float("max_norm") / (sum.sqrt() + 1e-6);
-    call.output::<f32>(0)[0] = if 1.0 < scale { 1.0 } else { scale as f32 };
+    let scale = if 1.0 < scale { 1.0 } else { scale };
+    if call.out_dtype(0) == DType::F64 {
+        call.output::<f64>(0)[0] = scale;
+    } else {
+        call.output::<f32>(0)[0] = scale as f32;
+    }
     Ok(())
 }

@@ -639,14 +639,16 @@ def optimizers():
         seed("sum_squares", dtype)
         g = x(3, 5, dtype=dtype)
         case("sum_squares", [g], (g.double() ** 2).sum())
-    seed("clip_scale")
-    gradients = [leaf(x(3, 5)), leaf(x(70))]
-    for bound in [1.5, 40.0]:
-        for g in gradients:
-            g.grad = g.detach().clone()
-        squares = [(g.grad.double() ** 2).sum() for g in gradients]
-        torch.nn.utils.clip_grad_norm_(gradients, bound)
-        case("clip_scale", squares, (gradients[0].grad / gradients[0].detach())[0, 0], max_norm=bound)
+    for dtype in ["f32", "f64"]:
+        seed("clip_scale", dtype)
+        gradients = [leaf(x(3, 5, dtype=dtype)), leaf(x(70, dtype=dtype))]
+        for bound in [1.5, 40.0]:
+            for g in gradients:
+                g.grad = g.detach().clone()
+            squares = [(g.grad.double() ** 2).sum() for g in gradients]
+            torch.nn.utils.clip_grad_norm_(gradients, bound)
+            factor = (gradients[0].grad / gradients[0].detach())[0, 0]
+            case("clip_scale", squares, factor, dtype=dtype, max_norm=bound)
     for dtype in ["f32", "bf16"]:
         seed("dropout_bwd", dtype)
         dy, mask = x(3, 5, dtype=dtype), x(3, 5, dtype="bool")

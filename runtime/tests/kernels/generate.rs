@@ -148,7 +148,7 @@ impl Rng {
 pub(crate) fn is_float(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
 }
-fn statistics(dtype: DType) -> DType {
+pub(crate) fn statistics(dtype: DType) -> DType {
     if dtype == DType::F64 {
         DType::F64
     } else {
@@ -238,9 +238,8 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
     };
     let is_update = op.starts_with("adamw") || op.starts_with("sgd");
     if is_update && rng.flag() {
-        drawn
-            .ins
-            .push(OwnedTensor::from_f64s(DType::F32, &[], &[0.375]));
+        let wide = statistics(drawn.outs[0].0);
+        drawn.ins.push(OwnedTensor::from_f64s(wide, &[], &[0.375]));
     }
     drawn.attrs.sort_by_key(|(key, _)| *key);
     Case {
@@ -961,11 +960,15 @@ fn sum_squares(rng: &mut Rng) -> Drawn {
 }
 
 fn clip_scale(rng: &mut Rng) -> Drawn {
-    let attrs: Attrs = vec![("max_norm", Attr::Float(rng.pick(&[0.0, 0.5, 3.0])))];
+    let dtype = rng.pick(&[DType::F32, DType::F64]);
+    let attrs: Attrs = vec![
+        ("dtype", Attr::Type(dtype)),
+        ("max_norm", Attr::Float(rng.pick(&[0.0, 0.5, 3.0]))),
+    ];
     let ins: Vec<OwnedTensor> = (0..1 + rng.below(4))
         .map(|_| rng.positive(DType::F64, &[]))
         .collect();
-    let outs: Outs = vec![(DType::F32, vec![])];
+    let outs: Outs = vec![(dtype, vec![])];
     Drawn { attrs, ins, outs }
 }
 

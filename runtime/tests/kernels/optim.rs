@@ -1,6 +1,6 @@
 //! Optimizers bit for bit: compared with one number at a time, and on any number of threads.
 
-use super::generate::Rng;
+use super::generate::{Rng, statistics};
 use artifact::DType;
 use half::bf16;
 use lighterage_runtime::Team;
@@ -149,7 +149,7 @@ fn threads_change_no_bit() {
             } else {
                 ins.push(hyper(&[0.1, 0.9, 0.01]));
             }
-            ins.push(OwnedTensor::from_f64s(DType::F32, &[], &[0.7]));
+            ins.push(OwnedTensor::from_f64s(statistics(dtype), &[], &[0.7]));
             let ins: Vec<&OwnedTensor> = ins.iter().collect();
             for pairs in [&[][..], kernel.inplace] {
                 let run = |team| {

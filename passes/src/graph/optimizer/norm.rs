@@ -42,15 +42,19 @@ pub(super) fn squares(
 }
 
 /// Adds the factor by which gradients are multiplied so that the norm over all of them is at most
-/// `norm`, f32.
+/// `norm`, in a type.
 pub(super) fn clip_scale(
     graph: &mut Graph,
     squares: &[Value],
     norm: f64,
+    dtype: DType,
 ) -> Result<Value, graph::Error> {
     add(
         graph,
-        Op::ClipScale(ClipScale { max_norm: norm }),
+        Op::ClipScale(ClipScale {
+            dtype,
+            max_norm: norm,
+        }),
         squares,
         "clip_scale",
     )

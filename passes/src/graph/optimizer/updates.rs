@@ -47,7 +47,7 @@ impl Nodes<'_> {
 /// What all updates read.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Factors {
-    /// The factor of gradients, f32, if they have one.
+    /// The factor of gradients, if they have one: f32, or f64 if a gradient is.
     pub(super) scale: Option<Value>,
     /// True if no state is updated.
     pub(super) skipped: Option<Value>,
@@ -78,10 +78,18 @@ pub(super) fn factors(
         (factors.scale, factors.skipped) = (Some(scaling.inverse), Some(scaling.skipped));
     }
     if let Some(norm) = clip_norm {
-        let clip = norm::clip_scale(graph, &squares, norm)?;
+        let is_wide =
+            |(_, gradient): &(State, Value)| graph.values[*gradient].ty.dtype() == DType::F64;
+        let dtype = if gradients.iter().any(is_wide) {
+            DType::F64
+        } else {
+            DType::F32
+        };
+        let clip = norm::clip_scale(graph, &squares, norm, dtype)?;
         factors.scale = Some(match factors.scale {
             Some(inverse) => {
                 let mut nodes = Nodes { graph, module: "" };
+                let inverse = nodes.cast(inverse, dtype, "clip_scale.inverse")?;
                 nodes.add(Op::Mul, &[clip, inverse], "clip_scale.unscaled")?
             }
             None => clip,
@@ -122,6 +130,28 @@ impl Updates<'_> {
         let kept = self.unless_skipped(&mut nodes, before, after)?;
         graph.states[state].after = kept;
         Ok(())
+    }
+
+    /// The factor of the gradient of a parameter of a type, in the type of its update.
+    fn scale_of(
+        &mut self,
+        graph: &mut Graph,
+        ty: &TensorType,
+    ) -> Result<Option<Value>, AttachError> {
+        let Some(scale) = self.factors.scale else {
+            return Ok(None);
+        };
+        let dtype = match ty.dtype() {
+            DType::F64 => DType::F64,
+            _ => DType::F32,
+        };
+        let name = format!("{}.{dtype}", graph.values[scale].name);
+        if let Some(&known) = self.shared.get(&(scale, name.clone())) {
+            return Ok(Some(known));
+        }
+        let cast = Nodes { graph, module: "" }.cast(scale, dtype, &name)?;
+        self.shared.insert((scale, name), cast);
+        Ok(Some(cast))
     }
 
     /// The new value of a state, or the old one if updates are left out.
@@ -203,6 +233,7 @@ impl Updates<'_> {
                 ty,
             ));
         }
+        let scale = self.scale_of(graph, &ty)?;
         let mut update = Update {
             graph: &mut *graph,
             module: module.clone(),
@@ -211,7 +242,7 @@ impl Updates<'_> {
             moments,
             step: self.step.filter(|_| self.rule.counts_steps),
             hyper: self.hypers[&group],
-            scale: self.factors.scale,
+            scale,
             is_split: master.splits(&ty),
             options: self.rule.options,
             shared: &mut self.shared,
