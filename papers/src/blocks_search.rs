@@ -14,7 +14,8 @@
 //! their steps, in which choices may be fractional.
 
 use super::protrain::{
-    self, Activation, Config, Instance, Stages, Times, around, leaving, moved, stages, total,
+    self, Activation, Config, Instance, Stages, Times, around, leaving, moved, stages, states,
+    total,
 };
 use thiserror::Error;
 
@@ -190,12 +191,8 @@ fn structures(instance: &Instance, swaps: &[Swaps]) -> Vec<(f64, Config)> {
 
 /// Bytes that a structure leaves for activations; `None` if it does not fit itself.
 fn room(instance: &Instance, config: &Config) -> Option<u64> {
-    let persistent: u64 = instance.chunks[..config.n_persist]
-        .iter()
-        .map(|chunk| chunk.persistent_bytes)
-        .sum();
     // The inverse of `total`: the bytes that may be used, minus the used ones.
-    let used = instance.base + persistent + config.n_buffer as u64 * instance.buffer_bytes;
+    let used = instance.base + states(instance)[config.n_persist][config.n_buffer];
     ((instance.capacity as f64 / instance.alpha) as u64).checked_sub(used)
 }
 
@@ -300,11 +297,12 @@ fn memory(instance: &Instance, choices: &[Vec<Choice>], found: &Found) -> u64 {
         peak = peak.max(held + leaving[i] + block.activation + block.transient);
         held += found.choices[i].map_or(0, |choice| choices[i][choice].held);
     }
-    let persistent = instance.chunks[..found.config.n_persist]
-        .iter()
-        .map(|chunk| chunk.persistent_bytes)
-        .sum();
-    total(instance, peak, persistent, found.config.n_buffer)
+    let Config {
+        n_persist,
+        n_buffer,
+        ..
+    } = found.config;
+    total(instance, peak, states(instance)[n_persist][n_buffer])
 }
 
 /// The combinations of each chunk, for each way to round.

@@ -65,8 +65,10 @@ pub struct ChunkCost {
     pub persistent_bytes: u64,
     /// Bytes on the host if it is not.
     pub host_bytes: u64,
-    /// Bytes of its parameters that blocks of other chunks read too, in addition to the buffers, if
-    /// it is not persistent: tied embeddings.
+    /// Bytes of its buffer if it is not persistent: its parameters, or the size of all buffers.
+    pub buffer_bytes: u64,
+    /// Bytes of its copy for blocks of other chunks, in addition to the buffers, if it is neither
+    /// persistent nor still in its buffer: tied embeddings.
     pub tied_bytes: u64,
     /// Bytes of its gradients that wait on the device for the last one, if gradients leave by chunk
     /// and it is not persistent. The blocks' `transient` has one gradient.
@@ -80,8 +82,6 @@ pub struct Instance {
     pub blocks: Vec<BlockCost>,
     /// The chunks, in the order of the forward. Not empty; it contains the chunk of every block.
     pub chunks: Vec<ChunkCost>,
-    /// Bytes of a buffer for a chunk that is not persistent: the largest chunk's parameters.
-    pub buffer_bytes: u64,
     /// Bytes that are on the device with any configuration.
     pub base: u64,
     /// The device's memory, bytes.
@@ -662,40 +662,47 @@ fn held_peak(instance: &Instance, activation: &[Option<Activation>], leaving: &[
     peak
 }
 
-/// The total, including fragmentation (Eq 11).
-pub fn total(instance: &Instance, activations: u64, persistent: u64, n_buffer: usize) -> u64 {
-    let used = instance.base + activations + persistent + n_buffer as u64 * instance.buffer_bytes;
+/// The total, including fragmentation (Eq 11). `states`: bytes of [`states`].
+pub fn total(instance: &Instance, activations: u64, states: u64) -> u64 {
+    let used = instance.base + activations + states;
     (instance.alpha * used as f64).ceil() as u64
 }
 
-/// For each number of persistent chunks, the bytes of these, of what others share, and of gradients
-/// that wait.
-fn states(instance: &Instance) -> Vec<u64> {
-    let mut bytes: u64 = instance.chunks.iter().map(|chunk| chunk.tied_bytes).sum();
-    let mut states = vec![bytes];
-    for chunk in &instance.chunks {
-        bytes = bytes + chunk.persistent_bytes - chunk.tied_bytes.min(bytes);
-        states.push(bytes);
-    }
+/// Bytes of states on the device, for each number of persistent chunks and of buffers
+/// (`[n_persist][n_buffer]`): persistent chunks, successive chunks in the buffers, what other
+/// chunks share, and gradients that wait.
+pub fn states(instance: &Instance) -> Vec<Vec<u64>> {
+    let n = instance.chunks.len();
+    let sums_of = |bytes: fn(&ChunkCost) -> u64| sums(instance.chunks.iter().map(bytes));
+    let persistent = sums_of(|chunk| chunk.persistent_bytes);
+    let tied = sums_of(|chunk| chunk.tied_bytes);
+    let buffers = sums_of(|chunk| chunk.buffer_bytes);
     // The gradients of one chunk wait at a time.
-    let mut most = 0;
-    for (bytes, chunk) in states.iter_mut().zip(&instance.chunks).rev() {
+    let mut waiting = vec![0; n + 1];
+    for (c, chunk) in instance.chunks.iter().enumerate().rev() {
         if instance.gradients_by_chunk {
-            most = chunk.waiting_bytes.max(most);
+            waiting[c] = chunk.waiting_bytes.max(waiting[c + 1]);
         }
-        *bytes += most;
+    }
+    let mut states = vec![vec![]; n + 1];
+    for n_buffer in 0..=n {
+        let mut most = 0;
+        for n_persist in (0..=n - n_buffer).rev() {
+            most = (buffers[n_persist + n_buffer] - buffers[n_persist]).max(most);
+            let fetched_again = tied[n - n_buffer] - tied[n_persist];
+            let bytes = persistent[n_persist] + most + fetched_again + waiting[n_persist];
+            states[n_persist].push(bytes);
+        }
     }
     states
 }
 
 /// Peak of the device's memory, bytes (Eqs 8 to 11).
 pub fn memory(instance: &Instance, config: &Config) -> u64 {
-    let persistent = states(instance)[config.n_persist];
     total(
         instance,
         activation_peak(instance, &config.layout(instance).activation),
-        persistent,
-        config.n_buffer,
+        states(instance)[config.n_persist][config.n_buffer],
     )
 }
 
@@ -843,6 +850,8 @@ pub fn search_among(instance: &Instance, outlines: &[Vec<Outline>]) -> Option<(C
 /// The best configuration so far, and prefix sums over the chunks.
 struct Search<'a> {
     instance: &'a Instance,
+    /// Bytes of states on the device: see [`states`].
+    states: Vec<Vec<u64>>,
     /// By the number of first chunks: bytes on the device if they stay.
     persistent: Vec<u64>,
     /// Bytes on the host if they do not.
@@ -861,7 +870,8 @@ impl<'a> Search<'a> {
         let chunks = || instance.chunks.iter();
         Search {
             instance,
-            persistent: states(instance),
+            states: states(instance),
+            persistent: sums(chunks().map(|chunk| chunk.persistent_bytes)),
             hosted: sums(chunks().map(|chunk| chunk.host_bytes)),
             update_device: sums(chunks().map(|chunk| chunk.update_device)),
             update_host: sums(chunks().map(|chunk| chunk.update_host)),
@@ -883,7 +893,7 @@ impl<'a> Search<'a> {
     /// Tries the configurations of an outline that may be the best.
     fn try_outline(&mut self, outline: &Outline) {
         let instance = self.instance;
-        if instance.capacity < total(instance, outline.activations, 0, 0) {
+        if instance.capacity < total(instance, outline.activations, 0) {
             return;
         }
         let n_persists = self.n_persists(outline);
@@ -936,7 +946,7 @@ impl<'a> Search<'a> {
             .update_host
             .partition_point(|update| longest < all - update);
         let may_stay = |n: usize| {
-            total(instance, outline.activations, self.persistent[n], 0) <= instance.capacity
+            total(instance, outline.activations, self.persistent[n]) <= instance.capacity
                 && outline.backward + self.update_device[n] <= longest
         };
         first..=last_of(0..self.n_chunks() + 1, may_stay)
@@ -950,27 +960,25 @@ impl<'a> Search<'a> {
         self.best_step() * (1.0 + EQUAL) < step * (1.0 - EQUAL)
     }
 
-    /// The numbers of buffers that are tried: the fewest, and the most that fit. Empty if the
-    /// fewest do not fit.
+    /// The numbers of buffers that are tried: the fewest and the most that fit. A chunk that is
+    /// tied may need fewer bytes with one buffer more, in which it stays.
     fn n_buffers(&self, outline: &Outline, n_persist: usize) -> BTreeSet<usize> {
         let instance = self.instance;
-        let persistent = self.persistent[n_persist];
+        let states = &self.states[n_persist];
         let fits =
-            |n: usize| total(instance, outline.activations, persistent, n) <= instance.capacity;
+            |&n: &usize| total(instance, outline.activations, states[n]) <= instance.capacity;
         let (fewest, most) = instance.buffers(n_persist);
-        if !fits(fewest) {
-            return BTreeSet::new();
-        }
-        BTreeSet::from([fewest, last_of(fewest..most + 1, fits)])
+        let (first, last) = ((fewest..=most).find(fits), (fewest..=most).rfind(fits));
+        first.into_iter().chain(last).collect()
     }
 
     /// Compares a configuration with the best.
     fn evaluate(&mut self, config: Config, stages: &Stages, activations: u64) {
         self.evaluated += 1;
-        let persistent = self.persistent[config.n_persist];
+        let states = self.states[config.n_persist][config.n_buffer];
         let predicted = Predicted {
             times: chunk_times(self.instance, stages, &config),
-            memory: total(self.instance, activations, persistent, config.n_buffer),
+            memory: total(self.instance, activations, states),
             evaluated: 0,
         };
         let found = (config, predicted);
@@ -989,6 +997,7 @@ const TRIED: [usize; 3] = [64, 64, 32];
 /// the first that fits, if every number is tried.
 pub fn front(instance: &Instance, fixed: &Fixed) -> Vec<(Config, Predicted)> {
     let n_chunks = instance.chunks.len();
+    let states = states(instance);
     let mut front = Front::default();
     let outlines = outlines_with(instance, fixed);
     let swaps: BTreeSet<usize> = spaced(0..=instance.most_swaps(), TRIED[0]).collect();
@@ -1012,7 +1021,8 @@ pub fn front(instance: &Instance, fixed: &Fixed) -> Vec<(Config, Predicted)> {
                 .host_capacity
                 .is_some_and(|capacity| capacity < host_memory(instance, &config));
             if !is_host_full {
-                front.try_buffers(instance, &stages, config, fixed, outline.activations);
+                let (states, activations) = (&states[n_persist], outline.activations);
+                front.try_buffers(instance, &stages, config, fixed, activations, states);
             }
         }
     }
@@ -1026,7 +1036,7 @@ struct Front {
 }
 
 impl Front {
-    /// Tries all numbers of buffers.
+    /// Tries all numbers of buffers. `states`: the bytes of states for each.
     fn try_buffers(
         &mut self,
         instance: &Instance,
@@ -1034,11 +1044,11 @@ impl Front {
         config: Config,
         fixed: &Fixed,
         activations: u64,
+        states: &[u64],
     ) {
         let n = instance.chunks.len();
         let (fewest, most) = instance.buffers(config.n_persist);
         let around = around(instance, stages, &config);
-        let persistent = states(instance)[config.n_persist];
         // A chunk's backward with its predecessor in a buffer, and without.
         let stage = |n_buffer: usize, c: usize| {
             let config = Config { n_buffer, ..config };
@@ -1053,7 +1063,7 @@ impl Front {
             let backward = fetched[first] + cached[n] - cached[first];
             let mut predicted = Predicted {
                 times: Times { backward, ..around },
-                memory: total(instance, activations, persistent, n_buffer),
+                memory: total(instance, activations, states[n_buffer]),
                 evaluated: 0,
             };
             let config = Config { n_buffer, ..config };
@@ -1137,14 +1147,15 @@ fn give_back(instance: &Instance, found: (Config, Predicted)) -> (Config, Predic
             n_buffer: config.n_buffer - 1,
             ..config
         };
-        let times = times(instance, &fewer);
-        if predicted.times.step() * (1.0 + EQUAL) < times.step() {
+        let (times, memory) = (times(instance, &fewer), memory(instance, &fewer));
+        let is_slower = predicted.times.step() * (1.0 + EQUAL) < times.step();
+        if is_slower || instance.capacity < memory {
             break;
         }
         config = fewer;
         predicted = Predicted {
             times,
-            memory: memory(instance, &fewer),
+            memory,
             ..predicted
         };
     }
@@ -1233,9 +1244,10 @@ pub(crate) mod tests {
             0u32..10,
             0u32..60,
             10u64..80,
+            1u64..30,
         )
             .prop_map(
-                |(upload, offload, gather, reduce, device, host, bytes)| ChunkCost {
+                |(upload, offload, gather, reduce, device, host, bytes, buffer)| ChunkCost {
                     upload: f64::from(upload),
                     offload: f64::from(offload),
                     gather: f64::from(gather),
@@ -1244,14 +1256,14 @@ pub(crate) mod tests {
                     update_host: f64::from(host),
                     persistent_bytes: bytes,
                     host_bytes: bytes,
-                    tied_bytes: bytes / 4,
+                    buffer_bytes: buffer,
+                    tied_bytes: if buffer.is_multiple_of(3) { buffer } else { 0 },
                     waiting_bytes: bytes / 8,
                 },
             );
         let parts = (
             prop::collection::vec(block, 2..7),
             prop::collection::vec(chunk, 1..7),
-            1u64..30,
         );
         (
             parts,
@@ -1261,13 +1273,7 @@ pub(crate) mod tests {
             any::<bool>(),
         )
             .prop_map(
-                |(
-                    (mut blocks, chunks, buffer_bytes),
-                    capacity,
-                    host_capacity,
-                    shared_link,
-                    ends,
-                )| {
+                |((mut blocks, chunks), capacity, host_capacity, shared_link, ends)| {
                     let n = blocks.len();
                     for (i, block) in blocks.iter_mut().enumerate() {
                         block.chunk = i * chunks.len() / n;
@@ -1276,7 +1282,6 @@ pub(crate) mod tests {
                     Instance {
                         blocks,
                         chunks,
-                        buffer_bytes,
                         base: 3,
                         capacity,
                         host_capacity,

@@ -15,7 +15,7 @@ use crate::graph::{
 use crate::plan::machine::DEVICE;
 use crate::plan::{Decisions, Error, Illegal, Kernels, Options, Problem};
 use crate::schedule::lives::{Variant, lives};
-use crate::schedule::{apply, inplace, order, prefetch, spill, sync};
+use crate::schedule::{apply, inplace, order, prefetch, returns, spill, sync};
 use ir::schedule::{Buffer, Schedule};
 use ir::{Graph, Plan, Program, Table};
 
@@ -244,7 +244,7 @@ pub static PER_VARIANT: [GraphPass; 9] = [
 ];
 
 /// Schedule passes up to the point where places are needed.
-pub static LINES: [SchedulePass; 4] = [
+pub static LINES: [SchedulePass; 5] = [
     // The only place that inserts reruns, and copies from and to the device.
     SchedulePass {
         name: "apply",
@@ -259,6 +259,14 @@ pub static LINES: [SchedulePass; 4] = [
         name: "inplace",
         run: |s, c| {
             inplace::run(c.problem.graph, &mut s.schedule);
+            Ok(())
+        },
+    },
+    // Before prefetch: copies in pass none that is before them in the queue.
+    SchedulePass {
+        name: "returns",
+        run: |s, c| {
+            returns::run(c.problem, &mut s.schedule);
             Ok(())
         },
     },

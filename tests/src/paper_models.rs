@@ -184,6 +184,7 @@ pub fn instance_of_length(
             update_host: 1e6 * parameters / machine.update_host,
             persistent_bytes: (parameters * (4.0 + 12.0 / wf)) as u64,
             host_bytes: 12 * chunk.bytes / 2,
+            buffer_bytes: packing.capacity,
             tied_bytes: 0,
             // The paper does not say where gradients wait.
             waiting_bytes: 0,
@@ -192,7 +193,6 @@ pub fn instance_of_length(
     Instance {
         blocks: costs,
         chunks: chunks.collect(),
-        buffer_bytes: packing.capacity,
         base: 0,
         capacity: machine.device_bytes,
         host_capacity: Some(machine.host_bytes),

@@ -44,7 +44,7 @@ pub fn instance(
             block_of[node] = Some(i);
         }
     }
-    let held = held(graph, &block_of, blocks.len());
+    let held = held(problem, blocks, &block_of);
     let kept = Trace::new(problem, blocks, &block_of, &held, Activation::Keep)?;
     let again = Trace::new(problem, blocks, &block_of, &held, Activation::Recompute)?;
     let chunk_of = packing.chunk_of(blocks.len());
@@ -57,7 +57,6 @@ pub fn instance(
     let mut chunk = 0;
     let costs = blocks.iter().enumerate().map(|(i, block)| {
         chunk = chunk_of[i].unwrap_or(chunk);
-        let swap = problem.cost.link(held.activation[i]);
         BlockCost {
             repeated: block.repeated,
             chunk,
@@ -69,26 +68,37 @@ pub fn instance(
             transient: kept.needs[i]
                 .max(again.needs[i])
                 .saturating_sub(held.activation[i]),
-            swap_out: swap,
-            swap_in: swap,
+            swap_out: held.swap[i],
+            swap_in: held.swap[i],
         }
     });
     let costs = costs.collect();
     let updates = updates(graph);
-    let chunks = packing.chunks.iter();
     let waits = waits(problem, &block_of);
-    let chunks =
-        chunks.map(|chunk| chunk_cost(problem, blocks, chunk, &updates, &waits, host_rate));
+    let last = packing.chunks.len() - 1;
+    let chunks = packing.chunks.iter().enumerate().map(|(c, chunk)| {
+        // The blocks of this chunk and of its neighbours.
+        let first = c
+            .checked_sub(1)
+            .map_or(0, |c| packing.chunks[c].blocks.start);
+        let end = match c {
+            _ if last <= c + 1 => blocks.len(),
+            c => packing.chunks[c + 1].blocks.end,
+        };
+        let is_tied = is_tied(problem, blocks, chunk, &(first..end), &block_of);
+        ChunkCost {
+            tied_bytes: if is_tied { chunk.bytes } else { 0 },
+            ..chunk_cost(problem, blocks, chunk, &updates, &waits, host_rate)
+        }
+    });
     let fixed = graph
         .states
         .values()
         .filter(|s| !matches!(s.kind, StateKind::Param | StateKind::Moment));
     let fixed: u64 = fixed.map(|s| graph.values[s.before].ty.bytes()).sum();
-    let bytes = packing.chunks.iter().map(|chunk| chunk.bytes);
     Some(Instance {
         blocks: costs,
         chunks: chunks.collect(),
-        buffer_bytes: bytes.max().unwrap_or(0),
         base: fixed,
         capacity: problem.device.device_bytes,
         host_capacity: Some(problem.capacity_beyond()),
@@ -98,7 +108,7 @@ pub fn instance(
     })
 }
 
-/// The figures of one chunk. `updates` has the node that updates each state.
+/// The figures of one chunk, all but `tied_bytes`. `updates` has the node that updates each state.
 fn chunk_cost(
     problem: &Problem<'_>,
     blocks: &[Block],
@@ -144,32 +154,31 @@ fn chunk_cost(
         update_host,
         persistent_bytes: all + waiting,
         host_bytes: all,
-        tied_bytes: tied(problem, blocks, chunk),
+        buffer_bytes: chunk.bytes,
+        tied_bytes: 0,
         waiting_bytes: gradients - largest,
     }
 }
 
-/// Bytes of a chunk's parameters that blocks of other chunks read too.
-fn tied(problem: &Problem<'_>, blocks: &[Block], chunk: &Chunk) -> u64 {
+/// True if blocks that are not of this or a neighbouring chunk read a parameter of a chunk too.
+/// They get a copy of the chunk; a neighbour's block finds it in its buffer.
+fn is_tied(
+    problem: &Problem<'_>,
+    blocks: &[Block],
+    chunk: &Chunk,
+    around: &Range<usize>,
+    block_of: &Table<Node, Option<usize>>,
+) -> bool {
     let graph = problem.graph;
-    let others = blocks[..chunk.blocks.start]
-        .iter()
-        .chain(&blocks[chunk.blocks.end..]);
-    let nodes: BTreeSet<Node> = others
-        .flat_map(|block| block.forward.iter().chain(&block.backward))
-        .copied()
-        .collect();
     let states = blocks[chunk.blocks.clone()]
         .iter()
         .flat_map(|block| &block.states);
-    let values = states.map(|&state| graph.states[state].before);
-    values
-        .filter(|&value| {
-            let mut readers = problem.uses[problem.root[value]].iter();
-            readers.any(|&at| nodes.contains(&problem.lines[at as usize]))
-        })
-        .map(|value| graph.values[value].ty.bytes())
-        .sum()
+    let mut roots = states.map(|&state| problem.root[graph.states[state].before]);
+    roots.any(|root| {
+        let lines = problem.uses[root].iter();
+        let mut readers = lines.filter_map(|&at| block_of[problem.lines[at as usize]]);
+        readers.any(|block| !around.contains(&block))
+    })
 }
 
 /// The node that updates each state that is trained.
@@ -331,13 +340,31 @@ fn sums(numbers: &[u64]) -> Vec<u64> {
 /// The bytes that blocks hold between forward and backward, if they are kept.
 struct Held {
     activation: Vec<u64>,
+    /// Time to copy them one after the other, µs.
+    swap: Vec<f64>,
 }
 
-fn held(graph: &Graph, block_of: &Table<Node, Option<usize>>, n: usize) -> Held {
+fn held(problem: &Problem<'_>, blocks: &[Block], block_of: &Table<Node, Option<usize>>) -> Held {
+    let graph = problem.graph;
     let mut held = Held {
-        activation: vec![0; n],
+        activation: vec![0; blocks.len()],
+        swap: vec![0.0; blocks.len()],
+    };
+    let mut hold = |block: usize, bytes: u64| {
+        held.activation[block] += bytes;
+        held.swap[block] += problem.cost.link(bytes);
     };
     let users = users(graph, &graph.order);
+    // A loss in chunks has backward lines between its forward lines: what these read is not held
+    // when another block runs.
+    let outlives = |node: Node, value: Value| {
+        let (first, last) = (problem.position[node], problem.uses[value].last());
+        let (Some(first), Some(&last)) = (first, last) else {
+            return false;
+        };
+        let mut lines = problem.lines[first as usize..last as usize].iter();
+        lines.any(|&other| block_of[other].is_some_and(|b| Some(b) != block_of[node]))
+    };
     let in_phase = |phase: Phase| {
         graph
             .order
@@ -361,10 +388,12 @@ fn held(graph: &Graph, block_of: &Table<Node, Option<usize>>, n: usize) -> Held 
                 .collect();
             let backward = readers(Phase::Backward).next().is_some();
             match (others.len(), others.first()) {
-                (0, _) if backward => held.activation[block] += bytes,
+                (0, _) if backward && (blocks[block].repeated || outlives(node, value)) => {
+                    hold(block, bytes);
+                }
                 // The next block's input, even if its backward does not read it, because the block
                 // may be computed again from it.
-                (1, Some(&reader)) => held.activation[reader] += bytes,
+                (1, Some(&reader)) => hold(reader, bytes),
                 // What no backward reads is not held. What several blocks read is in the traces.
                 _ => {}
             }

@@ -5,5 +5,6 @@ pub mod inplace;
 pub mod lives;
 pub mod order;
 pub mod prefetch;
+pub mod returns;
 pub mod spill;
 pub mod sync;

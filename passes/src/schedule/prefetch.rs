@@ -149,7 +149,12 @@ impl<'a> Room<'a> {
     /// The order of the lines if copies may take `ahead` bytes above the peak; `None` if no copy
     /// moves.
     pub fn order(&self, ahead: u64) -> Option<Vec<u32>> {
-        let is_copy_in = |line: usize| self.schedule.instrs[Instr::new(line)].stream == H2D;
+        // A copy of a state's new value overwrites the old one, which lines before it may read. So
+        // it stays.
+        let is_copy_in = |line: usize| {
+            let data = &self.schedule.instrs[Instr::new(line)];
+            data.stream == H2D && data.why != Why::Update
+        };
         let copies_in: Vec<usize> = (0..self.schedule.instrs.len())
             .filter(|&line| is_copy_in(line))
             .collect();
@@ -201,10 +206,6 @@ impl<'a> Room<'a> {
             let InstrKind::Copy { dst, bytes, .. } = data.kind else {
                 continue;
             };
-            // This copy overwrites a state's old value, which lines before it may read.
-            if data.why == Why::Update {
-                continue;
-            }
             let wanted = self.start(bytes, starts[line].min(link_free));
             let size = schedule.buffers[dst.buffer].bytes;
             let mut slot = line;
