@@ -9,7 +9,7 @@ use ir::Processor;
 /// Switches for the heuristics of the planners. All are on by default. The first five drop
 /// candidates which are not proved to be worse.
 /// `cargo bench -p lighterage-tests --bench planners -- ablation` switches each one off. At 80, 50
-/// and 30 % of keep, of these five only `drop_dominated` ever made a step longer, by at most 1.0 %
+/// and 30 % of keep, of these five only `drop_dominated` ever made a step longer, by at most 1.6 %
 /// (docs/benchmarks.md).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Heuristics {
