@@ -50,11 +50,11 @@ pub(super) fn paper() -> Paper {
                           bandwidths, at none of these memories. Algorithm 1, as the paper words \
                           it, prefers layers that leave in both gaps, at half the price. If \
                           a layer near the start is chosen for the second gap, it comes back after \
-                          the few operations of the layers before it. The smallest case: with 16.5 \
-                          GB at 0.5 GB/s and batch 64, layer 2 does so, and all pauses (4.5 % of the \
-                          step) are those for its copies and layer 1's. AutoSwap's priorities, \
-                          which have no such discount, are often better. `greedy+` stays within \
-                          0.4 % of the bound.",
+                          the few operations of the layers before it. The smallest case: with \
+                          16.5 GB at 0.5 GB/s and batch 64, layer 2 does so, and all pauses \
+                          (4.5 % of the step) are those for its copies and layer 1's. \
+                          AutoSwap's priorities, which have no such discount, are often better. \
+                          `greedy+` stays within 0.4 % of the bound.",
                 quick: false,
             },
             Section {
