@@ -235,8 +235,8 @@ macro_rules! ops {
             SumSquares "sum_squares": takes(1, 1).real() => sum_squares, sum_squares_work;
             ClipScale(ClipScale) "clip_scale": takes(1, 4096) => clip_scale;
             // Optimizers. hyper: f64[5] = lr, beta1, beta2, eps, weight decay; step: i64[] counts
-            // from 1; scale: f32[], or f64[] if p is f64, is a factor that the gradient is multiplied
-            // with first. adamw(p, g, m, v, step, hyper[, scale]) -> p', m', v'
+            // from 1; scale: f32[], f64[] for f64, is a factor that the gradient is multiplied with
+            // first. adamw(p, g, m, v, step, hyper[, scale]) -> p', m', v'
             Adamw "adamw": takes(6, 7)
                 .inplace(&[(0, 0), (2, 1), (3, 2)])
                 .access(Element)
