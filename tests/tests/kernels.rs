@@ -849,7 +849,9 @@ fn check_update(kind: OpKind, p: &TensorType, scaled: bool, step: i64, seed: u64
             (DType::F64, [3]) => {
                 OwnedTensor::from_f64s(artifact::DType::F64, &[3], &[1e-3, 0.9, 0.01])
             }
-            (DType::F32, []) => OwnedTensor::from_f64s(artifact::DType::F32, &[], &[0.25]),
+            (dtype @ (DType::F32 | DType::F64), []) => {
+                OwnedTensor::from_f64s(codegen::dtype(dtype), &[], &[0.25])
+            }
             _ => panic!(
                 "{} takes options that are not here: {}",
                 kind.name(),
