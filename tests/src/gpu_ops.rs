@@ -524,7 +524,7 @@ fn blocks(w: &mut Wishes) {
         (F32, 768u64, false),
         (F32, 1, true),
         (BF16, 700, true),
-        (F64, 300, false),
+        (F64, 300, true),
         (F16, 0, false),
     ] {
         let (codes, blocks) = ([n], [n.div_ceil(256)]);
@@ -535,7 +535,8 @@ fn blocks(w: &mut Wishes) {
         ins.push(w.of_numbers(I64, &[], &[3.0]));
         ins.push(w.of_numbers(F64, &[5], &[0.01, 0.9, 0.95, 1e-6, 0.1]));
         if has_scale {
-            ins.push(w.of_numbers(F32, &[], &[0.7]));
+            let wide = if dtype == F64 { F64 } else { F32 };
+            ins.push(w.of_numbers(wide, &[], &[0.7]));
         }
         w.of("adamw_8bit", &[], ins, Close::Ulps(2.0));
     }
