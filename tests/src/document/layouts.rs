@@ -4,7 +4,7 @@ use super::{Kind, Paper, Section, systems};
 use crate::gpt2::gpt2;
 use crate::paper_models::{self, A100, GPT2_1B, GPT2_10B, Machine, Model, RTX3090};
 use ir::Graph;
-use papers::protrain::{self, Activation, Config, Fixed, Layout, interleaved};
+use papers::protrain::{self, Activation, BlockCost, Config, Fixed, Layout, interleaved};
 use papers::table::Table;
 use passes::cost::{Roofline, Tabled};
 use passes::decide::{Problem, chunks, layout, record};
@@ -518,17 +518,21 @@ const GPT2_40B: Model = Model {
     heads: 64,
 };
 /// A GH200 in place of an A100: NVLink-C2C at 450 GB/s and 989 TFLOP/s, at the A100's shares.
-const GH200: Machine = Machine {
+pub const GH200: Machine = Machine {
     flops: 0.48 * 989e12,
     link: 0.8 * 450e9,
     ..A100
 };
 
+/// A block of GPT-2 40B in the paper's section 5.3.1.
+pub fn block_of_40b(machine: &Machine) -> BlockCost {
+    paper_models::instance(&GPT2_40B, machine, 4 * 78, 4).blocks[1].clone()
+}
+
 fn swap_or_recompute() -> String {
     let mut table = Table::new(["machine", "swap (theirs)", "recompute (theirs)", "cheaper"]);
     for (name, machine, theirs) in [("A100", A100, [1.9, 0.95]), ("GH200", GH200, [0.13, 0.3])] {
-        let instance = paper_models::instance(&GPT2_40B, &machine, 4 * 78, 4);
-        let block = &instance.blocks[1];
+        let block = block_of_40b(&machine);
         let (swap, again) = (block.swap_out / 1e6, block.forward / 1e6);
         let cheaper = if swap < again { "swap" } else { "recompute" };
         table.push(vec![
