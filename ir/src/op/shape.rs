@@ -935,8 +935,7 @@ fn scale(c: &Call<'_>, i: usize) -> Result<(), Misfit> {
     if c.types.len() <= i {
         return Ok(());
     }
-    let is_wide = c.at(0).dtype() == DType::F64;
-    c.expect(i, if is_wide { DType::F64 } else { DType::F32 })?;
+    c.expect(i, statistics_dtype(c.at(0).dtype()))?;
     c.expect_shape(i, &[])
 }
 /// Checks the step count at operand `i`.
