@@ -37,9 +37,11 @@ macro_rules! ids {
             }
         }
         impl $crate::table::Id for $name {
+            #[inline]
             fn new(index: usize) -> Self {
                 Self(u32::try_from(index).expect("a table should hold fewer than 2^32 entries"))
             }
+            #[inline]
             fn index(self) -> usize {
                 self.0 as usize
             }
