@@ -221,8 +221,8 @@ const SWEEPS: [Sweep; 4] = [
 /// The most blocks for the exact search, which stores for each block all blocks that live at the
 /// same time.
 const SEARCHED: usize = 1500;
-/// The most blocks that repair starts with. Of more it would place most, but that counts only if all
-/// are placed.
+/// The most blocks that repair starts with. Of more it would place most, but that counts only if
+/// all are placed.
 const HIGH: usize = 24;
 /// Most items for which the tightest hole is searched: it examines all holes.
 const SNUG: usize = 50_000;

@@ -1,7 +1,7 @@
 //! Makes a plan fit a capacity by moving few blocks. Blocks above the capacity are removed and
-//! inserted again one by one, the hardest first. A block without a hole replaces the blocks that
-//! are cheapest to move, which go back to the pool. Each time a block finds no hole its price rises,
-//! so the search avoids the same area for a while (ejection pools: Nagata and Bräysy, 2009, for
+//! inserted again one by one, the hardest first. A block without a hole replaces those blocks that
+//! are cheapest to move, which go to the pool. Each time a block finds no hole its price rises, so
+//! the search avoids the same area for a while (ejection pools: Nagata and Bräysy, 2009, for
 //! vehicle routes; rising priorities: Joslin and Clements' squeaky wheels).
 
 use super::order::next;
