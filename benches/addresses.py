@@ -47,7 +47,7 @@ from step_time import machine
 ROOT = Path(__file__).parents[1]
 LIGHTERAGE = str(ROOT / "target/release/lighterage")
 EFFORTS = ["fast", "normal", "max"]
-METHODS = ["sweeps", "orders", "restarts", "best-fit", "repair", "search"]
+METHODS = ["sweeps", "orders", "restarts", "best-fit", "coarse", "repair", "search"]
 LONG = 10.0  # seconds; longer runs are not repeated
 STEPS = [50, 20, 10, 5, 2, 1, 0.5, 0.2, 0.1, 0]  # gaps that minimalloc has to reach, %
 MEMORY = 12 << 30  # limit for other planners, bytes

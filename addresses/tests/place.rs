@@ -2,7 +2,7 @@
 //! bound is right; plans of few blocks are optimal; errors in a trace are reported.
 
 use placement::trace::{Block, Trace};
-use placement::{Effort, Options, Placement, lower_bound, place};
+use placement::{Effort, Method, Options, Placement, lower_bound, place};
 use proptest::prelude::*;
 
 fn planned(trace: &Trace, options: Options) -> Placement {
@@ -366,6 +366,50 @@ fn a_capacity_is_not_missed_by_a_little() {
         );
         assert_eq!(placement.peak, bound, "{effort:?}");
     }
+}
+
+/// Large blocks that fit without a hole, between many small ones: repair and search of all blocks
+/// together find fewer plans near the bound than after they placed the large ones alone.
+#[test]
+fn small_blocks_hide_no_plan_of_large_ones() {
+    let mut random = 1u64;
+    let mut next = |below: u64| {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (random >> 33) % below
+    };
+    let mut near = [0, 0];
+    for _ in 0..12 {
+        let cuts: Vec<(usize, bool, u64)> = (0..140)
+            .map(|_| (next(1 << 20) as usize, next(2) == 0, next(1 << 20)))
+            .collect();
+        let mut trace = cut(&cuts, 60, 60);
+        trace.blocks.retain(|_| 0 < next(25));
+        trace
+            .blocks
+            .iter_mut()
+            .for_each(|block| block.bytes *= 1000);
+        for _ in 0..160 {
+            let start = next(58);
+            let small = block(start, start + 1 + next(60 - start - 1), 1 + next(40));
+            trace.blocks.push(small);
+        }
+        let bound = lower_bound(&trace, 1);
+        for (near, without) in near.iter_mut().zip([None, Some(Method::Coarse)]) {
+            let options = Options {
+                effort: Effort::Brief,
+                capacity: Some(bound + bound / 500),
+                without: std::array::from_fn(|i| without.filter(|_| i == 0)),
+                ..Options::default()
+            };
+            let placement = planned(&trace, options);
+            assert_eq!(wrong(&trace, 1, &placement), None);
+            *near += u32::from(placement.peak <= bound + bound / 500);
+        }
+    }
+    let [with, without] = near;
+    assert!(without < with, "{with} plans, and {without} without");
 }
 
 /// Blocks that live the whole time are stacked only if alignment loses nothing. Here the larger one

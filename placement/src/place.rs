@@ -1,10 +1,12 @@
 //! Places the blocks of a trace: sweeps through time, then first fit in several orders, then repair
 //! and search in turns, until the plan is optimal or the effort is used up. Effort is counted in
 //! examined items, not in seconds, so the same trace gets the same plan.
+//!
+//! Each turn first repairs and searches the large blocks alone: see [`Level`].
 
 use super::exact::{Blocks, Outcome, Search};
 use super::order::{self, Order, Rank};
-use super::problem::{FREE, Problem};
+use super::problem::{FREE, Item, Problem};
 use super::repair::Repair;
 use super::sweep::Sweep;
 use super::trace::Trace;
@@ -42,6 +44,8 @@ ir::named! {
         Restarts = "restarts",
         /// The smallest hole that is large enough, instead of the lowest.
         BestFit = "best-fit",
+        /// The large blocks alone, then the others in what they leave.
+        Coarse = "coarse",
         /// Blocks that are too high are moved, then the blocks that are in their way.
         Repair = "repair",
         /// Exact search.
@@ -124,6 +128,8 @@ struct Limits {
     between: u32,
     /// A plan that exceeds the target by at most the target divided by this gets only one turn.
     gap: u64,
+    /// The work on large blocks alone, in halves of the work on all blocks.
+    coarse: u64,
 }
 
 impl Effort {
@@ -141,6 +147,7 @@ impl Effort {
                 repairs: 0,
                 between: 0,
                 gap: u64::MAX,
+                coarse: 0,
             },
             Effort::Brief => {
                 // This is enough for most schedules that are above the bound after all orders. It
@@ -149,8 +156,8 @@ impl Effort {
                 // 74 end more than half a per cent above the bound; 58 with twice as much work, and
                 // 106 with half of it.
                 let (looked, searched) = match n < 512 {
-                    true => (4_000_000, 16_000_000),
-                    false => ((2_000 * n).min(8_000_000), 2_000 * n),
+                    true => (2_000_000, 8_000_000),
+                    false => ((1_000 * n).min(4_000_000), 1_000 * n),
                 };
                 Limits {
                     climbed: 2_000_000,
@@ -161,6 +168,7 @@ impl Effort {
                     gap: 1000,
                     // The search mostly finds the target or nothing.
                     between: 1,
+                    coarse: 3,
                     ..Effort::Normal.limits(n)
                 }
             }
@@ -181,6 +189,7 @@ impl Effort {
                     repairs: 1,
                     between: 4,
                     gap: u64::MAX,
+                    coarse: 1,
                 }
             }
             Effort::Max => Limits {
@@ -194,6 +203,7 @@ impl Effort {
                 repairs: 2,
                 between: 1,
                 gap: u64::MAX,
+                coarse: 1,
             },
         }
     }
@@ -224,7 +234,12 @@ const SEARCHED: usize = 1500;
 /// The most blocks that repair starts with. Of more it would place most, but that counts only if
 /// all are placed.
 const HIGH: usize = 24;
-/// Most items for which the tightest hole is searched: it examines all holes.
+/// The levels: blocks are large if they have at least the lower bound divided by one of these.
+const LARGE: [u64; 4] = [200, 50, 1000, 500];
+/// The fewest large blocks that are placed alone.
+const FEW: usize = 16;
+/// Most items for which the tightest hole is searched, which examines all holes, and for which
+/// large blocks are placed alone first, which repeats sweeps and orders.
 const SNUG: usize = 50_000;
 
 /// The most bytes alive at once: no plan has a lower peak. 0 for a trace that [`place`] refuses.
@@ -250,19 +265,7 @@ pub(super) fn place(
     let target = options
         .capacity
         .map_or(lower_bound, |capacity| capacity.max(lower_bound));
-    let mut planner = Planner {
-        fullest: vec![],
-        tree: Tree::new(1),
-        problem: &problem,
-        base,
-        target,
-        bound: lower_bound,
-        at: vec![],
-        peak: u64::MAX,
-        method: String::new(),
-        proven: lower_bound,
-        progress,
-    };
+    let mut planner = Planner::new(&problem, base, lower_bound, target, progress);
     planner.plan(options);
     let mut offsets: Vec<u64> = trace
         .blocks
@@ -285,6 +288,18 @@ pub(super) fn place(
     })
 }
 
+/// The large blocks of a problem. Small blocks cost a search as much as large ones, and nearly
+/// always find room in what the others leave. Without them a problem has half of the blocks or
+/// fewer, and repair and search find better plans.
+struct Level {
+    problem: Problem,
+    /// The position in the whole problem of each item.
+    large: Vec<u32>,
+    /// The best plan so far, if there is one, and its peak.
+    at: Vec<u64>,
+    peak: u64,
+}
+
 struct Planner<'a> {
     problem: &'a Problem,
     /// Only first fit in an order needs this.
@@ -305,13 +320,49 @@ struct Planner<'a> {
     progress: &'a mut dyn FnMut(&str, u64),
 }
 
-impl Planner<'_> {
+impl<'a> Planner<'a> {
+    fn new(
+        problem: &'a Problem,
+        base: u64,
+        bound: u64,
+        target: u64,
+        progress: &'a mut dyn FnMut(&str, u64),
+    ) -> Planner<'a> {
+        Planner {
+            problem,
+            fullest: vec![],
+            tree: Tree::new(1),
+            base,
+            target,
+            bound,
+            at: vec![],
+            peak: u64::MAX,
+            method: String::new(),
+            proven: bound,
+            progress,
+        }
+    }
+
     fn plan(&mut self, options: &Options) {
         let limits = options.effort.limits(self.problem.items.len() as u64);
         let near = match options.capacity {
             Some(_) => self.target,
             None => self.bound.saturating_add(self.bound / limits.near),
         };
+        self.start(options, &limits, near);
+        if options.effort == Effort::Fast || self.peak <= near {
+            return;
+        }
+        let has_levels = options.has(Method::Coarse) && self.problem.items.len() <= SNUG;
+        let mut levels = match has_levels {
+            true => self.levels(),
+            false => vec![],
+        };
+        self.improve(options, &limits, &mut levels, 0);
+    }
+
+    /// Sweeps and orders, until a plan has at most `near` bytes.
+    fn start(&mut self, options: &Options, limits: &Limits, near: u64) {
         let plain = Sweep::can(self.problem);
         let n_sweeps = if plain && options.has(Method::Sweeps) {
             limits.sweeps
@@ -325,8 +376,7 @@ impl Planner<'_> {
                 return;
             }
         }
-        self.fullest = order::fullest(self.problem);
-        self.tree = Tree::new(self.problem.sections().max(1));
+        self.prepare();
         let n_orders = match options.has(Method::Orders) {
             // Sweeps do the same as the last two orders, and better.
             true => order::PLACING.len() - if 0 < n_sweeps { 2 } else { 0 },
@@ -343,8 +393,7 @@ impl Planner<'_> {
         if options.effort == Effort::Fast || self.peak <= near {
             return;
         }
-        let is_searchable = self.problem.items.len() <= SEARCHED;
-        if !is_searchable && options.has(Method::Restarts) {
+        if SEARCHED < self.problem.items.len() && options.has(Method::Restarts) {
             self.restart(limits.restarted);
         }
         found.sort_unstable();
@@ -355,36 +404,114 @@ impl Planner<'_> {
                 }
             }
         }
-        // In turns, each with more work than the last. Most traces need only a little of one of the
-        // two.
+    }
+
+    /// Prepares for first fit in an order.
+    fn prepare(&mut self) {
+        self.fullest = order::fullest(self.problem);
+        self.tree = Tree::new(self.problem.sections().max(1));
+    }
+
+    /// Repair and search, of the large blocks alone and of all blocks. They take turns, each with
+    /// more work than the last. Most traces need only a little of one of them.
+    fn improve(&mut self, options: &Options, limits: &Limits, levels: &mut [Level], seed: u64) {
         let mut repair = options
             .has(Method::Repair)
-            .then(|| Repair::new(self.problem, self.base));
+            .then(|| Repair::new(self.problem, self.base, seed));
         let free = self.problem.items.iter().all(|item| item.fixed == FREE);
+        let is_searchable = self.problem.items.len() <= SEARCHED;
         let searched = options.has(Method::Search) && is_searchable && free;
         let blocks = searched.then(|| Blocks::new(self.problem));
         let mut search = blocks
             .as_ref()
-            .map(|blocks| Searches::new(blocks, options.threads));
+            .map(|blocks| Searches::new(blocks, options.threads, seed));
         for turn in (1..=limits.turns).rev() {
             let is_near = self.peak.saturating_sub(self.target) <= self.target / limits.gap;
             if turn < limits.turns && is_near {
                 break;
             }
+            let looked = (limits.looked >> (limits.repairs * turn)) * ((1 << limits.repairs) - 1);
+            let searched = limits.searched >> turn;
+            if self.target < self.peak && !levels.is_empty() {
+                let number = (limits.turns - turn) as usize;
+                let level = &mut levels[number % levels.len()];
+                let limits = Limits {
+                    restarted: limits.restarted >> (turn + 1),
+                    climbed: limits.climbed >> (turn + 1),
+                    looked: looked * limits.coarse / 2,
+                    searched: searched * limits.coarse / 2,
+                    turns: 2,
+                    ..*limits
+                };
+                self.coarse(options, &limits, level, number as u64);
+            }
             match &mut repair {
-                Some(repair) if self.target < self.peak => {
-                    let share =
-                        (limits.looked >> (limits.repairs * turn)) * ((1 << limits.repairs) - 1);
-                    self.repair(repair, share)
-                }
+                Some(repair) if self.target < self.peak => self.repair(repair, looked),
                 _ => {}
             }
             match &mut search {
                 Some(search) if self.target < self.peak => {
-                    let is_between = turn <= limits.between;
-                    self.search(search, limits.searched >> turn, is_between)
+                    self.search(search, searched, turn <= limits.between);
                 }
                 _ => {}
+            }
+        }
+    }
+
+    /// The levels of this problem, in the order in which they are tried. Those with nearly all
+    /// blocks, or with the same blocks as one before, are left out.
+    fn levels(&self) -> Vec<Level> {
+        let items = &self.problem.items;
+        let mut levels: Vec<Level> = vec![];
+        for share in LARGE {
+            let is_large = |item: &Item| item.fixed != FREE || self.bound / share <= item.bytes;
+            let n = items.iter().filter(|item| is_large(item)).count();
+            let is_known = levels.iter().any(|level| level.large.len() == n);
+            if FEW <= n && n <= items.len() / 10 * 9 && !is_known {
+                let (problem, large) = self.problem.part(is_large);
+                levels.push(Level {
+                    problem,
+                    large,
+                    at: vec![],
+                    peak: u64::MAX,
+                });
+            }
+        }
+        levels
+    }
+
+    /// Improves the plan of a level, and places the other blocks in what it leaves: by address
+    /// first fit keeps large blocks where they are, or lower.
+    fn coarse(&mut self, options: &Options, limits: &Limits, level: &mut Level, seed: u64) {
+        let bound = self.base + level.problem.bound();
+        let target = bound + (self.target - self.bound);
+        let mut silent = |_: &str, _| ();
+        let mut planner = Planner::new(&level.problem, self.base, bound, target, &mut silent);
+        if level.at.is_empty() {
+            planner.start(options, limits, target);
+        } else {
+            planner.prepare();
+            (planner.at, planner.peak) = (std::mem::take(&mut level.at), level.peak);
+        }
+        planner.improve(options, limits, &mut [], seed);
+        (level.at, level.peak) = (planner.at, planner.peak);
+        let mut is_large = vec![false; self.problem.items.len()];
+        for &i in &level.large {
+            is_large[i as usize] = true;
+        }
+        let mut large: Vec<usize> = (0..level.large.len()).collect();
+        large.sort_by_key(|&k| level.at[k]);
+        let limit = self.tree.work.saturating_add(2 * limits.climbed);
+        for order in order::PLACING {
+            let small = order.sorted(self.problem, &self.fullest).into_iter();
+            let order: Vec<u32> = (large.iter().map(|&k| level.large[k]))
+                .chain(small.filter(|&i| !is_large[i as usize]))
+                .collect();
+            for snug in [false, true] {
+                self.fit(&order, snug, "coarse");
+                if self.peak <= self.target || limit < self.tree.work {
+                    return;
+                }
             }
         }
     }
@@ -569,13 +696,14 @@ struct Searches<'a> {
 }
 
 impl<'a> Searches<'a> {
-    fn new(blocks: &'a Blocks<'a>, threads: usize) -> Searches<'a> {
+    /// Searches whose ranks depend on `seed`.
+    fn new(blocks: &'a Blocks<'a>, threads: usize, seed: u64) -> Searches<'a> {
         let pool = (1 < threads)
             .then(|| ThreadPoolBuilder::new().num_threads(threads).build().ok())
             .flatten();
         Searches {
             searches: order::RANKS.iter().map(|_| Search::new(blocks)).collect(),
-            round: 0,
+            round: seed << 8,
             last: (0, 0),
             pool,
         }

@@ -170,6 +170,38 @@ impl Problem {
                 });
             }
         }
+        let mut problem = Problem::over_sections(items, spans);
+        problem.items.sort_by_key(|item| (item.start, item.block));
+        Ok(problem)
+    }
+
+    /// The problem of those items that `takes` takes, over its own sections, and the position here
+    /// of each.
+    pub(super) fn part(&self, takes: impl Fn(&Item) -> bool) -> (Problem, Vec<u32>) {
+        let taken = self.items.iter().enumerate();
+        let taken = taken.filter(|(_, item)| takes(item));
+        let (mut items, mut spans) = (vec![], vec![]);
+        let mut positions = vec![];
+        for (i, item) in taken {
+            let first = spans.len() as u32;
+            spans.extend(self.spans(item).iter().map(|(from, to)| Span {
+                from: from.into(),
+                to: to.into(),
+                start: 0,
+                end: 0,
+                item: items.len() as u32,
+            }));
+            items.push(Item {
+                spans: (first, spans.len() as u32),
+                ..*item
+            });
+            positions.push(i as u32);
+        }
+        (Problem::over_sections(items, spans), positions)
+    }
+
+    /// The problem of items whose `spans` is the range of their times in `spans`.
+    fn over_sections(mut items: Vec<Item>, mut spans: Vec<Span>) -> Problem {
         let live = sections(&items, &mut spans);
         let mut kept = vec![];
         for item in &mut items {
@@ -181,12 +213,11 @@ impl Problem {
             }
             item.spans = (first, kept.len() as u32);
         }
-        items.sort_by_key(|item| (item.start, item.block));
-        Ok(Problem {
+        Problem {
             items,
             spans: kept,
             live,
-        })
+        }
     }
 
     /// The number of sections.

@@ -69,8 +69,9 @@ pub(super) struct Repair<'a> {
 }
 
 impl<'a> Repair<'a> {
-    /// Prepares for a problem whose items all lie at `base` or above.
-    pub(super) fn new(problem: &'a Problem, base: u64) -> Repair<'a> {
+    /// Prepares for a problem whose items all lie at `base` or above. Ties are broken at random, by
+    /// `seed`.
+    pub(super) fn new(problem: &'a Problem, base: u64, seed: u64) -> Repair<'a> {
         let n = problem.items.len();
         let sections = problem.sections();
         let lives: u64 = problem.items.iter().map(Item::sections).sum();
@@ -101,7 +102,7 @@ impl<'a> Repair<'a> {
             weight: problem.items.iter().map(weight).collect(),
             trouble: vec![1; n],
             at: vec![],
-            random: 0x9E37_79B9_7F4A_7C15,
+            random: 0x9E37_79B9_7F4A_7C15 ^ seed,
             keys: Keys::new(n),
             starts: vec![],
             ends: vec![],
