@@ -480,8 +480,8 @@ impl<'a> Planner<'a> {
         levels
     }
 
-    /// Improves the plan of a level, and places the other blocks in what it leaves: by address
-    /// first fit keeps large blocks where they are, or lower.
+    /// Improves the plan of a level, and places the other blocks in what it leaves. The large blocks
+    /// come in the order of their addresses, so first fit leaves them where they are, or lower.
     fn coarse(&mut self, options: &Options, limits: &Limits, level: &mut Level, seed: u64) {
         let bound = self.base + level.problem.bound();
         let target = bound + (self.target - self.bound);

@@ -72,7 +72,8 @@ fn auto_is_never_worse() {
         with_problem(&graph, device, |problem| {
             let of = |planner| decide(problem, planner, Budget::Bytes(u64::MAX)).unwrap();
             let auto = of(Planner::Auto);
-            for planner in Planner::ALL {
+            let others = Planner::ALL.into_iter();
+            for planner in others.filter(|&planner| planner != Planner::Auto) {
                 let other = of(planner);
                 assert!(
                     auto.smallest <= other.smallest,
