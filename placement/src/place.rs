@@ -480,7 +480,7 @@ impl<'a> Planner<'a> {
         levels
     }
 
-    /// Improves the plan of a level, and places the other blocks in what it leaves. The large blocks
+    /// Improves the plan of a level, and places the other blocks in what it leaves. Large blocks
     /// come in the order of their addresses, so first fit leaves them where they are, or lower.
     fn coarse(&mut self, options: &Options, limits: &Limits, level: &mut Level, seed: u64) {
         let bound = self.base + level.problem.bound();
