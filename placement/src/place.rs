@@ -152,8 +152,8 @@ impl Effort {
             Effort::Brief => {
                 // This is enough for most schedules that are above the bound after all orders. In
                 // small schedules a single gap is a larger share, so they get more. Of 1036
-                // schedules of small models that no order solves, 55 end more than half a per cent above the
-                // bound; 71 did with twice this work, and none on large blocks alone.
+                // schedules of small models that no order solves, 55 end more than half a per cent
+                // above the bound; 71 did with twice this work, and none on large blocks alone.
                 let (looked, searched) = match n < 512 {
                     true => (2_000_000, 8_000_000),
                     false => ((1_000 * n).min(4_000_000), 1_000 * n),
