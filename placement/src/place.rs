@@ -233,7 +233,8 @@ const SEARCHED: usize = 1500;
 /// The most blocks that repair starts with. Of more it would place most, but that counts only if
 /// all are placed.
 const HIGH: usize = 24;
-/// The levels: blocks are large if they have at least the lower bound divided by one of these.
+/// The levels: blocks are large if they have at least the lower bound divided by one of these. No
+/// single number is best for most traces, so turns use them one after the other.
 const LARGE: [u64; 4] = [200, 50, 1000, 500];
 /// The fewest large blocks that are placed alone.
 const FEW: usize = 16;
@@ -288,8 +289,7 @@ pub(super) fn place(
 }
 
 /// The large blocks of a problem. Small blocks cost a search as much as large ones, and nearly
-/// always find room in what the others leave. Without them a problem has half of the blocks or
-/// fewer, and repair and search find better plans.
+/// always find room in what the others leave. Without them, repair and search find better plans.
 struct Level {
     problem: Problem,
     /// The position in the whole problem of each item.
