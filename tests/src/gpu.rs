@@ -425,6 +425,76 @@ fn updates(wishes: &mut Wishes, dtype: DType) {
     }
 }
 
+/// Kernels that read views of their operands: permutations, parts and flips of rows, with and
+/// without combining them, and rows of which a warp computes several.
+fn views() -> Vec<Wanted> {
+    let mut wishes = Wishes {
+        all: vec![],
+        random: Random(11),
+    };
+    let heads = "%1 = reshape %0 shape=[2,5,3,64] | %2 = permute %1 dims=[0,2,1,3]";
+    let of_heads = |body: &str| format!("{heads} | {body}");
+    let cases: Vec<(&[&[u64]], &[u64], String)> = vec![
+        (
+            &[&[10, 96], &[1, 1, 5, 32], &[1, 1, 5, 32], &[2, 1]],
+            &[2, 3, 5, 32],
+            "%4 = reshape %0 shape=[2,5,3,32] | %5 = permute %4 dims=[0,2,1,3] \
+             | %6 = reshape %5 shape=[2,3,5,2,16] | %7 = flip %6 dims=[3] | %8 = mul %7, %3 \
+             | %9 = reshape %8 shape=[2,3,5,32] | %10 = mul %9, %2 | %11 = mul %5, %1 \
+             | %12 = add %11, %10 | %12"
+                .into(),
+        ),
+        (
+            &[&[7, 45]],
+            &[7, 22],
+            "%1 = slice %0 dim=1 end=23 start=1 step=1 | %2 = slice %0 dim=1 end=45 start=23 \
+             step=1 | %3 = silu %1 | %4 = mul %3, %2 | %4"
+                .into(),
+        ),
+        (
+            &[&[300, 6]],
+            &[300, 3],
+            "%1 = slice %0 dim=1 end=4 start=1 step=1 | %2 = neg %1 | %2".into(),
+        ),
+        (
+            &[&[10, 192]],
+            &[2, 3, 5, 64],
+            of_heads("%3 = softmax %2 dim=3 | %3"),
+        ),
+        (
+            &[&[10, 192]],
+            &[64],
+            of_heads("%3 = reshape %2 shape=[30,64] | %4 = sum %3 dims=[0] keepdim=false | %4"),
+        ),
+        (
+            &[&[40, 136], &[136]],
+            &[40, 136],
+            "%2 = flip %0 dims=[0] | %3 = add %2, %1 | %4 = add %3, %0 | %4".into(),
+        ),
+    ];
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        for (shapes, result, body) in &cases {
+            let types: Vec<TensorType> = shapes.iter().map(|shape| ty(dtype, shape)).collect();
+            let inputs = types.iter().enumerate();
+            let inputs: Vec<String> = inputs
+                .map(|(i, ty)| format!("input %a{i} : {ty}"))
+                .collect();
+            let names: Vec<String> = (0..types.len()).map(|i| format!("%a{i}")).collect();
+            let text = format!(
+                "graph views {{\n{}\nfwd - %y = fused {} body={{{body}}} : {}\noutput y = %y\n}}",
+                inputs.join("\n"),
+                names.join(", "),
+                ty(dtype, result),
+            );
+            let graph = ir::text::parse_graph(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
+            let op = graph.nodes[graph.order[0]].op.clone();
+            let close = Close::OfLargest(if dtype.bytes() == 2 { 2.0 } else { 64.0 });
+            wishes.push(op, &types, Numbers::Small, close);
+        }
+    }
+    wishes.all
+}
+
 /// Groups that `fuse` makes from traced models, each kernel once.
 fn groups(target: &Target) -> Vec<Wanted> {
     let mut wishes = Wishes {
@@ -485,7 +555,8 @@ pub fn ops_for_gpus(target: &Target) -> Vec<Case> {
 /// Every case that is compared: ops, groups of models, attention.
 pub fn cases(target: &Target) -> Vec<Case> {
     let host = Target::host().expect("results should be computed where kernels run");
-    let wanted: Vec<Wanted> = ops().into_iter().chain(groups(target)).collect();
+    let wanted = ops().into_iter().chain(views()).chain(groups(target));
+    let wanted: Vec<Wanted> = wanted.collect();
     let generated: Vec<Generated> = wanted
         .iter()
         .map(|wanted| generate(&wanted.op, &types(wanted), target))

@@ -194,6 +194,8 @@ fn check_body(lead: &[u64], columns: u64, choices: &[(u8, u16, u16)], seed: u64)
         .enumerate()
         .map(|(i, &d)| if i == 0 { 1 } else { d })
         .collect();
+    let reversed: Vec<u64> = lead.iter().rev().chain([&columns]).copied().collect();
+    let wider = [lead, &[2 * columns + 1]].concat();
     let operands = [
         ty(dtype, &full),
         ty(dtype, &full),
@@ -201,11 +203,13 @@ fn check_body(lead: &[u64], columns: u64, choices: &[(u8, u16, u16)], seed: u64)
         ty(dtype, &[columns]),
         ty(dtype, &repeated),
         ty(dtype, &[]),
+        ty(dtype, &reversed),
+        ty(dtype, &wider),
     ];
     let mut types = operands.to_vec();
     let mut steps: Vec<Step> = vec![];
     // Values that later steps may read, and values that may become results.
-    let mut open: Vec<usize> = (0..types.len()).collect();
+    let mut open: Vec<usize> = (0..6).collect();
     let mut results = vec![];
     let mut push = |types: &mut Vec<TensorType>, op: Op, inputs: Vec<usize>| {
         let refs: Vec<&TensorType> = inputs.iter().map(|&v| &types[v]).collect();
@@ -218,6 +222,20 @@ fn check_body(lead: &[u64], columns: u64, choices: &[(u8, u16, u16)], seed: u64)
         types.extend(outs);
         types.len() - 1
     };
+    // Views: some rows of an operand that is also read as it is, other orders and parts of rows.
+    let turned = op("flip", &[("dims", Attr::Ints(vec![0]))]);
+    open.push(push(&mut types, turned, vec![0]));
+    let order = Attr::Ints((0..last).rev().chain([last]).collect());
+    open.push(push(&mut types, op("permute", &[("dims", order)]), vec![6]));
+    let part = |start: u64| {
+        let [dim, start, end] = [last as u64, start, start + columns].map(|i| Attr::Int(i as i64));
+        let step = Attr::Int(1);
+        let attrs = [("dim", dim), ("end", end), ("start", start), ("step", step)];
+        op("slice", &attrs)
+    };
+    for start in [0, columns + 1] {
+        open.push(push(&mut types, part(start), vec![7]));
+    }
     let small = || {
         op(
             "clamp",

@@ -76,8 +76,8 @@ impl Machine for Cpu {
     /// A result bypasses the caches if it is large and its rows begin at the alignment of a vector.
     fn streams(plan: &Plan<'_>, result: usize) -> bool {
         let out = &plan.results[result];
-        let strides = plan.space.strides(plan.space.axes(out.value));
-        out.ty.bytes() >= STREAMED && strides.iter().all(|s| s.is_multiple_of(LANES))
+        let strides = plan.space.place(out.value).strides;
+        out.ty.bytes() >= STREAMED && strides.iter().all(|s| s % LANES as i64 == 0)
     }
 
     fn one_round(&self, _elements: u64) -> bool {

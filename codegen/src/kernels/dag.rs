@@ -3,7 +3,7 @@
 //! before it.
 
 use crate::mlir::{self, Arith, Convert, Kind, Predicate, Type};
-use ir::op::body::{Axes, Space};
+use ir::op::body::{Place, Space};
 use std::collections::HashMap;
 use std::panic::Location;
 
@@ -47,8 +47,8 @@ pub(super) enum Fold {
 /// An instruction.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Prim {
-    /// The element of an operand that varies over these axes.
-    Load(usize, Axes),
+    /// The element of an operand at this place.
+    Load(usize, Place),
     /// One fixed element of an operand, for all rows and columns.
     LoadAt(usize, u64),
     /// A number by its bits.
@@ -174,14 +174,23 @@ impl Dag {
         })
     }
 
-    pub(super) fn load(&mut self, operand: usize, axes: Axes, kind: Kind, span: Span) -> Id {
+    pub(super) fn load(&mut self, operand: usize, place: Place, kind: Kind, span: Span) -> Id {
         self.node(Node {
-            prim: Prim::Load(operand, axes),
+            prim: Prim::Load(operand, place),
             args: vec![],
             kind,
             span,
             stage: 0,
         })
+    }
+
+    /// A value that is given from outside.
+    pub(super) fn outside(&mut self, kind: Kind, span: Span) -> Id {
+        let place = Place {
+            first: 0,
+            strides: vec![],
+        };
+        self.load(0, place, kind, span)
     }
 
     pub(super) fn load_at(&mut self, operand: usize, at: u64, kind: Kind) -> Id {

@@ -11,7 +11,7 @@ use super::machine::Machine;
 use super::passes::{Buffer, Pass, Passes, kept_passes};
 use super::plan::{Out, Plan};
 use crate::mlir::{self, Builder, Convert, Emit, Kind, Module, Predicate, Type, Value};
-use ir::op::body::Axes;
+use ir::op::body::Place;
 use std::collections::{BTreeMap, HashMap};
 
 /// A function of a kernel, as [`super::Phase`] has it.
@@ -73,10 +73,10 @@ pub(super) fn emit<M: Threads>(plan: &Plan<'_>) -> Result<Emitted, mlir::Error> 
 enum Found {
     /// A 64-bit constant.
     Index(u64),
-    /// The start of the row, for an argument that varies over these axes.
-    Row(usize, Axes),
+    /// The start of the row of an argument whose elements are at this place.
+    Row(usize, Place),
     /// The distance in elements from the first row to this one, for these strides.
-    Offset(Vec<u64>),
+    Offset(Vec<i64>),
 }
 
 /// The elements of a row: the address of the first, their kind, and the address's alignment.
@@ -264,24 +264,29 @@ impl<'a, M: Threads> Emitter<'a, M> {
     }
 
     /// The row's elements of an operand or result.
-    pub(super) fn row_elements(&mut self, argument: usize, axes: Axes, kind: Kind) -> Elements {
-        let strides = self.plan.space.strides(axes);
-        let bytes = strides.iter().fold(self.lanes, |all, &s| gcd(all, s)) * kind.bytes();
+    pub(super) fn row_elements(&mut self, argument: usize, place: &Place, kind: Kind) -> Elements {
+        let Place { first, strides } = place;
+        let distances = strides.iter().chain([first]).map(|d| d.unsigned_abs());
+        let bytes = distances.fold(self.lanes, gcd) * kind.bytes();
         let align = aligned::<M>(bytes);
-        let base = self.arguments[argument];
+        let mut base = self.arguments[argument];
         let elements = |pointer| Elements {
             pointer,
             kind,
             align,
         };
-        if strides.iter().all(|&s| s == 0) {
-            return elements(base);
-        }
-        let key = Found::Row(argument, axes);
+        let key = Found::Row(argument, place.clone());
         if let Some(&pointer) = self.tables.found.get(&key) {
             return elements(pointer);
         }
-        let offset = self.row_offset(&strides);
+        if *first != 0 {
+            let first = self.index(*first as u64);
+            base = self.b.outside(0, |b| b.offset(base, first, kind));
+        }
+        if strides.iter().all(|&s| s == 0) {
+            return elements(base);
+        }
+        let offset = self.row_offset(strides);
         let depth = self.row_depth;
         let pointer = self.b.outside(depth, |b| b.offset(base, offset, kind));
         self.tables.found.insert(key, pointer);
@@ -289,23 +294,24 @@ impl<'a, M: Threads> Emitter<'a, M> {
     }
 
     /// Σ index of axis × stride.
-    fn row_offset(&mut self, strides: &[u64]) -> Value {
+    fn row_offset(&mut self, strides: &[i64]) -> Value {
         let key = Found::Offset(strides.to_vec());
         if let Some(&value) = self.tables.found.get(&key) {
             return value;
         }
         let sizes = &self.plan.space.sizes;
         let (depth, row) = (self.row_depth, self.row);
-        let regular = (1..strides.len()).all(|i| strides[i - 1] == strides[i] * sizes[i]);
+        let regular = (1..strides.len()).all(|i| strides[i - 1] == strides[i] * sizes[i] as i64);
         let offset = if regular {
-            let stride = self.index(strides[strides.len() - 1]);
+            let stride = self.index(strides[strides.len() - 1] as u64);
             self.b.outside(depth, |b| b.muli(row, stride))
         } else {
             let mut sum = self.index(0);
             let mut below = 1;
             for i in (0..strides.len()).rev() {
                 if strides[i] != 0 {
-                    let [unit, size, stride] = [below, sizes[i], strides[i]].map(|i| self.index(i));
+                    let stride = strides[i] as u64;
+                    let [unit, size, stride] = [below, sizes[i], stride].map(|i| self.index(i));
                     sum = self.b.outside(depth, |b| {
                         let at = b.divui(row, unit);
                         let at = b.remui(at, size);
@@ -357,16 +363,16 @@ impl<'a, M: Threads> Emitter<'a, M> {
                 align: (self.lanes * kind.bytes()).min(M::MOST_ALIGN),
             },
             Buffer::Result(j) => {
-                let axes = self.plan.space.axes(self.plan.results[j].value);
-                self.row_elements(self.plan.operands.len() + j, axes, kind)
+                let place = self.plan.space.place(self.plan.results[j].value);
+                self.row_elements(self.plan.operands.len() + j, &place, kind)
             }
         }
     }
 
     /// The row of a result.
     pub(super) fn result(&mut self, j: usize) -> Elements {
-        let axes = self.plan.space.axes(self.plan.results[j].value);
-        self.row_elements(self.plan.operands.len() + j, axes, self.memory(j))
+        let place = self.plan.space.place(self.plan.results[j].value);
+        self.row_elements(self.plan.operands.len() + j, &place, self.memory(j))
     }
 
     /// The kind that a result's elements have in memory.
@@ -422,8 +428,8 @@ impl<'a, M: Threads> Emitter<'a, M> {
         let (ty, align) = (Type::Scalar(node.kind), node.kind.bytes());
         let value = match node.prim {
             Prim::Const(bits) => self.constant(bits, node.kind, 1),
-            Prim::Load(i, axes) => {
-                let from = self.row_elements(i, axes, node.kind);
+            Prim::Load(i, ref place) => {
+                let from = self.row_elements(i, place, node.kind);
                 self.b.outside(depth, |b| b.load(from.pointer, ty, align))
             }
             Prim::LoadAt(i, at) => {
@@ -509,8 +515,8 @@ impl<'a, M: Threads> Emitter<'a, M> {
             let value = match (held, &node.prim) {
                 (Some(x), _) => x,
                 _ if pass.kept.contains(&id) => self.kept(id, at, width),
-                (_, &Prim::Load(i, axes)) => {
-                    let from = self.row_elements(i, axes, node.kind);
+                (_, Prim::Load(i, place)) => {
+                    let from = self.row_elements(*i, place, node.kind);
                     self.load(from, at, width)
                 }
                 (_, &Prim::Random(stream)) => {

@@ -4,7 +4,7 @@
 use super::dag::{Fold, Functions, Prim};
 use super::emit::{Emitter, Threads};
 use super::machine::Machine;
-use super::plan::Plan;
+use super::plan::{Out, Plan};
 use crate::mlir::{
     Body, Builder, Convert, Kind, Parameter, Predicate, Shared, Space, Special, Type, Value,
 };
@@ -28,6 +28,8 @@ const KEEPING: u64 = 512;
 const MOST_THREADS: u64 = 1024;
 /// Short rows that a block computes at the same time.
 const SHORT: u64 = 4;
+/// Threads of a block whose rows are shorter than what a warp reads at once.
+const TOGETHER: u64 = 256;
 /// Threads of a warp.
 const WARP: u64 = 32;
 /// Bytes of shared memory for one fold: a number of 8 bytes from each warp of the largest block.
@@ -39,7 +41,8 @@ pub(super) struct Gpu {
     threads: u64,
     /// The number of a row's vectors that a thread keeps in registers.
     slots: Option<u64>,
-    /// The number of rows that a block computes at the same time, each by a warp.
+    /// The number of rows that a block computes at the same time, each by a warp or, without folds,
+    /// by a part of one.
     rows: u64,
     shared_bytes: u64,
     thread: Option<Thread>,
@@ -194,9 +197,10 @@ impl Threads for Gpu {
             });
         let (mut number, mut row) = (number, None);
         if self.rows > 1 {
-            let [lanes, five] = [WARP - 1, 5].map(|i| b.long(i));
-            row = Some(b.shrui(number, five));
-            number = b.andi(number, lanes);
+            let digits = self.threads.ilog2().into();
+            let [of_row, digits] = [self.threads - 1, digits].map(|i| b.long(i));
+            row = Some(b.shrui(number, digits));
+            number = b.andi(number, of_row);
         }
         self.thread = Some(Thread {
             number,
@@ -311,10 +315,23 @@ impl Shares {
         let nodes = || plan.dag.nodes.iter();
         let folds = nodes().any(|node| matches!(node.prim, Prim::Fold(_)));
         let sums = plan.results.iter().filter(|out| out.is_sum()).count() as u64;
+        let busy = |elements: u64| elements.max(1).next_power_of_two();
         if vectors == 0 || (!folds && sums == 0) {
             // The number of threads that a row can keep busy.
-            let busy = vectors.max(1).next_power_of_two();
-            return one(busy.clamp(WARP, 256), None);
+            let threads = match vectors {
+                0 => busy(plan.space.columns()),
+                _ => busy(vectors),
+            };
+            let spans = |out: &Out| plan.space.span(out.value).1;
+            let is_short = threads < WARP && !folds && sums == 0 && plan.space.rows() > 1;
+            if is_short && plan.results.iter().all(spans) {
+                return Shares {
+                    threads,
+                    slots: None,
+                    rows: TOGETHER / threads,
+                };
+            }
+            return one(threads.clamp(WARP, 256), None);
         }
         let threads = |slots: u64| vectors.div_ceil(slots).next_multiple_of(WARP);
         if !folds {

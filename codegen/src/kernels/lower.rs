@@ -60,10 +60,11 @@ impl<'a> Lowering<'a> {
         let types = &space.types[..];
         let mut dag = Dag::new(functions);
         let mut known = vec![None; types.len()];
-        for &(v, operand) in &space.reads {
+        for read in &space.reads {
+            let v = read.value;
             let dtype = types[v].dtype();
             let kind = storage(dtype).ok_or_else(|| format!("there are no kernels for {dtype}"))?;
-            let mut id = dag.load(operand, space.axes(v), kind, Span::of(space, v));
+            let mut id = dag.load(read.operand, space.place(v), kind, Span::of(space, v));
             if dtype == DType::Bool {
                 let zero = dag.int(0, Kind::I8);
                 id = dag.differs(id, zero);

@@ -56,7 +56,7 @@ use crate::mlir::{self, Kind, Mismatch, Module};
 use cpu::Cpu;
 use gpu::Gpu;
 use ir::op::OpKind;
-use ir::op::body::{self, Body, Space, Step};
+use ir::op::body::{self, Body, Read, Space, Step, View};
 use ir::{Op, TensorType};
 use machine::Machine;
 use plan::{Out, Plan};
@@ -191,7 +191,7 @@ fn kernel(
         _ => OpKind::Fused.name(),
     };
     for step in steps {
-        if !step.op.facts().may_be_generated() && !step.op.is_alias() {
+        if !step.op.facts().may_be_generated() && !View::is_made_by(&step.op) {
             return Err(Unsupported::op(step.op.name(), lower::NO_CODE));
         }
     }
@@ -283,8 +283,9 @@ fn inplace(plan: &Plan<'_>) -> Vec<(usize, usize)> {
     let mut pairs = vec![];
     for (i, ty) in plan.operands.iter().enumerate() {
         for (j, out) in plan.results.iter().enumerate() {
-            let unlike = |&(v, operand): &(usize, usize)| {
-                operand == i && space.axes(v) != space.axes(out.value)
+            let unlike = |read: &Read| {
+                let places = || [read.value, out.value].map(|v| (space.axes(v), space.place(v)));
+                read.operand == i && places()[0] != places()[1]
             };
             if *ty == out.ty && !space.tables.contains(&i) && !space.reads.iter().any(unlike) {
                 pairs.push((i, j));

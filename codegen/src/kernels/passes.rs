@@ -141,7 +141,7 @@ fn free_result<M: Machine>(
         passes[p + 1..].iter().any(|q| {
             let reads = |&id: &Id| {
                 !q.kept.contains(&id)
-                    && matches!(plan.dag.nodes[id].prim, Prim::Load(of, _) if of == i)
+                    && matches!(&plan.dag.nodes[id].prim, Prim::Load(of, _) if *of == i)
             };
             q.needs.iter().any(reads)
         })

@@ -120,9 +120,10 @@ impl<M: Threads> Emitter<'_, M> {
     /// A part has some rows. Returns the number of parts.
     fn whole_rows(&mut self, folds: bool) -> u64 {
         let (rows, columns) = (self.plan.space.rows(), self.plan.space.columns());
-        // A row with sums keeps all threads of a block busy.
-        let each = if folds && !M::PARTS_FOLLOW {
-            self.machine.rows_at_once()
+        // A row with sums keeps all threads of a block busy, and short ones do so together.
+        let together = self.machine.rows_at_once();
+        let each = if together > 1 || folds && !M::PARTS_FOLLOW {
+            together
         } else {
             (self.machine.part() / columns.max(1)).max(1)
         };
@@ -323,7 +324,7 @@ impl<M: Threads> Emitter<'_, M> {
                     rows: false,
                     columns: true,
                 };
-                let load: Id = dag.load(0, 0, Kind::F32, span);
+                let load: Id = dag.outside(Kind::F32, span);
                 let rounded = dag.rounded_bf16(load);
                 self.apart(&dag, load, x, rounded)
             }

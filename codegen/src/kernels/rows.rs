@@ -476,7 +476,7 @@ impl<M: Threads> Emitter<'_, M> {
     /// e^x of an x that is at most 0.
     fn exponential(&mut self, x: Value) -> Value {
         let mut dag = Dag::new(M::FUNCTIONS);
-        let load = dag.load(0, 0, Kind::F32, Span::default());
+        let load = dag.outside(Kind::F32, Span::default());
         let e = dag.exp_below(load);
         self.apart(&dag, load, x, e)
     }
@@ -551,8 +551,8 @@ impl<M: Threads> Emitter<'_, M> {
         let mut found = vec![];
         for &id in pass.needs.iter().filter(|id| !pass.kept.contains(id)) {
             let node = &self.plan.dag.nodes[id];
-            if let Prim::Load(i, axes) = node.prim {
-                let from = self.row_elements(i, axes, node.kind);
+            if let Prim::Load(i, place) = &node.prim {
+                let from = self.row_elements(*i, place, node.kind);
                 found.push(self.fetched_at(from, distance, 0));
             }
         }
@@ -567,15 +567,15 @@ impl<M: Threads> Emitter<'_, M> {
         let mut found = vec![];
         for &id in &first.needs {
             let node = &self.plan.dag.nodes[id];
-            let Prim::Load(i, axes) = node.prim else {
+            let Prim::Load(i, place) = &node.prim else {
                 continue;
             };
-            let follows = self.plan.space.strides(axes).last() == Some(&columns);
+            let follows = place.strides.last() == Some(&(columns as i64));
             let bytes = columns * node.kind.bytes();
             let fits = FETCHED.iter().position(|&most| bytes <= most);
             let wanted = M::CACHES && follows && !first.kept.contains(&id);
             if let Some(cache) = fits.filter(|_| wanted) {
-                let from = self.row_elements(i, axes, node.kind);
+                let from = self.row_elements(*i, place, node.kind);
                 let distance = self.index(columns);
                 found.push(self.fetched_at(from, distance, cache));
             }

@@ -7,7 +7,7 @@ use ir::DType;
 #[test]
 fn an_op_that_mixes_numbers_says_what_it_is_for() {
     let mut dag = Dag::new(Functions::Polynomials);
-    let x = dag.load(0, 0, Kind::I64, Span::default());
+    let x = dag.outside(Kind::I64, Span::default());
     let half = dag.float(0.5, Kind::F32);
     dag.mul(x, half);
     let error = dag.take_error().map(|e| Unsupported::mistyped("halve", e));
@@ -21,7 +21,7 @@ fn an_op_that_mixes_numbers_says_what_it_is_for() {
 fn an_instruction_that_does_not_fit_is_named_with_its_op() {
     // No shape rule accepts such operands, so the instruction is built by hand.
     let mut dag = Dag::new(Functions::Polynomials);
-    let x = dag.load(0, 0, Kind::F32, Span::default());
+    let x = dag.outside(Kind::F32, Span::default());
     dag.same(Arith::Andi, &[x, x]);
     let error = dag.take_error().expect("a float has no bits");
     let error = Unsupported::mistyped("bitwise_and", error);

@@ -134,6 +134,10 @@ pub enum BodyError {
         value: usize,
         before: usize,
     },
+    #[error("step {step}: in a kernel, {op} is a view of an operand, not of a computed value")]
+    ViewOfComputed { step: usize, op: &'static str },
+    #[error("%{value} is a view of an operand, and no kernel writes views")]
+    WritesView { value: usize },
     #[error("step {step}: {op} should have a result")]
     Nothing { step: usize, op: &'static str },
     #[error("the body has {has} operands, not {given}")]
@@ -187,6 +191,10 @@ pub enum SpaceError {
     CutRows,
     #[error("a value is repeated along rows here and along columns there")]
     RowsAndColumns,
+    #[error("neighbours in a row of a view are not neighbours in its operand")]
+    ScatteredColumns,
+    #[error("the elements of a view are at no equal distances")]
+    NoStrides,
     #[error("a value has more dimensions than it is repeated along")]
     MoreDimensions,
     #[error("it combines elements of what is not whole")]

@@ -17,6 +17,7 @@ use super::reshape_to;
 use ir::graph::Edit;
 use ir::op::attention::Attending;
 use ir::op::attrs::{Along, Attention, AttentionRows, Dims, Slice};
+use ir::op::body::{Strided, View};
 use ir::{Graph, Node, Op, Value};
 use std::collections::BTreeMap;
 
@@ -282,87 +283,48 @@ impl Rewrite<'_> {
 
 /// The rows in which a value of `[B,H,S,D]` has its heads, if it is a view of them.
 fn in_rows(graph: &Graph, value: Value) -> Option<InRows> {
-    let view = View::of(graph, value);
-    let &[(b, batch), (h, head), (s, row), (d, each)] = &view.dims[..] else {
+    let (base, view) = view(graph, value);
+    let [batch, head, row, each] = view.dims[..] else {
         return None;
     };
-    let all = graph.values[view.base].ty.numel();
-    if view.base == value || all == 0 || b * h * s * d == 0 || !all.is_multiple_of(b * s) {
+    let [b, h, s, d] = [batch, head, row, each].map(|dim| dim.size);
+    let all = graph.values[base].ty.numel();
+    if base == value || all == 0 || b * h * s * d == 0 || !all.is_multiple_of(b * s) {
         return None;
     }
     let width = all / (b * s);
-    let is = |size: u64, distance: u64, wanted: u64| size == 1 || distance == wanted;
-    let lies = is(d, each, 1) && is(h, head, d) && is(s, row, width) && is(b, batch, s * width);
-    let whole = width.is_multiple_of(d) && view.first.is_multiple_of(d);
-    let (heads, first) = (width / d, view.first / d);
+    let is = |dim: Strided, wanted: u64| dim.size == 1 || dim.stride == wanted as i64;
+    let lies = is(each, 1) && is(head, d) && is(row, width) && is(batch, s * width);
+    let start = u64::try_from(view.first).ok()?;
+    let whole = width.is_multiple_of(d) && start.is_multiple_of(d);
+    let (heads, first) = (width / d, start / d);
     (lies && whole && first + h <= heads).then(|| InRows {
-        base: view.base,
+        base,
         shape: vec![b, s, heads, d],
         first,
     })
 }
 
-/// A value as elements of another: their first, and for each dimension of the value its size and
-/// the distance between its elements.
-struct View {
-    base: Value,
-    first: u64,
-    dims: Vec<(u64, u64)>,
-}
-
-impl View {
-    /// Of a value that slices, permutations and reshapes may compute.
-    fn of(graph: &Graph, value: Value) -> View {
-        // A loop: a file may have more views of views than the stack has room for.
-        let mut chain = vec![value];
-        let mut base = value;
-        while let Some(before) = viewed(graph, base) {
-            base = before;
-            chain.push(base);
-        }
-        let mut view = View::whole(graph, base);
-        for &value in chain.iter().rev().skip(1) {
-            view = view
-                .seen_by(graph, value)
-                .unwrap_or_else(|| View::whole(graph, value));
-        }
-        view
+/// The base of a value that slices, permutations and reshapes may compute, and the value as a view of
+/// it.
+fn view(graph: &Graph, value: Value) -> (Value, View) {
+    // A loop: a file may have more views of views than the stack has room for.
+    let mut chain = vec![value];
+    let mut base = value;
+    while let Some(before) = viewed(graph, base) {
+        base = before;
+        chain.push(base);
     }
-
-    /// Of a value as itself.
-    fn whole(graph: &Graph, value: Value) -> View {
-        let mut dims: Vec<(u64, u64)> = vec![];
-        for &size in graph.values[value].ty.shape().iter().rev() {
-            let distance = dims.last().map_or(1, |&(size, distance)| size * distance);
-            dims.push((size, distance));
-        }
-        dims.reverse();
-        View {
-            base: value,
-            first: 0,
-            dims,
+    let shape = |value: Value| graph.values[value].ty.shape();
+    let mut view = View::whole(shape(base));
+    for &value in chain.iter().rev().skip(1) {
+        let op = graph.def_node(value).map(|node| &graph.nodes[node].op);
+        match op.and_then(|op| view.clone().then(op, shape(value))) {
+            Some(next) => view = next,
+            None => (base, view) = (value, View::whole(shape(value))),
         }
     }
-
-    /// What the view becomes when its value is the operand of the node that computes `value`.
-    fn seen_by(mut self, graph: &Graph, value: Value) -> Option<View> {
-        let shape = graph.values[value].ty.shape();
-        match &graph.nodes[graph.def_node(value)?].op {
-            Op::Reshape(_) => self.dims = reshaped(&self.dims, shape)?,
-            Op::Permute(Dims { dims }) => {
-                self.dims = dims.iter().map(|&d| self.dims[d as usize]).collect();
-            }
-            Op::Slice(slice) => {
-                let (size, distance) = &mut self.dims[slice.dim as usize];
-                self.first += slice.start as u64 * *distance;
-                // A step beyond the last element may be any number; no distance counts then.
-                *distance = distance.wrapping_mul(slice.step as u64);
-                *size = shape[slice.dim as usize];
-            }
-            _ => return None,
-        }
-        Some(self)
-    }
+    (base, view)
 }
 
 /// The value of which a value is a slice, a permutation or a reshape.
@@ -372,30 +334,4 @@ fn viewed(graph: &Graph, value: Value) -> Option<Value> {
         (Op::Reshape(_) | Op::Permute(_) | Op::Slice(_), &[x]) => Some(x),
         _ => None,
     }
-}
-
-/// The dimensions of a view with another shape; none if its elements are not at equal distances.
-fn reshaped(dims: &[(u64, u64)], shape: &[u64]) -> Option<Vec<(u64, u64)>> {
-    // Dimensions whose elements follow each other are one.
-    let mut whole: Vec<(u64, u64)> = vec![];
-    for &(size, distance) in dims.iter().filter(|&&(size, _)| size != 1) {
-        match whole.last_mut() {
-            Some(last) if last.1 == size * distance => *last = (last.0 * size, distance),
-            _ => whole.push((size, distance)),
-        }
-    }
-    let mut left = whole.pop().unwrap_or((1, 1));
-    let mut new = vec![];
-    for &size in shape.iter().rev() {
-        if left.0 == 1 && size != 1 {
-            left = whole.pop()?;
-        }
-        if size == 0 || !left.0.is_multiple_of(size) {
-            return None;
-        }
-        new.push((size, left.1));
-        left = (left.0 / size, left.1 * size);
-    }
-    new.reverse();
-    Some(new)
 }

@@ -34,7 +34,7 @@
 //! sums. Updates come after all other nodes, and have their own rule.
 
 use super::canonical::remove_dead;
-use super::reshape_to;
+use super::{reshape_to, views};
 use crate::cost::Cost;
 use ir::graph::{Edit, Readers};
 use ir::op::Access;
@@ -77,17 +77,20 @@ pub fn run_where_faster(graph: &mut Graph, cost: &dyn Cost) {
 }
 
 fn group(graph: &mut Graph, revise: impl FnOnce(&mut Groups<'_>)) {
+    views::rise(graph);
     *graph = graph.compact();
     let copies = copy(graph);
     let mut groups = Groups::alone(graph);
     groups.find(&copies);
     revise(&mut groups);
-    *graph = groups.rewrite().compact();
+    *graph = groups.rewrite();
+    views::absorb(graph);
+    *graph = graph.compact();
 }
 
 /// True if the op may be a step of a generated kernel: vector functions exist only for f32, and
 /// only for few powers.
-fn may_join(graph: &Graph, node: Node) -> bool {
+pub(super) fn may_join(graph: &Graph, node: Node) -> bool {
     let data = &graph.nodes[node];
     let facts = data.op.facts();
     let computable = |v: &Value| match graph.values[*v].ty.dtype() {
@@ -751,14 +754,22 @@ impl<'a> Groups<'a> {
             .flat_map(|&node| self.graph.nodes[node].outputs.iter().copied())
     }
 
-    /// The operands of nodes that are not computed by members.
+    /// The operands of nodes that are not computed by members. Small views are left out: the
+    /// kernel will read them from what they are views of.
     fn operands(&self, of: &[Node], members: &[Node]) -> impl Iterator<Item = Value> {
         let graph = self.graph;
         let inputs = of.iter().flat_map(|&node| &graph.nodes[node].inputs);
-        inputs.map(|&value| graph.root(value)).filter(|&value| {
-            let def = graph.def_node(value);
-            def.is_some_and(|node| !members.contains(&node))
-        })
+        let widest = members.iter().map(|&node| self.widest(node)).max();
+        let widest = widest.unwrap_or(0);
+        inputs
+            .map(|&value| graph.root(value))
+            .filter(move |&value| {
+                let counts = |node: Node| {
+                    let small = numel(graph, value) * SMALL <= widest;
+                    !members.contains(&node) && !(small && views::moves(&graph.nodes[node].op))
+                };
+                graph.def_node(value).is_some_and(counts)
+            })
     }
 
     /// The bytes of values, each counted once.

@@ -15,6 +15,7 @@ pub mod quantize;
 pub mod reduction;
 pub mod scale;
 pub mod simplify;
+mod views;
 
 use ir::Op;
 use ir::op::attrs::Sizes;

@@ -3,16 +3,21 @@
 //!
 //! Values are numbered: first the operands, then the results of all steps in order. A step uses
 //! only values with lower numbers.
+//!
+//! Permutations, slices and flips of operands may be steps too: a kernel reads such a view from the
+//! operand's own bytes.
 
 mod combine;
 mod space;
+mod view;
 
 use super::{Access, BodyError, Op, Scratch, SpaceError, Work};
 use crate::device::Processor;
 use crate::types::TensorType;
 pub use combine::Combines;
 pub(crate) use space::sum_parts;
-pub use space::{Along, Axes, Space};
+pub use space::{Along, Axes, Place, Read, Space};
+pub use view::{Strided, View};
 
 /// A list of ops. Invariant: each step uses only values before it, and its op is allowed in a body.
 #[derive(Clone, PartialEq, Debug)]
@@ -46,6 +51,7 @@ impl Body {
             return Err(BodyError::ManyResults { most, given });
         }
         let (mut values, mut summed) = (operands, vec![]);
+        let moved = moved(&steps, operands)?;
         for (i, step) in steps.iter().enumerate() {
             step.check(i, values)?;
             let first = combine::first_sum(&step.op).unwrap_or(step.outputs);
@@ -60,6 +66,9 @@ impl Body {
             if results[..i].contains(&value) {
                 return Err(BodyError::Twice { value });
             }
+            if moved[value].is_some() {
+                return Err(BodyError::WritesView { value });
+            }
         }
         if results.is_empty() {
             return Err(BodyError::NoResults);
@@ -70,7 +79,7 @@ impl Body {
         let elementwise = (0..results.len()).filter(|&j| !summed.contains(&results[j]));
         let tables = space::tables(&steps);
         let read = (0..operands)
-            .filter(|i| !tables.contains(i))
+            .filter(|i| !tables.contains(i) && !moved.contains(&Some(*i)))
             .collect::<Vec<_>>();
         let inplace = elementwise
             .flat_map(|j| read.iter().map(move |&i| (i, j)))
@@ -96,7 +105,8 @@ impl Body {
     }
     /// The (operand, result) pairs that may share their bytes, if their types are equal: an element
     /// of a result is written after the operands' elements at its place were read. Options are not
-    /// among the pairs, because every element reads all options.
+    /// among the pairs, because every element reads all options, and neither are operands of which
+    /// views are read, because these have other places.
     pub fn inplace(&self) -> &[(usize, usize)] {
         &self.inplace
     }
@@ -152,11 +162,34 @@ impl Body {
     }
 }
 
+/// For each value, the operand of which it is a view with elements at other places than the
+/// operand's; none if it is another value. It is an error if a step makes a view of a computed
+/// value.
+fn moved(steps: &[Step], operands: usize) -> Result<Vec<Option<usize>>, BodyError> {
+    let mut moved: Vec<Option<usize>> = vec![None; operands];
+    // The operand of which a value is an alias or a view.
+    let mut of: Vec<Option<usize>> = (0..operands).map(Some).collect();
+    for (i, step) in steps.iter().enumerate() {
+        let is_view = View::is_made_by(&step.op);
+        let x = step.inputs.first().filter(|_| is_view);
+        let root = x.and_then(|&x| of.get(x).copied().flatten());
+        let is_moved = x.is_some_and(|&x| moved.get(x).copied().flatten().is_some());
+        if is_view && !step.op.is_alias() && root.is_none() {
+            let op = step.op.name();
+            return Err(BodyError::ViewOfComputed { step: i, op });
+        }
+        let result = root.filter(|_| is_moved || !step.op.is_alias());
+        moved.extend(vec![result; step.outputs]);
+        of.extend(vec![root; step.outputs]);
+    }
+    Ok(moved)
+}
+
 impl Step {
     /// Checks that this may be step `step` of a body, with `before` values before it.
     fn check(&self, step: usize, before: usize) -> Result<(), BodyError> {
         let op = self.op.name();
-        if self.op.facts().access == Access::Whole && !self.op.is_alias() {
+        if self.op.facts().access == Access::Whole && !View::is_made_by(&self.op) {
             return Err(BodyError::Whole { step, op });
         }
         if let Some(&value) = self.inputs.iter().find(|&&v| v >= before) {
@@ -182,19 +215,25 @@ pub fn types<'a>(
     let mut types: Vec<TensorType> = operands.into_iter().cloned().collect();
     for (i, step) in steps.iter().enumerate() {
         let inputs: Vec<&TensorType> = step.inputs.iter().map(|&v| &types[v]).collect();
-        let results = step
-            .op
-            .infer(&inputs)
-            .map_err(|source| BodyError::Step { step: i, source })?;
-        if results.len() != step.outputs {
-            return Err(BodyError::Results {
-                step: i,
-                op: step.op.name(),
-                has: results.len(),
-                given: step.outputs,
-            });
-        }
+        let results = step_types(i, step, &inputs)?;
         types.extend(results);
     }
     Ok(types)
+}
+
+/// Types of the results of step `i`.
+fn step_types(i: usize, step: &Step, inputs: &[&TensorType]) -> Result<Vec<TensorType>, BodyError> {
+    let results = step
+        .op
+        .infer(inputs)
+        .map_err(|source| BodyError::Step { step: i, source })?;
+    if results.len() != step.outputs {
+        return Err(BodyError::Results {
+            step: i,
+            op: step.op.name(),
+            has: results.len(),
+            given: step.outputs,
+        });
+    }
+    Ok(results)
 }

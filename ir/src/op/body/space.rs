@@ -10,10 +10,10 @@
 //! it determine which. Then neighbouring axes are merged if the same values vary over them. The
 //! last axis is the columns, and the others are the rows.
 
-use super::Step;
 use super::combine::{Combines, Rows, sums};
+use super::{Step, View};
 use crate::device::Processor;
-use crate::op::{SpaceError, broadcast_shapes};
+use crate::op::{BodyError, SpaceError, broadcast_shapes};
 use crate::types::TensorType;
 
 /// A set of axes, one bit per axis.
@@ -34,8 +34,8 @@ pub struct Space {
     pub results: Vec<usize>,
     /// Types of all values.
     pub types: Vec<TensorType>,
-    /// The readings: value and operand.
-    pub reads: Vec<(usize, usize)>,
+    /// The readings.
+    pub reads: Vec<Read>,
     /// Operands of which only single elements are read: options of optimizers, states of random
     /// numbers.
     pub tables: Vec<usize>,
@@ -44,6 +44,29 @@ pub struct Space {
     /// For each value: whether it is a sum over rows. Such a value is known only after the last
     /// row.
     summed: Vec<bool>,
+}
+
+/// A reading of an operand.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Read {
+    /// The value's number.
+    pub value: usize,
+    /// The operand's number.
+    pub operand: usize,
+    /// The view of the operand that is read; none if it is read as it is.
+    view: Option<View>,
+    /// The places of the view's elements, once the axes are known.
+    place: Option<Place>,
+}
+
+/// The places of a value's elements in its tensor, in elements.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Place {
+    /// The place of the first element.
+    pub first: i64,
+    /// The strides along the axes of the rows; 0 where the value is repeated. Along the columns it
+    /// is 1.
+    pub strides: Vec<i64>,
 }
 
 /// The most parts of sums over rows: each has a row of partial sums. A GPU with a hundred
@@ -85,8 +108,17 @@ impl Space {
         operands: &[TensorType],
     ) -> Result<Space, SpaceError> {
         let n = operands.len();
-        let (mut steps, results) = needed(steps, results, n);
-        let mut types = super::types(&steps, operands)?;
+        let views = views(steps, operands)?;
+        if let Some(&value) = results.iter().find(|&&v| views[v].is_some()) {
+            return Err(BodyError::WritesView { value }.into());
+        }
+        let Needed {
+            mut steps,
+            results,
+            views,
+        } = needed(steps, results, views, n);
+        let viewed = n + steps.iter().map(|step| step.outputs).sum::<usize>();
+        let mut types = types(&steps, operands, &views)?;
         if types.iter().any(|ty| ty.numel() == 0) {
             return Err(SpaceError::NoElements);
         }
@@ -98,13 +130,23 @@ impl Space {
         for v in steps
             .iter_mut()
             .flat_map(|step| &mut step.inputs)
-            .filter(|v| **v < n && !tables.contains(v))
+            .filter(|v| (**v < n || viewed <= **v) && !tables.contains(v))
         {
-            reads.push((types.len(), *v));
-            types.push(operands[*v].clone());
-            *v = types.len() - 1;
+            let view = v.checked_sub(viewed).map(|i| &views[i]);
+            let (operand, ty) = match view {
+                Some(view) => (view.operand, view.ty.clone()),
+                None => (*v, operands[*v].clone()),
+            };
+            *v = types.len();
+            types.push(ty);
+            reads.push(Read {
+                value: *v,
+                operand,
+                view: view.map(|view| view.view.clone()),
+                place: None,
+            });
         }
-        let (sizes, varies) = find(&steps, &types, &tables, n)?;
+        let (sizes, varies) = find(&steps, &types, &tables, n, &mut reads)?;
         let mut space = Space {
             sizes,
             steps,
@@ -196,12 +238,16 @@ impl Space {
     pub fn axes(&self, v: usize) -> Axes {
         self.varies[v]
     }
-    /// The strides along the axes of the rows, in elements, of a value that varies over `axes`; 0
-    /// where it is repeated.
-    pub fn strides(&self, axes: Axes) -> Vec<u64> {
+    /// The places of the elements of value `v`.
+    pub fn place(&self, v: usize) -> Place {
+        let read = self.reads.iter().find(|read| read.value == v);
+        if let Some(place) = read.and_then(|read| read.place.clone()) {
+            return place;
+        }
+        let axes = self.varies[v];
         let last = self.sizes.len() - 1;
         let mut stride = if axes >> last & 1 == 1 {
-            self.columns()
+            self.columns() as i64
         } else {
             1
         };
@@ -209,10 +255,10 @@ impl Space {
         for i in (0..strides.len()).rev() {
             if axes >> i & 1 == 1 {
                 strides[i] = stride;
-                stride *= self.sizes[i];
+                stride *= self.sizes[i] as i64;
             }
         }
-        strides
+        Place { first: 0, strides }
     }
     /// What a step that combines elements combines.
     pub fn along(&self, step: &Step, result: usize) -> Along {
@@ -232,9 +278,72 @@ impl Space {
     }
 }
 
-/// The steps that the results need, and the results' new numbers.
-fn needed(steps: &[Step], results: &[usize], operands: usize) -> (Vec<Step>, Vec<usize>) {
-    let values = operands + steps.iter().map(|step| step.outputs).sum::<usize>();
+/// A value that is a view of an operand.
+#[derive(Clone)]
+struct Viewed {
+    operand: usize,
+    view: View,
+    ty: TensorType,
+}
+
+/// For each value, the view of an operand that it is. Operands as they are, and their reshapes, are
+/// not among them.
+fn views(steps: &[Step], operands: &[TensorType]) -> Result<Vec<Option<Viewed>>, SpaceError> {
+    let n = operands.len();
+    let moved = super::moved(steps, n)?;
+    if moved.iter().all(Option::is_none) {
+        return Ok(vec![None; moved.len()]);
+    }
+    let types = super::types(steps, operands)?;
+    let mut all: Vec<Option<Viewed>> = Vec::with_capacity(types.len());
+    all.extend(operands.iter().enumerate().map(|(operand, ty)| {
+        Some(Viewed {
+            operand,
+            view: View::whole(ty.shape()),
+            ty: ty.clone(),
+        })
+    }));
+    for step in steps {
+        let at = all.len();
+        let of = step.inputs.first().and_then(|&x| all[x].clone());
+        match of.filter(|_| View::is_made_by(&step.op)) {
+            Some(of) => {
+                let ty = types[at].clone();
+                let view = of.view.then(&step.op, ty.shape());
+                let operand = of.operand;
+                all.push(view.map(|view| Viewed { operand, view, ty }));
+            }
+            // A reshape may join dimensions that are at no equal distances.
+            None if moved[at].is_some() && !step.op.is_alias() => {
+                return Err(SpaceError::NoStrides);
+            }
+            None => all.extend(vec![None; step.outputs]),
+        }
+    }
+    for (viewed, moved) in all.iter_mut().zip(&moved) {
+        viewed.take_if(|_| moved.is_none());
+    }
+    Ok(all)
+}
+
+/// The steps of a kernel.
+struct Needed {
+    /// The steps that the results need. They use views by their numbers in `views`, after the
+    /// numbers of all other values.
+    steps: Vec<Step>,
+    /// The results' new numbers.
+    results: Vec<usize>,
+    views: Vec<Viewed>,
+}
+
+/// The steps that the results need, without those that make views.
+fn needed(
+    steps: &[Step],
+    results: &[usize],
+    views: Vec<Option<Viewed>>,
+    operands: usize,
+) -> Needed {
+    let values = views.len();
     let mut wanted = vec![false; values];
     results.iter().for_each(|&v| wanted[v] = true);
     let mut at = values;
@@ -242,23 +351,58 @@ fn needed(steps: &[Step], results: &[usize], operands: usize) -> (Vec<Step>, Vec
         at -= step.outputs;
         if wanted[at..at + step.outputs].contains(&true) {
             wanted[at..at + step.outputs].fill(true);
-            step.inputs.iter().for_each(|&v| wanted[v] = true);
+            if views[at].is_none() {
+                step.inputs.iter().for_each(|&v| wanted[v] = true);
+            }
         }
     }
     let mut number: Vec<usize> = (0..values).collect();
     let (mut kept, mut at, mut next) = (vec![], operands, operands);
     for step in steps {
-        if wanted[at] {
+        if wanted[at] && views[at].is_none() {
             (0..step.outputs).for_each(|i| number[at + i] = next + i);
             next += step.outputs;
-            kept.push(Step {
-                inputs: step.inputs.iter().map(|&v| number[v]).collect(),
-                ..step.clone()
-            });
+            kept.push(step);
         }
         at += step.outputs;
     }
-    (kept, results.iter().map(|&v| number[v]).collect())
+    let mut read = vec![];
+    for (v, view) in views.into_iter().enumerate() {
+        if let Some(view) = view.filter(|_| wanted[v]) {
+            number[v] = next + read.len();
+            read.push(view);
+        }
+    }
+    let renumbered = |step: &Step| Step {
+        inputs: step.inputs.iter().map(|&v| number[v]).collect(),
+        ..step.clone()
+    };
+    Needed {
+        steps: kept.into_iter().map(renumbered).collect(),
+        results: results.iter().map(|&v| number[v]).collect(),
+        views: read,
+    }
+}
+
+/// The types of the operands and of the results of all steps, which use views by their numbers
+/// after these.
+fn types(
+    steps: &[Step],
+    operands: &[TensorType],
+    views: &[Viewed],
+) -> Result<Vec<TensorType>, SpaceError> {
+    let viewed = operands.len() + steps.iter().map(|step| step.outputs).sum::<usize>();
+    let mut types: Vec<TensorType> = operands.to_vec();
+    for (i, step) in steps.iter().enumerate() {
+        let ty = |&v: &usize| match v.checked_sub(viewed) {
+            Some(view) => &views[view].ty,
+            None => &types[v],
+        };
+        let inputs: Vec<&TensorType> = step.inputs.iter().map(ty).collect();
+        let results = super::step_types(i, step, &inputs)?;
+        types.extend(results);
+    }
+    Ok(types)
 }
 
 /// The sizes of the axes, and the axes over which each value varies.
@@ -267,15 +411,12 @@ fn find(
     types: &[TensorType],
     tables: &[usize],
     operands: usize,
+    reads: &mut [Read],
 ) -> Result<(Vec<u64>, Vec<Axes>), SpaceError> {
-    let full = types
-        .iter()
-        .enumerate()
-        .filter(|(v, _)| !tables.contains(v))
-        .map(|(_, t)| t.numel())
-        .max();
+    // Operands are read through readings, which are separate values.
+    let full = types[operands..].iter().map(TensorType::numel).max();
     let full = full.unwrap_or(1);
-    let axes = axes(types.iter().filter(|t| t.numel() == full))?;
+    let axes = axes(types[operands..].iter().filter(|t| t.numel() == full))?;
     if 60 < axes.len() {
         return Err(SpaceError::ManyDimensions);
     }
@@ -288,7 +429,6 @@ fn find(
     };
     for (v, ty) in types.iter().enumerate() {
         if v < operands || tables.contains(&v) {
-            // Operands are read through readings, which are separate values.
             finder.varies[v] = Some(0);
         } else if ty.numel() == full {
             finder.varies[v] = Some(all);
@@ -308,17 +448,46 @@ fn find(
     let varies = varies.ok_or(SpaceError::Unsettled)?;
 
     let cut = finder.cut(steps, operands)?;
-    merged(&axes, &varies, cut)
+    for read in reads.iter_mut() {
+        if let Some(view) = &read.view {
+            let place = placed(view, &axes, varies[read.value]);
+            read.place = Some(place.ok_or(SpaceError::NoStrides)?);
+        }
+    }
+    merged(&axes, &varies, cut, reads)
 }
 
-/// Merges neighbouring axes if the same values vary over them, but not across the start of the
-/// columns. Returns sizes, and the merged axes over which each value varies.
+/// The places of a view that varies over some of the axes, along all of them.
+fn placed(view: &View, axes: &[u64], varies: Axes) -> Option<Place> {
+    let own = (0..axes.len()).filter(|i| varies >> i & 1 == 1);
+    let own: Vec<usize> = own.collect();
+    let sizes: Vec<u64> = own.iter().map(|&i| axes[i]).collect();
+    let view = view.reshaped(&sizes)?;
+    let mut strides = vec![0; axes.len()];
+    for (&i, dim) in own.iter().zip(&view.dims) {
+        strides[i] = dim.stride;
+    }
+    let first = view.first;
+    Some(Place { first, strides })
+}
+
+/// Merges neighbouring axes if the same values vary over them, and views have the same strides along
+/// them, but not across the start of the columns. Returns sizes, and the merged axes over which each
+/// value varies.
 fn merged(
     axes: &[u64],
     varies: &[Axes],
     cut: Option<usize>,
+    reads: &mut [Read],
 ) -> Result<(Vec<u64>, Vec<Axes>), SpaceError> {
-    let same = |i: usize| varies.iter().all(|v| (v >> i & 1) == (v >> (i + 1) & 1));
+    let follows = |place: &Place, i: usize| {
+        let inner = place.strides[i + 1].wrapping_mul(axes[i + 1] as i64);
+        place.strides[i] == inner
+    };
+    let same = |i: usize| {
+        let mut places = reads.iter().filter_map(|read| read.place.as_ref());
+        varies.iter().all(|v| (v >> i & 1) == (v >> (i + 1) & 1)) && places.all(|p| follows(p, i))
+    };
     let mut groups: Vec<(u64, Axes)> = vec![];
     for (i, &size) in axes.iter().enumerate() {
         match groups.last_mut() {
@@ -332,6 +501,18 @@ fn merged(
     let begins = groups.last().map(|last| last.1.trailing_zeros() as usize);
     if cut.is_some() && cut != begins {
         return Err(SpaceError::RepeatedInRows);
+    }
+    for place in reads.iter_mut().filter_map(|read| read.place.as_mut()) {
+        // An axis has the stride of the innermost that it was merged from.
+        let inner = |group: &(u64, Axes)| place.strides[group.1.ilog2() as usize];
+        let mut strides: Vec<i64> = groups.iter().map(inner).collect();
+        if strides
+            .pop()
+            .is_some_and(|column| column != 0 && column != 1)
+        {
+            return Err(SpaceError::ScatteredColumns);
+        }
+        place.strides = strides;
     }
     let varies = varies
         .iter()
@@ -638,6 +819,7 @@ impl Finder<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::Read;
     use crate::text::parse_graph;
 
     /// The space of the only node of a graph, as text: sizes, then each reading's strides along the
@@ -653,12 +835,14 @@ mod tests {
         let space = body
             .space(&types)
             .expect("the shape rule should have asked for the space");
-        let read = |&(v, operand): &(usize, usize)| {
-            let strides = space
-                .strides(space.axes(v))
-                .into_iter()
-                .map(|stride| stride.to_string());
-            let column = space.span(v).1.then(|| "c".to_string());
+        let read = |read: &Read| {
+            let place = space.place(read.value);
+            let strides = place.strides.iter().map(i64::to_string);
+            let column = space.span(read.value).1.then(|| "c".to_string());
+            let operand = match place.first {
+                0 => read.operand.to_string(),
+                first => format!("{}+{first}", read.operand),
+            };
             format!(
                 "%{operand}:{}",
                 strides.chain(column).collect::<Vec<_>>().join(".")
@@ -684,6 +868,48 @@ mod tests {
         assert_eq!(of("2,1,4"), "2x3x4 %0:12.4.c %1:4.0.c");
         assert_eq!(of("2,3,1"), "6x4 %0:4.c %1:1");
         assert_eq!(of("1"), "24 %0:c %1:");
+    }
+
+    #[test]
+    fn views_are_read_at_their_places() {
+        let of = |a: &str, types: &str, body: &str| {
+            space(&format!(
+                "graph g {{\n input %a : f32[{a}]\n input %b : f32[4]\n fwd - %y = fused %a, %b \
+                 body={{{body}}} : f32[{types}]\n output y = %y\n}}"
+            ))
+        };
+        let heads = "%2 = reshape %0 shape=[2,3,5,4] | %3 = permute %2 dims=[0,2,1,3]";
+        assert_eq!(
+            of("6,20", "2,5,3,4", &format!("{heads} | %4 = neg %3 | %4")),
+            "2x5x3x4 %0:60.4.20.c"
+        );
+        let part = "%2 = slice %0 dim=1 end=6 start=2 step=1 | %3 = add %2, %1";
+        assert_eq!(
+            of("3,7", "3,4", &format!("{part} | %3")),
+            "3x4 %0+2:7.c %1:0.c"
+        );
+        let exchanged = "%2 = reshape %0 shape=[3,2,4] | %3 = flip %2 dims=[1] | %4 = add %3, %1";
+        assert_eq!(
+            of("3,8", "3,2,4", &format!("{exchanged} | %4")),
+            "3x2x4 %0+4:8.-4.c %1:0.0.c"
+        );
+        // The rows of a slice of whole rows are one row.
+        let rows = "%2 = slice %0 dim=0 end=3 start=1 step=1 | %3 = neg %2 | %3";
+        assert_eq!(of("4,4", "2,4", rows), "8 %0+4:c");
+        let scattered = "%2 = permute %0 dims=[1,0] | %3 = neg %2 | %3";
+        let error = "neighbours in a row of a view are not neighbours in its operand";
+        assert_eq!(of("3,8", "8,3", scattered), error);
+        let joined = "%2 = permute %0 dims=[1,0,2] | %3 = reshape %2 shape=[24]";
+        let one = format!("{joined} | %4 = neg %3 | %4");
+        assert_eq!(of("2,3,4", "24", &one), "3x2x4 %0:4.12.c");
+        let two = format!("{joined} | %4 = flip %3 dims=[0] | %5 = neg %4 | %5");
+        let error = "the elements of a view are at no equal distances";
+        assert_eq!(of("2,3,4", "24", &two), error);
+        let computed = "%2 = neg %0 | %3 = flip %2 dims=[0] | %4 = neg %3 | %4";
+        let error = of("3,8", "3,8", computed);
+        assert!(error.ends_with("flip is a view of an operand, not of a computed value"));
+        let left = of("3,8", "3,8", "%2 = flip %0 dims=[0] | %2");
+        assert!(left.ends_with("%2 is a view of an operand, and no kernel writes views"));
     }
 
     #[test]

@@ -5,9 +5,10 @@
 //! Before: attention whose mask is `eq` of two views of one tensor of i64: a query's number and a
 //! key's number. After: its mask is that tensor, `[B,S]`.
 
-use super::View;
+use super::view;
 use crate::graph::{canonical, reshape_to};
 use ir::op::attention::Attending;
+use ir::op::body::{Strided, View};
 use ir::{DType, Graph, Node, Op, Value};
 
 /// Rewrites the graph.
@@ -85,9 +86,9 @@ fn numbers(graph: &Graph, mask: Value, scores: [u64; 4]) -> Option<Numbers> {
     let ends = [scores[2], scores[3]];
     let ends_so = |value: Value| graph.values[value].ty.shape().ends_with(&ends);
     (scores[2] == scores[3] && ends_so(root) && ends_so(mask)).then_some(())?;
-    let [one, other] = [0, 1].map(|i| View::of(graph, data.inputs[i]));
-    (one.base == other.base).then_some(())?;
-    let ty = &graph.values[one.base].ty;
+    let [(base, one), (other_base, other)] = [0, 1].map(|i| view(graph, data.inputs[i]));
+    (base == other_base).then_some(())?;
+    let ty = &graph.values[base].ty;
     (ty.dtype() == DType::I64).then_some(())?;
     let length = scores[3];
     let rows = ty.numel().checked_div(length)?;
@@ -97,10 +98,10 @@ fn numbers(graph: &Graph, mask: Value, scores: [u64; 4]) -> Option<Numbers> {
     let fits = |(query, key): (&View, &View)| {
         along(query, shape) == Some(Side::Query) && along(key, shape) == Some(Side::Key)
     };
-    sides.into_iter().any(fits).then_some(Numbers {
-        base: one.base,
-        shape,
-    })
+    sides
+        .into_iter()
+        .any(fits)
+        .then_some(Numbers { base, shape })
 }
 
 /// Whose numbers a view has.
@@ -113,16 +114,18 @@ enum Side {
 /// Whose numbers a view of `[rows, length]` has, as an operand that is broadcast to the scores.
 fn along(view: &View, [rows, length]: [u64; 2]) -> Option<Side> {
     (view.first == 0 && view.dims.len() <= 4).then_some(())?;
-    let mut dims = vec![(1, 0); 4 - view.dims.len()];
+    let one = Strided { size: 1, stride: 0 };
+    let mut dims = vec![one; 4 - view.dims.len()];
     dims.extend(&view.dims);
-    let &[(b, batch), (h, _), (q, query), (k, key)] = &dims[..] else {
+    let [batch, heads, query, key] = dims[..] else {
         return None;
     };
-    let is_rows = h == 1 && b == rows && (b == 1 || batch == length);
-    is_rows.then_some(())?;
-    match (q, k) {
-        (1, k) if k == length && key == 1 => Some(Side::Key),
-        (q, 1) if q == length && query == 1 => Some(Side::Query),
+    let batches = batch.size == 1 || batch.stride == length as i64;
+    (heads.size == 1 && batch.size == rows && batches).then_some(())?;
+    let runs = |dim: Strided| dim.size == length && dim.stride == 1;
+    match (query.size, key.size) {
+        (1, _) if runs(key) => Some(Side::Key),
+        (_, 1) if runs(query) => Some(Side::Query),
         _ => None,
     }
 }
