@@ -472,7 +472,7 @@ fn views() -> Vec<Wanted> {
             "%2 = flip %0 dims=[0] | %3 = add %2, %1 | %4 = add %3, %0 | %4".into(),
         ),
     ];
-    for (i, (shapes, result, body)) in cases.iter().enumerate() {
+    for (i, (shapes, result, body_text)) in cases.iter().enumerate() {
         // The first two in both types.
         let both = [DType::F32, DType::BF16];
         let one = if i < 2 {
@@ -482,24 +482,49 @@ fn views() -> Vec<Wanted> {
         };
         for &dtype in one {
             let types: Vec<TensorType> = shapes.iter().map(|shape| ty(dtype, shape)).collect();
-            let inputs = types.iter().enumerate();
-            let inputs: Vec<String> = inputs
-                .map(|(i, ty)| format!("input %a{i} : {ty}"))
-                .collect();
-            let names: Vec<String> = (0..types.len()).map(|i| format!("%a{i}")).collect();
-            let text = format!(
-                "graph views {{\n{}\nfwd - %y = fused {} body={{{body}}} : {}\noutput y = %y\n}}",
-                inputs.join("\n"),
-                names.join(", "),
-                ty(dtype, result),
-            );
-            let graph = ir::text::parse_graph(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
-            let op = graph.nodes[graph.order[0]].op.clone();
+            let op = body(&types, &ty(dtype, result), body_text);
             let close = Close::OfLargest(if dtype.bytes() == 2 { 2.0 } else { 64.0 });
             wishes.push(op, &types, Numbers::Small, close);
         }
     }
     wishes.all
+}
+
+/// A fused op with one result, from the text of its body.
+fn body(operands: &[TensorType], result: &TensorType, text: &str) -> Op {
+    let inputs = operands.iter().enumerate();
+    let inputs: Vec<String> = inputs
+        .map(|(i, ty)| format!("input %a{i} : {ty}"))
+        .collect();
+    let names: Vec<String> = (0..operands.len()).map(|i| format!("%a{i}")).collect();
+    let text = format!(
+        "graph g {{\n{}\nfwd - %y = fused {} body={{{text}}} : {result}\noutput y = %y\n}}",
+        inputs.join("\n"),
+        names.join(", "),
+    );
+    let graph = ir::text::parse_graph(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
+    graph.nodes[graph.order[0]].op.clone()
+}
+
+/// A rotary embedding as autocast computes it: x [B,S,H,D] to [B,H,S,D], both in bf16, with
+/// cosines and sines [1,1,S,D] and the signs of the halves.
+fn rotary([b, s, h, d]: [u64; 4]) -> (Op, Vec<TensorType>) {
+    let angles = ty(DType::F32, &[1, 1, s, d]);
+    let types = vec![
+        ty(DType::BF16, &[b, s, h, d]),
+        angles.clone(),
+        angles,
+        ty(DType::BF16, &[2, 1]),
+    ];
+    let half = d / 2;
+    let text = format!(
+        "%4 = permute %0 dims=[0,2,1,3] | %5 = reshape %4 shape=[{b},{h},{s},2,{half}] \
+         | %6 = flip %5 dims=[3] | %7 = cast %4 dtype=f32 | %8 = mul %7, %1 | %9 = mul %6, %3 \
+         | %10 = reshape %9 shape=[{b},{h},{s},{d}] | %11 = cast %10 dtype=f32 \
+         | %12 = mul %11, %2 | %13 = add %8, %12 | %14 = cast %13 dtype=bf16 | %14"
+    );
+    let op = body(&types, &ty(DType::BF16, &[b, h, s, d]), &text);
+    (op, types)
 }
 
 /// Groups that `fuse` makes from traced models, each kernel once.
@@ -881,6 +906,7 @@ pub fn timed(target: &Target) -> Vec<Case> {
     }
     let cast = op("cast", &[("dtype", Attr::Type(DType::BF16))]);
     wanted.push((cast, vec![ty(DType::F32, &[64 << 20])]));
+    wanted.push(rotary([8, 2048, 32, 128]));
     let generated: Vec<Generated> = wanted
         .iter()
         .map(|(op, types)| generate(op, types, target))

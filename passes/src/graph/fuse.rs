@@ -46,7 +46,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
 
 /// The largest distance in the graph's order from a group's first node to its last.
-const REACH: usize = 64;
+pub(super) const REACH: usize = 64;
 /// The most operands of a group.
 const OPERANDS: usize = 24;
 /// The most updates of a group. A GPU has 255 registers per thread. Four updates of `adamw_split`

@@ -11,13 +11,13 @@ mod halves;
 
 pub(super) use absorb::absorb;
 
-use super::fuse::may_join;
+use super::fuse::{REACH, may_join};
 use super::reshape_to;
 use ir::graph::{Edit, Readers};
 use ir::op::Access;
 use ir::op::attrs::{Dims, Slice};
 use ir::op::body::View;
-use ir::{Graph, Node, Op, Value};
+use ir::{Graph, Node, Op, Table, Value};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -34,6 +34,7 @@ pub(super) fn rise(graph: &mut Graph) {
     halves::run(graph);
     let order = graph.order.clone();
     let mut rise = Rise {
+        positions: graph.positions(),
         readers: graph.readers(),
         edit: graph.edit(),
         views: BTreeMap::new(),
@@ -65,6 +66,7 @@ fn run_length(view: &View) -> u64 {
 
 struct Rise<'a> {
     edit: Edit<'a>,
+    positions: Table<Node, usize>,
     readers: Readers,
     /// The added views of each value, by their op.
     views: BTreeMap<Value, Vec<(Op, Value)>>,
@@ -233,8 +235,8 @@ impl Rise<'_> {
         kept.then(|| self.view(want.at, op, x))
     }
 
-    /// True if a view may move past this node: nothing else reads its result, or it only widens
-    /// the elements of its operand.
+    /// True if a view may move past this node, which runs shortly before it: nothing else reads the
+    /// result, or the node only widens the elements of its operand.
     fn is_free(&self, node: Node, want: Want) -> bool {
         let graph = self.graph();
         let data = &graph.nodes[node];
@@ -247,7 +249,12 @@ impl Rise<'_> {
             && may_join(graph, node)
             && !data.inputs.is_empty()
             && !matches!(data.op, Op::Expand(_));
-        if !is_elementwise {
+        // The op's operands should not live longer than its result would.
+        let place = |node: Node| self.positions.get(node).copied();
+        let is_near = place(node).zip(place(want.at)).is_none_or(|(op, view)| {
+            graph.nodes[want.at].phase == data.phase && view <= op + REACH
+        });
+        if !is_elementwise || !is_near {
             return false;
         }
         let bytes = |v: Value| graph.values[v].ty.dtype().bytes();

@@ -52,6 +52,8 @@ pub(in crate::graph) fn absorb(graph: &mut Graph) {
 /// it would read few elements that follow each other.
 fn with(graph: &Graph, reader: Node, view: Node) -> Option<(Body, Vec<Value>)> {
     let data = &graph.nodes[reader];
+    // An update stays what it is, so that it can run on the host.
+    (data.phase != Phase::Optimizer).then_some(())?;
     let (steps, results) = match data.op.body() {
         Some(body) => (body.steps().to_vec(), body.results().to_vec()),
         None => {
