@@ -425,6 +425,9 @@ fn updates(wishes: &mut Wishes, dtype: DType) {
     }
 }
 
+/// Shapes of operands, the shape of the result, and the body.
+type Viewing<'a> = (&'a [&'a [u64]], &'a [u64], String);
+
 /// Kernels that read views of their operands: permutations, parts and flips of rows, with and
 /// without combining them, and rows of which a warp computes several.
 fn views() -> Vec<Wanted> {
@@ -434,7 +437,7 @@ fn views() -> Vec<Wanted> {
     };
     let heads = "%1 = reshape %0 shape=[2,5,3,64] | %2 = permute %1 dims=[0,2,1,3]";
     let of_heads = |body: &str| format!("{heads} | {body}");
-    let cases: Vec<(&[&[u64]], &[u64], String)> = vec![
+    let cases: Vec<Viewing<'_>> = vec![
         (
             &[&[10, 96], &[1, 1, 5, 32], &[1, 1, 5, 32], &[2, 1]],
             &[2, 3, 5, 32],

@@ -305,8 +305,8 @@ fn in_rows(graph: &Graph, value: Value) -> Option<InRows> {
     })
 }
 
-/// The base of a value that slices, permutations and reshapes may compute, and the value as a view of
-/// it.
+/// The base of a value that slices, permutations and reshapes may compute, and the value as a view
+/// of it.
 fn view(graph: &Graph, value: Value) -> (Value, View) {
     // A loop: a file may have more views of views than the stack has room for.
     let mut chain = vec![value];

@@ -34,19 +34,18 @@
 //! sums. Updates come after all other nodes, and have their own rule.
 
 use super::canonical::remove_dead;
+use super::steps::{REACH, may_join, moves};
 use super::{reshape_to, views};
 use crate::cost::Cost;
 use ir::graph::{Edit, Readers};
 use ir::op::Access;
 use ir::op::attrs::{Fused, Sizes};
 use ir::op::body::{Body, MOST_RESULTS, Step};
-use ir::{DType, Graph, Node, Op, Phase, StateKind, Table, TensorType, Value};
+use ir::{Graph, Node, Op, Phase, StateKind, Table, TensorType, Value};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
 
-/// The largest distance in the graph's order from a group's first node to its last.
-pub(super) const REACH: usize = 64;
 /// The most operands of a group.
 const OPERANDS: usize = 24;
 /// The most updates of a group. A GPU has 255 registers per thread. Four updates of `adamw_split`
@@ -61,9 +60,6 @@ const SMALL_UPDATE: u64 = 64 << 10;
 const EXCESS: u64 = 1000;
 /// A value is small compared with another value that has this number of times its elements.
 const SMALL: u64 = 8;
-
-/// Powers that are products, quotients and roots.
-const POWERS: [f64; 7] = [1.0, 2.0, 3.0, 0.5, -0.5, -1.0, -2.0];
 
 /// Rewrites the graph.
 pub fn run(graph: &mut Graph) {
@@ -86,27 +82,6 @@ fn group(graph: &mut Graph, revise: impl FnOnce(&mut Groups<'_>)) {
     *graph = groups.rewrite();
     views::absorb(graph);
     *graph = graph.compact();
-}
-
-/// True if the op may be a step of a generated kernel: vector functions exist only for f32, and
-/// only for few powers.
-pub(super) fn may_join(graph: &Graph, node: Node) -> bool {
-    let data = &graph.nodes[node];
-    let facts = data.op.facts();
-    let computable = |v: &Value| match graph.values[*v].ty.dtype() {
-        DType::F8E4M3 | DType::F8E5M2 => false,
-        DType::F64 => !facts.is_function,
-        _ => true,
-    };
-    let is_power = match &data.op {
-        Op::PowScalar(power) => {
-            let is_real = graph.values[data.outputs[0]].ty.dtype().is_float();
-            !is_real || POWERS.contains(&power.value.to_f64())
-        }
-        _ => true,
-    };
-    let fits = facts.access != Access::Whole && data.op.is_pure() && is_power;
-    fits && data.inputs.iter().chain(&data.outputs).all(computable)
 }
 
 fn numel(graph: &Graph, value: Value) -> u64 {
@@ -766,7 +741,8 @@ impl<'a> Groups<'a> {
             .filter(move |&value| {
                 let counts = |node: Node| {
                     let small = numel(graph, value) * SMALL <= widest;
-                    !members.contains(&node) && !(small && views::moves(&graph.nodes[node].op))
+                    let is_view = moves(&graph.nodes[node].op);
+                    !(members.contains(&node) || small && is_view)
                 };
                 graph.def_node(value).is_some_and(counts)
             })

@@ -15,6 +15,7 @@ pub mod quantize;
 pub mod reduction;
 pub mod scale;
 pub mod simplify;
+mod steps;
 mod views;
 
 use ir::Op;

@@ -11,8 +11,8 @@ mod halves;
 
 pub(super) use absorb::absorb;
 
-use super::fuse::{REACH, may_join};
 use super::reshape_to;
+use super::steps::{REACH, TOGETHER, may_join, moves};
 use ir::graph::{Edit, Readers};
 use ir::op::Access;
 use ir::op::attrs::{Dims, Slice};
@@ -21,9 +21,6 @@ use ir::{Graph, Node, Op, Table, Value};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// The fewest elements of a view that follow each other. A kernel that reads fewer together waits
-/// for memory as long as a copy does.
-const TOGETHER: u64 = 16;
 /// A value with this number of times fewer elements than the result costs nothing to copy.
 const SMALL: u64 = 8;
 /// The most ops past which a view moves.
@@ -45,11 +42,6 @@ pub(super) fn rise(graph: &mut Graph) {
     }
     rise.edit.finish();
     super::canonical::remove_dead(graph);
-}
-
-/// True for an op whose result has the elements of its operand at other places.
-pub(super) fn moves(op: &Op) -> bool {
-    View::is_made_by(op) && !op.is_alias()
 }
 
 /// The number of elements of a view that follow each other.

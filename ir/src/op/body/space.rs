@@ -471,9 +471,9 @@ fn placed(view: &View, axes: &[u64], varies: Axes) -> Option<Place> {
     Some(Place { first, strides })
 }
 
-/// Merges neighbouring axes if the same values vary over them, and views have the same strides along
-/// them, but not across the start of the columns. Returns sizes, and the merged axes over which each
-/// value varies.
+/// Merges neighbouring axes if the same values vary over them, and if views have equal strides
+/// along them, but not across the start of the columns. Returns sizes, and the merged axes over
+/// which each value varies.
 fn merged(
     axes: &[u64],
     varies: &[Axes],

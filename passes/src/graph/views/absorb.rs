@@ -1,8 +1,7 @@
 //! Makes views steps of the kernels that read them.
 
-use super::{TOGETHER, moves};
-use crate::graph::fuse::may_join;
 use crate::graph::reshape_to;
+use crate::graph::steps::{TOGETHER, may_join, moves};
 use ir::graph::Readers;
 use ir::op::attrs::Fused;
 use ir::op::body::{Body, Step};
@@ -152,7 +151,7 @@ struct Lives {
 impl Lives {
     fn of(graph: &Graph, readers: &Readers, positions: &Table<Node, usize>) -> Lives {
         let is_forward = |&node: &Node| graph.nodes[node].phase == Phase::Forward;
-        let forward = graph.order.iter().rposition(|node| is_forward(node));
+        let forward = graph.order.iter().rposition(is_forward);
         let mut lives = Lives {
             viewed: Table::filled(graph.values.len(), [0; 2]),
             last: Table::filled(graph.values.len(), 0),

@@ -1,8 +1,8 @@
 //! Writes the exchange of two halves as a flip of two rows: `cat(-x[h..], x[..h])`, which
 //! implementations of rotary embeddings call `rotate_half`, and its derivative.
 
-use super::TOGETHER;
 use crate::graph::reshape_to;
+use crate::graph::steps::TOGETHER;
 use ir::graph::Edit;
 use ir::op::Number;
 use ir::op::attrs::{Along, Arange, Dims, Slice};
