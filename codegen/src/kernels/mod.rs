@@ -284,8 +284,8 @@ fn inplace(plan: &Plan<'_>) -> Vec<(usize, usize)> {
     for (i, ty) in plan.operands.iter().enumerate() {
         for (j, out) in plan.results.iter().enumerate() {
             let unlike = |read: &Read| {
-                let places = || [read.value, out.value].map(|v| (space.axes(v), space.place(v)));
-                read.operand == i && places()[0] != places()[1]
+                let elements = |v: usize| (space.axes(v), space.place(v));
+                read.operand == i && elements(read.value) != elements(out.value)
             };
             if *ty == out.ty && !space.tables.contains(&i) && !space.reads.iter().any(unlike) {
                 pairs.push((i, j));

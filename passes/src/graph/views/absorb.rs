@@ -47,16 +47,21 @@ pub(in crate::graph) fn absorb(graph: &mut Graph) {
     crate::graph::canonical::remove_dead(graph);
 }
 
+/// True for a node that a generated kernel computes. An update stays what it is, so that it can run
+/// on the host.
+fn is_kernel(graph: &Graph, node: Node) -> bool {
+    let data = &graph.nodes[node];
+    data.phase != Phase::Optimizer && (data.op.body().is_some() || may_join(graph, node))
+}
+
 /// The kernel of a node and of the view among its operands; none if there is no such kernel, or if
 /// it would read few elements that follow each other.
 fn with(graph: &Graph, reader: Node, view: Node) -> Option<(Body, Vec<Value>)> {
+    is_kernel(graph, reader).then_some(())?;
     let data = &graph.nodes[reader];
-    // An update stays what it is, so that it can run on the host.
-    (data.phase != Phase::Optimizer).then_some(())?;
     let (steps, results) = match data.op.body() {
         Some(body) => (body.steps().to_vec(), body.results().to_vec()),
         None => {
-            may_join(graph, reader).then_some(())?;
             let n = data.inputs.len();
             let step = Step {
                 op: data.op.clone(),
@@ -138,7 +143,8 @@ fn with(graph: &Graph, reader: Node, view: Node) -> Option<(Body, Vec<Value>)> {
 
 /// Which views may be read from their operand's bytes, so that no more bytes stay alive.
 struct Lives {
-    /// For each value: the elements of all its views, and of those that are read after the forward.
+    /// For each value: the elements of its views that only kernels read, and of those among them
+    /// that are read after the forward.
     viewed: Table<Value, [u64; 2]>,
     /// The position of the last reader of each value that is no view of it.
     last: Table<Value, usize>,
@@ -165,11 +171,18 @@ impl Lives {
             let others = others.filter(|r| r.is_none_or(|r| !moves(&graph.nodes[r].op)));
             lives.last[value] = others.map(position).max().unwrap_or(0);
         }
-        for &node in &graph.order {
+        // A view of a view comes first.
+        let mut absorbed = Table::filled(graph.nodes.len(), false);
+        for &node in graph.order.iter().rev() {
             let data = &graph.nodes[node];
             if moves(&data.op) {
+                let mut all = readers[data.outputs[0]].iter();
+                absorbed[node] = all.all(|r| r.is_some_and(|r| absorbed[r] || is_kernel(graph, r)));
                 let read = readers[data.outputs[0]].iter().map(position).max();
                 lives.read[node] = read.unwrap_or(0);
+                if !absorbed[node] {
+                    continue;
+                }
                 let numel = graph.values[data.outputs[0]].ty.numel();
                 let viewed = &mut lives.viewed[graph.root(data.inputs[0])];
                 viewed[0] += numel;
