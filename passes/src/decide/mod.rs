@@ -12,6 +12,7 @@ pub mod chunks;
 pub mod figures;
 pub mod greedy;
 pub mod layout;
+mod occupancy;
 mod propose;
 pub mod recompute;
 pub mod record;

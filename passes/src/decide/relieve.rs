@@ -8,6 +8,7 @@
 //! their own. They are left out unless they are as low as the draft before, and faster. The same
 //! with a larger target than the peak fills memory that a draft leaves free.
 
+use super::occupancy::Occupancy;
 use super::record::{self, Draft};
 use crate::alloc::{lifetimes, live_bytes};
 use crate::lines::{MaxTree, Stretch};
@@ -29,15 +30,27 @@ pub(super) fn drafts(problem: &Problem<'_>, draft: &Draft, targets: &[u64]) -> V
         return vec![];
     }
     let least = least_micros(problem, decisions);
-    let worth = AHEAD_WORTH * draft.micros;
-    if draft.micros - worth <= least {
+    if draft.micros * (1.0 - AHEAD_WORTH) <= least {
         return vec![];
     }
     let Ok(schedule) = realise::unnamed(problem, decisions) else {
         return vec![];
     };
     let bench = Bench::new(problem, decisions, &schedule);
-    let mut taken = TakenBack::new(&bench);
+    // Each finds plans that the other misses.
+    let [from_access, from_copy] = Room::ALL.map(|room| TakenBack::new(&bench, room));
+    let mut drafts = vec![];
+    if !problem.is_large() && from_access.candidates != from_copy.candidates {
+        drafts.append(&mut filled(draft, from_copy, least, targets));
+    }
+    drafts.append(&mut filled(draft, from_access, least, targets));
+    drafts
+}
+
+/// The drafts that fill the peak of `draft`, then each of `targets`. No step takes less than
+/// `least`, µs.
+fn filled(draft: &Draft, mut taken: TakenBack<'_>, least: f64, targets: &[u64]) -> Vec<Draft> {
+    let worth = AHEAD_WORTH * draft.micros;
     let mut drafts: Vec<Draft> = vec![];
     let mut fastest = draft.micros;
     for &target in [draft.live].iter().chain(targets) {
@@ -50,7 +63,7 @@ pub(super) fn drafts(problem: &Problem<'_>, draft: &Draft, targets: &[u64]) -> V
         }
         taken.saves = 0.0;
         let mut filled = vec![];
-        record::propose(problem, &taken.decisions, &mut filled);
+        record::propose(taken.problem, &taken.decisions, &mut filled);
         let Some(first) = filled.first() else {
             continue;
         };
@@ -62,7 +75,7 @@ pub(super) fn drafts(problem: &Problem<'_>, draft: &Draft, targets: &[u64]) -> V
         log::debug!(
             "taken back: {} decisions of {} are left, {fastest:.0} µs of {:.0}, {} bytes of {}",
             first.decisions.count(),
-            decisions.count(),
+            draft.decisions.count(),
             draft.micros,
             first.live,
             draft.live,
@@ -110,9 +123,9 @@ struct TakenBack<'a> {
 }
 
 impl<'a> TakenBack<'a> {
-    fn new(bench: &Bench<'a>) -> TakenBack<'a> {
+    fn new(bench: &Bench<'a>, room: Room) -> TakenBack<'a> {
         let mut candidates = bench.homes();
-        candidates.extend(bench.gaps());
+        candidates.extend(bench.gaps(room));
         candidates.retain(|candidate| 0.0 < candidate.saves);
         candidates.sort_by(|a, b| b.rate().total_cmp(&a.rate()));
         let mut decisions = Decisions {
@@ -155,7 +168,21 @@ impl<'a> TakenBack<'a> {
     }
 }
 
+/// Where a value that is kept over a gap needs bytes in addition.
+#[derive(Clone, Copy)]
+enum Room {
+    /// From the access before the gap. A copy to the host may then take longer.
+    FromAccess,
+    /// From the line that copied it to the host: until then it lies on the device anyway.
+    FromCopy,
+}
+
+impl Room {
+    const ALL: [Room; 2] = [Room::FromAccess, Room::FromCopy];
+}
+
 /// A decision that can be taken back.
+#[derive(PartialEq)]
 struct Candidate {
     undo: Undo,
     /// The home of states on the host that it is about.
@@ -175,6 +202,7 @@ impl Candidate {
 }
 
 /// What is taken back.
+#[derive(PartialEq)]
 enum Undo {
     /// States live on the device.
     Home(Vec<State>),
@@ -203,6 +231,8 @@ struct Bench<'a> {
     /// The lines `from..to` over which each buffer is needed: a copy that comes early counts from
     /// its first reader.
     needed: Table<Buffer, (usize, usize)>,
+    /// Where values lie.
+    occupancy: Occupancy,
     /// The lines of the model, in order: their positions are those of [`Problem::lines`].
     models: Vec<Instr>,
     /// Bytes needed at each line.
@@ -241,6 +271,7 @@ impl<'a> Bench<'a> {
             decisions,
             schedule,
             needed: spans.collect(),
+            occupancy: Occupancy::new(problem, schedule),
             models: models.map(|(instr, _)| instr).collect(),
             live,
         }
@@ -365,7 +396,7 @@ impl<'a> Bench<'a> {
     }
 
     /// The candidates that computed values are kept over their gaps.
-    fn gaps(&self) -> Vec<Candidate> {
+    fn gaps(&self, room: Room) -> Vec<Candidate> {
         let cost = self.problem.cost;
         let mut candidates = vec![];
         for (&gap, (means, reason)) in &self.decisions.cuts {
@@ -374,7 +405,14 @@ impl<'a> Bench<'a> {
                 continue;
             };
             let bytes = buffer_bytes(data.ty.bytes());
-            let (from, to) = self.ends(gap);
+            let (line, to) = self.ends(gap);
+            let from = match room {
+                Room::FromAccess => line,
+                Room::FromCopy => {
+                    let value = self.problem.root[gap.value];
+                    self.occupancy.resident_until(value, line)
+                }
+            };
             let saves = match means {
                 Means::Swap => 2.0 * cost.link(bytes),
                 Means::Recompute => reason
@@ -440,9 +478,9 @@ mod tests {
         output z = %z
     }";
 
-    /// What is left of decisions that swap `%u` and `%v`, and host `%w` if `hosted`.
-    fn left(means: Means, hosted: bool) -> (Vec<String>, bool) {
-        let graph = parse_graph(GRAPH).unwrap();
+    /// What is left of decisions that cut these gaps, and host the first state if `hosted`.
+    fn left(text: &str, cuts: &[(&str, u32)], means: Means, hosted: bool) -> (Vec<String>, bool) {
+        let graph = parse_graph(text).unwrap();
         let device = devices::named("test").unwrap();
         let cost = Roofline::new(&device);
         let problem = Problem::new(&graph, &device, &cost);
@@ -453,14 +491,10 @@ mod tests {
             line: 0,
         };
         let mut decisions = Decisions::default();
-        for (value, _) in graph
-            .values
-            .iter()
-            .filter(|(_, data)| ["u", "v"].contains(&&*data.name))
-        {
-            decisions
-                .cuts
-                .insert(Gap { value, gap: 0 }, (means, reason));
+        for &(name, gap) in cuts {
+            let mut values = graph.values.iter();
+            let (value, _) = values.find(|(_, data)| *data.name == *name).unwrap();
+            decisions.cuts.insert(Gap { value, gap }, (means, reason));
         }
         if hosted {
             decisions.hosted.insert(State::nth(0), reason);
@@ -474,19 +508,40 @@ mod tests {
         assert_eq!(first.live, drafts[0].live);
         assert!(first.micros < drafts[0].micros);
         let names = first.decisions.cuts.keys();
-        let names = names.map(|gap| graph.values[gap.value].name.clone());
+        let names = names.map(|gap| format!("{} {}", graph.values[gap.value].name, gap.gap));
         (names.collect(), !first.decisions.hosted.is_empty())
     }
 
     #[test]
     fn cuts_that_free_nothing_at_the_peak_are_taken_back() {
         for means in [Means::Swap, Means::Recompute] {
-            assert_eq!(left(means, false), (vec!["u".into()], false));
+            let left = left(GRAPH, &[("u", 0), ("v", 0)], means, false);
+            assert_eq!(left, (vec!["u 0".into()], false));
         }
     }
 
     #[test]
     fn a_state_stays_on_the_host_if_it_would_raise_the_peak() {
-        assert_eq!(left(Means::Swap, true), (vec!["u".into()], true));
+        let left = left(GRAPH, &[("u", 0), ("v", 0)], Means::Swap, true);
+        assert_eq!(left, (vec!["u 0".into()], true));
+    }
+
+    /// While `%a` is copied out, `%u` waits for its own copy. Most bytes are alive at `%p`.
+    #[test]
+    fn a_value_that_waits_for_its_copy_needs_no_bytes_in_addition() {
+        let text = "graph g {
+            input %x : f32[64,64]
+            input %k : f32[1,128]
+            fwd a %a = exp %x : f32[64,64]
+            fwd a %u = relu %a : f32[64,64]
+            fwd a %m = mean %u dims=[0] keepdim=true : f32[1,64]
+            fwd a %p = matmul %k, %m ta=true tb=false : f32[128,64]
+            fwd a %q = mean %p dims=[0] keepdim=true : f32[1,64]
+            fwd a %s = mul %u, %q : f32[64,64]
+            fwd a %t = add %s, %a : f32[64,64]
+            output t = %t
+        }";
+        let left = left(text, &[("a", 1), ("u", 0), ("u", 1)], Means::Swap, false);
+        assert_eq!(left, (vec!["a 1".into(), "u 1".into()], false));
     }
 }

@@ -2,7 +2,7 @@
 //! the device.
 
 use super::cut::Gaps;
-use super::occupancy::Occupancy;
+use crate::decide::occupancy::Occupancy;
 use crate::plan::Problem;
 use crate::plan::tuning::LONGEST_CASCADE;
 use ir::graph::Def;

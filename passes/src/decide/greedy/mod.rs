@@ -16,12 +16,12 @@
 mod cascade;
 mod cut;
 mod last_resort;
-mod occupancy;
 mod prices;
 mod round;
 
 pub use cut::{TASTES, Taste};
 
+use super::occupancy::Idle;
 use super::record::{Draft, Wanted, draft};
 use crate::alloc::{lifetimes, live_bytes};
 use crate::plan::machine::{COMPUTE, D2H, DEVICE, H2D};
@@ -37,7 +37,6 @@ use cascade::Cascade;
 use cut::{Cut, recomputed};
 use ir::schedule::{Schedule, Why};
 use ir::{Phase, Value};
-use occupancy::Idle;
 use round::Round;
 use std::collections::BTreeSet;
 

@@ -2,8 +2,8 @@
 
 use super::cascade::Cascade;
 use super::cut::{Cut, Frees, Gaps, Score, Taste};
-use super::occupancy::{Idle, Occupancy};
 use super::prices::{Load, Prices};
+use crate::decide::occupancy::{Idle, Occupancy};
 use crate::lines::{Above, MaxTree};
 use crate::plan::{Decisions, Gap, Group, Means, Problem};
 use crate::sim::Timeline;

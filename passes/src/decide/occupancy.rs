@@ -66,9 +66,21 @@ impl Occupancy {
 
     /// True if the value lies on the device at `line`.
     pub(super) fn is_resident(&self, value: Value, line: usize) -> bool {
-        let (spans, line) = (&self.resident[value], line as u32);
-        let k = spans.partition_point(|span| span.0 <= line);
-        k > 0 && line <= spans[k - 1].1
+        let span = self.last_span(value, line);
+        span.is_some_and(|(_, to)| line <= to as usize)
+    }
+
+    /// The last line at which a value that lies on the device at `line` does so without a break.
+    pub(super) fn resident_until(&self, value: Value, line: usize) -> usize {
+        let span = self.last_span(value, line);
+        span.map_or(line, |(_, to)| line.max(to as usize))
+    }
+
+    /// The last span of a value that begins at or before `line`.
+    fn last_span(&self, value: Value, line: usize) -> Option<(u32, u32)> {
+        let spans = &self.resident[value];
+        let k = spans.partition_point(|span| span.0 as usize <= line);
+        spans[..k].last().copied()
     }
 }
 
