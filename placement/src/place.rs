@@ -128,6 +128,11 @@ struct Limits {
     between: u32,
     /// A plan that exceeds the target by at most the target divided by this gets only one turn.
     gap: u64,
+    /// A plan that exceeds the target by more than the target divided by the first of these gets no
+    /// last turn; with the second, not the turn before either.
+    far: [u64; 2],
+    /// After this many turns that find nothing, there is no further one.
+    fruitless: u32,
     /// The work on large blocks alone, in halves of the work on all blocks.
     coarse: u64,
 }
@@ -147,6 +152,8 @@ impl Effort {
                 repairs: 0,
                 between: 0,
                 gap: u64::MAX,
+                far: [1; 2],
+                fruitless: u32::MAX,
                 coarse: 0,
             },
             Effort::Brief => {
@@ -165,6 +172,11 @@ impl Effort {
                     searched,
                     // The rest of such a gap takes most of the time and changes no decision.
                     gap: 1000,
+                    // Of 71 plans above the target after all turns, 25 are such. They end 0.9 per
+                    // cent higher. Three of 1865 at the target took such turns.
+                    far: [40, 20],
+                    // Of 96 plans above the target, six end higher. Two took their last turn so.
+                    fruitless: 2,
                     // The search mostly finds the target or nothing.
                     between: 1,
                     coarse: 3,
@@ -188,6 +200,8 @@ impl Effort {
                     repairs: 1,
                     between: 4,
                     gap: u64::MAX,
+                    far: [1; 2],
+                    fruitless: u32::MAX,
                     coarse: 1,
                 }
             }
@@ -202,6 +216,8 @@ impl Effort {
                 repairs: 2,
                 between: 1,
                 gap: u64::MAX,
+                far: [1; 2],
+                fruitless: u32::MAX,
                 coarse: 1,
             },
         }
@@ -424,11 +440,16 @@ impl<'a> Planner<'a> {
         let mut search = blocks
             .as_ref()
             .map(|blocks| Searches::new(blocks, options.threads, seed));
+        let mut fruitless = 0;
         for turn in (1..=limits.turns).rev() {
-            let is_near = self.peak.saturating_sub(self.target) <= self.target / limits.gap;
-            if turn < limits.turns && is_near {
+            let above = self.peak.saturating_sub(self.target);
+            let is_near = turn < limits.turns && above <= self.target / limits.gap;
+            let far = limits.far.get(turn as usize - 1);
+            let is_far = far.is_some_and(|share| self.target / share < above);
+            if is_near || is_far || limits.fruitless <= fruitless {
                 break;
             }
+            let before = self.peak;
             let looked = (limits.looked >> (limits.repairs * turn)) * ((1 << limits.repairs) - 1);
             let searched = limits.searched >> turn;
             if self.target < self.peak && !levels.is_empty() {
@@ -440,6 +461,7 @@ impl<'a> Planner<'a> {
                     looked: looked * limits.coarse / 2,
                     searched: searched * limits.coarse / 2,
                     turns: 2,
+                    far: [1; 2],
                     ..*limits
                 };
                 self.coarse(options, &limits, level, number as u64);
@@ -454,6 +476,7 @@ impl<'a> Planner<'a> {
                 }
                 _ => {}
             }
+            fruitless = if self.peak < before { 0 } else { fruitless + 1 };
         }
     }
 

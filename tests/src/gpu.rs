@@ -29,6 +29,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Arc, Mutex};
 
 /// A start of a kernel.
 #[derive(Clone, Debug)]
@@ -582,9 +583,14 @@ fn groups(target: &Target) -> Vec<Wanted> {
     wishes.all
 }
 
-/// Cases for the ops with kernels written for GPUs.
-pub fn ops_for_gpus(target: &Target) -> Vec<Case> {
-    gpu_ops::cases(target)
+/// Cases for the ops with kernels written for GPUs. Those of a target are made once.
+pub fn ops_for_gpus(target: &Target) -> Arc<[Case]> {
+    static MADE: Mutex<BTreeMap<Target, Arc<[Case]>>> = Mutex::new(BTreeMap::new());
+    let mut made = MADE.lock().expect("no thread should panic here");
+    let of_target = made.entry(*target);
+    of_target
+        .or_insert_with(|| gpu_ops::cases(target).into())
+        .clone()
 }
 
 /// Every case that is compared: ops, groups of models, attention.
@@ -617,7 +623,7 @@ pub fn cases(target: &Target) -> Vec<Case> {
         let found = here.run(&ins, &outs, &[], &[]);
         cases.push(case(wanted, generated, ptx, &outs, &found));
     }
-    cases.extend(ops_for_gpus(target));
+    cases.extend_from_slice(&ops_for_gpus(target));
     let mut generator = generator();
     for (heads, group, queries, keys) in [(1, 1, 64, 64), (2, 2, 70, 99), (3, 3, 33, 5)] {
         for (head_size, causal) in [(64, false), (64, true), (128, false), (128, true)] {
