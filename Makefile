@@ -29,7 +29,6 @@ demo: build ## train a small GPT-2 on the CPU in half its memory; STEPS=60 BUDGE
 		--batches $(example)/batches.safetensors --steps $(STEPS) --init normal:0.02 --seed 0
 
 test: setup ## run every test of the workspace
-	$(CARGO) build --locked -p lighterage-mlir
 	$(CARGO) test --workspace --locked
 	$(CARGO) build --locked -p lighterage-alloc
 	@if command -v $(PYTHON) >/dev/null; then \
