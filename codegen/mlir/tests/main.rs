@@ -1,5 +1,5 @@
-//! Starts the program and sends it requests, as the compiler does. Cargo builds the program for this
-//! test, so that the tests of other crates find it too.
+//! Starts the program and sends it requests, as the compiler does. Cargo builds the program for
+//! this test, so that the tests of other crates find it too.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
