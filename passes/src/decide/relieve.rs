@@ -37,13 +37,16 @@ pub(super) fn drafts(problem: &Problem<'_>, draft: &Draft, targets: &[u64]) -> V
         return vec![];
     };
     let bench = Bench::new(problem, decisions, &schedule);
-    // Each finds plans that the other misses.
-    let [from_access, from_copy] = Room::ALL.map(|room| TakenBack::new(&bench, room));
+    let taken = TakenBack::new(&bench, Room::FromAccess);
     let mut drafts = vec![];
-    if !problem.is_large() && from_access.candidates != from_copy.candidates {
-        drafts.append(&mut filled(draft, from_copy, least, targets));
+    if !problem.is_large() {
+        // Each finds plans that the other misses.
+        let other = TakenBack::new(&bench, Room::FromCopy);
+        if other.candidates != taken.candidates {
+            drafts.append(&mut filled(draft, other, least, targets));
+        }
     }
-    drafts.append(&mut filled(draft, from_access, least, targets));
+    drafts.append(&mut filled(draft, taken, least, targets));
     drafts
 }
 
@@ -177,10 +180,6 @@ enum Room {
     FromCopy,
 }
 
-impl Room {
-    const ALL: [Room; 2] = [Room::FromAccess, Room::FromCopy];
-}
-
 /// A decision that can be taken back.
 #[derive(PartialEq)]
 struct Candidate {
@@ -231,8 +230,6 @@ struct Bench<'a> {
     /// The lines `from..to` over which each buffer is needed: a copy that comes early counts from
     /// its first reader.
     needed: Table<Buffer, (usize, usize)>,
-    /// Where values lie.
-    occupancy: Occupancy,
     /// The lines of the model, in order: their positions are those of [`Problem::lines`].
     models: Vec<Instr>,
     /// Bytes needed at each line.
@@ -271,7 +268,6 @@ impl<'a> Bench<'a> {
             decisions,
             schedule,
             needed: spans.collect(),
-            occupancy: Occupancy::new(problem, schedule),
             models: models.map(|(instr, _)| instr).collect(),
             live,
         }
@@ -398,6 +394,10 @@ impl<'a> Bench<'a> {
     /// The candidates that computed values are kept over their gaps.
     fn gaps(&self, room: Room) -> Vec<Candidate> {
         let cost = self.problem.cost;
+        let occupancy = match room {
+            Room::FromAccess => None,
+            Room::FromCopy => Some(Occupancy::new(self.problem, self.schedule)),
+        };
         let mut candidates = vec![];
         for (&gap, (means, reason)) in &self.decisions.cuts {
             let data = &self.problem.graph.values[gap.value];
@@ -406,13 +406,9 @@ impl<'a> Bench<'a> {
             };
             let bytes = buffer_bytes(data.ty.bytes());
             let (line, to) = self.ends(gap);
-            let from = match room {
-                Room::FromAccess => line,
-                Room::FromCopy => {
-                    let value = self.problem.root[gap.value];
-                    self.occupancy.resident_until(value, line)
-                }
-            };
+            let from = occupancy.as_ref().map_or(line, |occupancy| {
+                occupancy.resident_until(self.problem.root[gap.value], line)
+            });
             let saves = match means {
                 Means::Swap => 2.0 * cost.link(bytes),
                 Means::Recompute => reason
