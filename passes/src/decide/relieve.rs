@@ -37,11 +37,11 @@ pub(super) fn drafts(problem: &Problem<'_>, draft: &Draft, targets: &[u64]) -> V
         return vec![];
     };
     let bench = Bench::new(problem, decisions, &schedule);
-    let taken = TakenBack::new(&bench, Room::FromAccess);
+    let taken = TakenBack::new(&bench, Since::Access);
     let mut drafts = vec![];
     if !problem.is_large() {
         // Each finds plans that the other misses.
-        let other = TakenBack::new(&bench, Room::FromCopy);
+        let other = TakenBack::new(&bench, Since::Copy);
         if other.candidates != taken.candidates {
             drafts.append(&mut filled(draft, other, least, targets));
         }
@@ -126,9 +126,9 @@ struct TakenBack<'a> {
 }
 
 impl<'a> TakenBack<'a> {
-    fn new(bench: &Bench<'a>, room: Room) -> TakenBack<'a> {
+    fn new(bench: &Bench<'a>, since: Since) -> TakenBack<'a> {
         let mut candidates = bench.homes();
-        candidates.extend(bench.gaps(room));
+        candidates.extend(bench.gaps(since));
         candidates.retain(|candidate| 0.0 < candidate.saves);
         candidates.sort_by(|a, b| b.rate().total_cmp(&a.rate()));
         let mut decisions = Decisions {
@@ -171,13 +171,13 @@ impl<'a> TakenBack<'a> {
     }
 }
 
-/// Where a value that is kept over a gap needs bytes in addition.
+/// From which line on the bytes of a value that is kept over a gap are counted.
 #[derive(Clone, Copy)]
-enum Room {
-    /// From the access before the gap. A copy to the host may then take longer.
-    FromAccess,
-    /// From the line that copied it to the host: until then it lies on the device anyway.
-    FromCopy,
+enum Since {
+    /// The access before the gap. This leaves room for a copy to the host that ends late.
+    Access,
+    /// The line that copied it to the host: until then it lies on the device anyway.
+    Copy,
 }
 
 /// A decision that can be taken back.
@@ -392,11 +392,11 @@ impl<'a> Bench<'a> {
     }
 
     /// The candidates that computed values are kept over their gaps.
-    fn gaps(&self, room: Room) -> Vec<Candidate> {
+    fn gaps(&self, since: Since) -> Vec<Candidate> {
         let cost = self.problem.cost;
-        let occupancy = match room {
-            Room::FromAccess => None,
-            Room::FromCopy => Some(Occupancy::new(self.problem, self.schedule)),
+        let occupancy = match since {
+            Since::Access => None,
+            Since::Copy => Some(Occupancy::new(self.problem, self.schedule)),
         };
         let mut candidates = vec![];
         for (&gap, (means, reason)) in &self.decisions.cuts {
