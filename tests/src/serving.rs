@@ -1,8 +1,8 @@
-//! Serves a recorded trace by the run-time allocator, from a plan of one of its steps, on addresses
-//! without memory.
+//! Serves a recorded trace by the run-time allocator, from a plan of one of its steps or from its
+//! cache, on addresses without memory.
 
 use addresses::serve;
-use lighterage_alloc::pool::{Event, Pool, PoolError};
+use lighterage_alloc::pool::{Event, Pool, PoolError, Range};
 use lighterage_alloc::{Allocator, Plan};
 use placement::trace::Trace;
 use placement::{Effort, Options, place};
@@ -17,6 +17,17 @@ impl Pool for Endless {
         Ok(self.0)
     }
     fn free(&mut self, _: u64) {}
+    fn reserve(&mut self, step: u64) -> Result<Range, PoolError> {
+        let bytes = (1 << 49) / step * step;
+        self.allocate(bytes).map(|address| Range {
+            address,
+            bytes,
+            step,
+        })
+    }
+    fn map(&mut self, _: Range, _: u64, _: u64) -> Result<(), PoolError> {
+        Ok(())
+    }
     fn record(&mut self, _: u64) -> Result<Event, PoolError> {
         Ok(Event(0))
     }
@@ -47,6 +58,30 @@ pub fn plan(trace: &Trace) -> Plan {
 /// An allocator that serves a plan.
 pub fn allocator(plan: Plan) -> Allocator {
     Allocator::planned(Box::new(Endless(0)), plan).expect("addresses should not end")
+}
+
+/// The most bytes that the cache takes from a device to serve a trace without a plan.
+pub fn cached(trace: &Trace, expandable: bool) -> u64 {
+    let mut allocator = Allocator::caching(Box::new(Endless(0)));
+    if expandable {
+        allocator.expand().expect("addresses should not end");
+    }
+    serve_from(&mut allocator, trace, &calls(trace));
+    allocator.stats().peak_cache_bytes
+}
+
+/// Makes the calls of a trace.
+pub fn serve_from(allocator: &mut Allocator, trace: &Trace, calls: &[Call]) {
+    let mut addresses = vec![0; trace.blocks.len()];
+    for call in calls {
+        let block = &trace.blocks[call.block];
+        if call.comes {
+            let address = allocator.malloc(block.bytes, block.origin.stream.into());
+            addresses[call.block] = address.expect("addresses should not end");
+        } else {
+            allocator.free(addresses[call.block]);
+        }
+    }
 }
 
 /// A request or a free of a block, in the order of the program.

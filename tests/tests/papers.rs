@@ -1,7 +1,7 @@
 //! docs/papers.md is what `make papers` writes. Sections with clocks are left out, and so are those
 //! that take long, unless `LIGHTERAGE_LONG_TESTS=1` asks for them.
 
-use lighterage_tests::document::{self, Kind, backward, estimates};
+use lighterage_tests::document::{self, Kind, allocation, backward, estimates};
 use lighterage_tests::fsdp::{self, A100, Figures, Memory, Prefetch, Setup};
 use papers::estimate::{Shape, peak};
 use std::collections::BTreeSet;
@@ -155,4 +155,18 @@ fn estimated_peaks_are_those_of_plans() {
         }
     }
     assert_eq!(moments.len(), 3);
+}
+
+/// STAlloc, figure 8: at least 97 % of what a mixture's step takes is alive at its peak, though the
+/// plan knows no size of an expert's request.
+#[test]
+fn an_expandable_cache_wastes_little() {
+    for letters in ["R", "ZOR"] {
+        let (live, taken) = allocation::mixture(letters);
+        let efficiency = live as f64 / taken as f64;
+        assert!(
+            0.97 < efficiency && live <= taken,
+            "{letters}: {efficiency}"
+        );
+    }
 }

@@ -7,6 +7,7 @@
 //! | `LIGHTERAGE_ALLOC_PLAN` | the plan file; `%d` is the device, else it is for the first one |
 //! | `LIGHTERAGE_ALLOC_TRACE` | where `profile` writes, likewise |
 //! | `LIGHTERAGE_ALLOC_STATS` | where statistics go at exit, likewise; `-` is standard error |
+//! | `LIGHTERAGE_ALLOC_CACHE` | how the cache gets memory: `segments` (default) or `expandable` |
 //! | `LIGHTERAGE_ALLOC_POOL` | `cuda`, or `host` to try without a GPU |
 //! | `LIGHTERAGE_ALLOC_CUDA` | the driver's library, if not `libcuda.so.1` |
 //!
@@ -146,6 +147,26 @@ fn pool(device: c_int) -> Result<Box<dyn Pool>, String> {
     }
 }
 
+/// A server whose cache gets memory as the user wants.
+fn cached(mut allocator: Allocator, device: c_int) -> Result<Server, String> {
+    match variable("CACHE").as_deref() {
+        None | Some("segments") => {}
+        Some("expandable") => {
+            if let Err(error) = allocator.expand() {
+                tell(&format!(
+                    "{error}; the cache of device {device} has segments"
+                ));
+            }
+        }
+        Some(other) => {
+            return Err(format!(
+                "LIGHTERAGE_ALLOC_CACHE={other} is neither segments nor expandable"
+            ));
+        }
+    }
+    Ok(Server::Allocate(allocator))
+}
+
 fn open(device: c_int) -> Result<Server, String> {
     static EXIT: Once = Once::new();
     // SAFETY: the functions take nothing and never unwind.
@@ -154,11 +175,12 @@ fn open(device: c_int) -> Result<Server, String> {
         pthread_atfork(before_fork, after_fork, in_child);
     });
     let (mode, plan) = (variable("MODE"), variable("PLAN"));
+    let without_plan = || cached(Allocator::caching(pool(device)?), device);
     match mode
         .as_deref()
         .unwrap_or(if plan.is_some() { "plan" } else { "cache" })
     {
-        "cache" => Ok(Server::Allocate(Allocator::caching(pool(device)?))),
+        "cache" => without_plan(),
         "profile" => {
             let name = variable("TRACE")
                 .ok_or("LIGHTERAGE_ALLOC_TRACE should name the file to record to")?;
@@ -167,7 +189,7 @@ fn open(device: c_int) -> Result<Server, String> {
                     "device {device} is not recorded: another one is; put %d into \
                      LIGHTERAGE_ALLOC_TRACE for all"
                 ));
-                return Ok(Server::Allocate(Allocator::caching(pool(device)?)));
+                return without_plan();
             };
             let out = std::fs::File::create(&path).map_err(|error| format!("{path}: {error}"))?;
             Ok(Server::Record(Recorder::new(
@@ -184,14 +206,14 @@ fn open(device: c_int) -> Result<Server, String> {
                 Allocator::planned(pool(device)?, plan).map_err(|error| format!("{path}: {error}"))
             });
             match served {
-                Some(Ok(allocator)) => Ok(Server::Allocate(allocator)),
+                Some(Ok(allocator)) => cached(allocator, device),
                 Some(Err(message)) => {
                     tell(&format!(
                         "{message}; device {device} goes on without a plan"
                     ));
-                    Ok(Server::Allocate(Allocator::caching(pool(device)?)))
+                    without_plan()
                 }
-                None => Ok(Server::Allocate(Allocator::caching(pool(device)?))),
+                None => without_plan(),
             }
         }
         other => Err(format!(

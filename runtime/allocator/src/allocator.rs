@@ -20,7 +20,7 @@
 use crate::caching::Cache;
 use crate::error::AllocError;
 use crate::plan::{Mark, Place, Plan};
-use crate::pool::{Event, Pool};
+use crate::pool::{Event, Pool, PoolError};
 use crate::sequence::{Found, Mismatches, NONE, Sequence, State};
 use crate::spans::Spans;
 use std::collections::HashMap;
@@ -236,6 +236,16 @@ impl Allocator {
             stats,
             ..Allocator::caching(pool)
         })
+    }
+
+    /// Lets the cache map memory in steps into one range of addresses for each stream, instead of
+    /// taking separate blocks from the device. So a free block can grow, and the cache takes less
+    /// memory where requests have many sizes.
+    ///
+    /// # Errors
+    /// The device cannot map memory. The cache stays as it was.
+    pub fn expand(&mut self) -> Result<(), PoolError> {
+        self.cache.expand(self.pool.as_mut())
     }
 
     /// The address of `bytes` bytes for `stream`; 0 if `bytes` is 0.

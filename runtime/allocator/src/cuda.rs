@@ -6,7 +6,7 @@
 
 #![allow(unsafe_code, reason = "the driver is a C library")]
 
-use crate::pool::{Event, Pool, PoolError};
+use crate::pool::{Event, Pool, PoolError, Range};
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -17,33 +17,61 @@ type Handle = *mut c_void;
 /// An event without time stamps (`CU_EVENT_DISABLE_TIMING`): cheaper to record.
 const NO_TIMING: c_uint = 2;
 
-/// Declares the driver's functions and how they are loaded.
-macro_rules! driver {
-    ($($name:ident = $symbol:literal ($($arg:ty),*);)*) => {
-        struct Driver {
+/// The attribute of a device that can map memory.
+const MAPS: c_int = 102;
+/// Ordinary memory of a device (`CU_MEM_ALLOCATION_TYPE_PINNED`).
+const ORDINARY: c_int = 1;
+/// A place on a device (`CU_MEM_LOCATION_TYPE_DEVICE`).
+const ON_DEVICE: c_int = 1;
+const READ_AND_WRITE: c_int = 3;
+
+/// `CUmemLocation`.
+#[repr(C)]
+struct Location {
+    kind: c_int,
+    device: c_int,
+}
+
+/// `CUmemAllocationProp`. What this crate does not use is 0.
+#[repr(C)]
+struct Kind {
+    kind: c_int,
+    exported: c_int,
+    location: Location,
+    security: Handle,
+    flags: [u8; 8],
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+struct Access {
+    location: Location,
+    flags: c_int,
+}
+
+/// Declares functions of the driver and how they are loaded.
+macro_rules! functions {
+    ($all:ident; $($name:ident = $symbol:literal ($($arg:ty),*);)*) => {
+        struct $all {
             $($name: unsafe extern "C" fn($($arg),*) -> Status,)*
-            // The library with the functions.
-            _library: Library,
         }
 
-        impl Driver {
-            fn load(path: &str) -> Result<Driver, libloading::Error> {
-                // SAFETY: initialising NVIDIA's driver library has no precondition; only the user
-                // can name another one.
-                let library = unsafe { Library::new(path)? };
+        impl $all {
+            fn load(library: &Library) -> Result<$all, libloading::Error> {
                 $(
                     // SAFETY: the type is the one in cuda.h for this symbol.
                     let $name = unsafe {
                         *library.get::<unsafe extern "C" fn($($arg),*) -> Status>($symbol)?
                     };
                 )*
-                Ok(Driver { $($name,)* _library: library })
+                Ok($all { $($name,)* })
             }
         }
     };
 }
 
-driver! {
+functions! {
+    Driver;
     init = b"cuInit\0" (c_uint);
     device_get = b"cuDeviceGet\0" (*mut c_int, c_int);
     retain = b"cuDevicePrimaryCtxRetain\0" (*mut Handle, c_int);
@@ -60,10 +88,28 @@ driver! {
     error_name = b"cuGetErrorName\0" (Status, *mut *const c_char);
 }
 
+functions! {
+    Mapping;
+    attribute = b"cuDeviceGetAttribute\0" (*mut c_int, c_int, c_int);
+    total = b"cuDeviceTotalMem_v2\0" (*mut usize, c_int);
+    granularity = b"cuMemGetAllocationGranularity\0" (*mut usize, *const Kind, c_int);
+    reserve = b"cuMemAddressReserve\0" (*mut u64, usize, usize, u64, u64);
+    create = b"cuMemCreate\0" (*mut u64, usize, *const Kind, u64);
+    map = b"cuMemMap\0" (u64, usize, usize, u64, u64);
+    access = b"cuMemSetAccess\0" (u64, usize, *const Access, usize);
+    unmap = b"cuMemUnmap\0" (u64, usize);
+    release = b"cuMemRelease\0" (u64);
+}
+
 /// One GPU.
 pub struct Cuda {
     driver: Driver,
+    /// The functions that map memory, which old drivers lack.
+    mapping: Option<Mapping>,
     context: Handle,
+    device: c_int,
+    // The library with the functions.
+    _library: Library,
 }
 
 // SAFETY: the context is a handle of the driver, which any thread may use; nothing points into
@@ -77,13 +123,19 @@ impl Cuda {
     /// There is no such library or device, or the driver refuses.
     pub fn new(device: i32, library: Option<&str>) -> Result<Cuda, PoolError> {
         let path = library.unwrap_or("libcuda.so.1");
-        let driver = Driver::load(path).map_err(|source| PoolError::Library {
+        let missing = |source| PoolError::Library {
             library: path.to_string(),
             source,
-        })?;
+        };
+        // SAFETY: initialising NVIDIA's driver library has no precondition; only the user can name
+        // another one.
+        let library = unsafe { Library::new(path) }.map_err(missing)?;
         let mut cuda = Cuda {
-            driver,
+            driver: Driver::load(&library).map_err(missing)?,
+            mapping: Mapping::load(&library).ok(),
             context: ptr::null_mut(),
+            device: 0,
+            _library: library,
         };
         let (mut number, mut context) = (0, ptr::null_mut());
         // SAFETY: outs are valid for the call; `init` comes first.
@@ -98,8 +150,22 @@ impl Cuda {
                 (cuda.driver.retain)(&raw mut context, number),
             )?;
         }
-        cuda.context = context;
+        (cuda.context, cuda.device) = (context, number);
         Ok(cuda)
+    }
+
+    /// The kind of memory that is mapped.
+    fn kind(&self) -> Kind {
+        Kind {
+            kind: ORDINARY,
+            exported: 0,
+            location: Location {
+                kind: ON_DEVICE,
+                device: self.device,
+            },
+            security: ptr::null_mut(),
+            flags: [0; 8],
+        }
     }
 
     fn said(&self, call: &'static str, status: Status) -> Result<(), PoolError> {
@@ -166,6 +232,88 @@ impl Pool for Cuda {
         // SAFETY: the address came from `allocate`; the driver waits for work on it. An error comes
         // from earlier work, and later calls report it.
         let _ = self.within(|driver| check("cuMemFree", unsafe { (driver.free)(address) }));
+    }
+
+    fn reserve(&mut self, step: u64) -> Result<Range, PoolError> {
+        let mapping = self.mapping.as_ref().ok_or(PoolError::NoMapping)?;
+        let kind = self.kind();
+        let (mut maps, mut total, mut unit, mut address) = (0, 0, 0, 0);
+        let (mut bytes, mut step) = (0, usize::try_from(step)?);
+        self.within(|_| {
+            // SAFETY: the outs and the kind are valid for the calls.
+            unsafe {
+                let attribute = (mapping.attribute)(&raw mut maps, MAPS, self.device);
+                check("cuDeviceGetAttribute", attribute)?;
+                if maps == 0 {
+                    return Ok(());
+                }
+                let size = (mapping.total)(&raw mut total, self.device);
+                check("cuDeviceTotalMem", size)?;
+                let granularity = (mapping.granularity)(&raw mut unit, &raw const kind, 0);
+                check("cuMemGetAllocationGranularity", granularity)?;
+                step = step.next_multiple_of(unit.max(1));
+                // Twice the memory: free blocks may lie between the used ones.
+                bytes = (2 * total).next_multiple_of(step);
+                let reserved = (mapping.reserve)(&raw mut address, bytes, 0, 0, 0);
+                check("cuMemAddressReserve", reserved)
+            }
+        })?;
+        if maps == 0 {
+            return Err(PoolError::NoMapping);
+        }
+        Ok(Range {
+            address,
+            bytes: bytes as u64,
+            step: step as u64,
+        })
+    }
+
+    fn map(&mut self, range: Range, address: u64, bytes: u64) -> Result<(), PoolError> {
+        let mapping = self.mapping.as_ref().ok_or(PoolError::NoMapping)?;
+        let (size, step) = (usize::try_from(bytes)?, usize::try_from(range.step)?);
+        let kind = self.kind();
+        let access = Access {
+            location: self.kind().location,
+            flags: READ_AND_WRITE,
+        };
+        let mut mapped = 0;
+        let result = self.within(|_| {
+            // SAFETY: the outs, the kind and the access are valid for the calls. The addresses are
+            // a part of a range of `reserve`, and nothing is mapped there.
+            unsafe {
+                while mapped < bytes {
+                    let mut memory = 0;
+                    let create = (mapping.create)(&raw mut memory, step, &raw const kind, 0);
+                    check("cuMemCreate", create)?;
+                    let map = (mapping.map)(address + mapped, step, 0, memory, 0);
+                    // Mapped memory stays until it is unmapped.
+                    (mapping.release)(memory);
+                    check("cuMemMap", map)?;
+                    mapped += range.step;
+                }
+                let access = (mapping.access)(address, size, &raw const access, 1);
+                check("cuMemSetAccess", access)
+            }
+        });
+        if result.is_err() {
+            self.unmap(range, address, mapped);
+        }
+        result
+    }
+
+    fn unmap(&mut self, range: Range, address: u64, bytes: u64) {
+        let Some(mapping) = &self.mapping else {
+            return;
+        };
+        for at in (address..address + bytes).step_by(range.step as usize) {
+            // SAFETY: `map` has mapped this step, and no work uses it. An error comes from earlier
+            // work, and later calls report it.
+            let _ = self.within(|_| {
+                check("cuMemUnmap", unsafe {
+                    (mapping.unmap)(at, range.step as usize)
+                })
+            });
+        }
     }
 
     fn record(&mut self, stream: u64) -> Result<Event, PoolError> {

@@ -39,9 +39,39 @@ pub enum PoolError {
     /// More bytes than there are addresses.
     #[error(transparent)]
     TooLarge(#[from] TryFromIntError),
+    /// A range of addresses is used up.
+    #[error("no range of addresses has {bytes} bytes")]
+    RangeFull {
+        /// The bytes that were asked for.
+        bytes: u64,
+    },
+    /// The device has no addresses without memory.
+    #[error("the device cannot map memory")]
+    NoMapping,
     /// The error of a pool of another crate.
     #[error("{0}")]
     Other(String),
+}
+
+/// Addresses into which memory is mapped, and from which it is taken away, in steps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Range {
+    /// The first address.
+    pub address: u64,
+    /// The number of addresses: a multiple of `step`, and at least the device's bytes.
+    pub bytes: u64,
+    /// The bytes of a step, counted from the first address.
+    pub step: u64,
+}
+
+impl Range {
+    /// The whole steps between two addresses: from the first to the second of the results, if that
+    /// is larger.
+    pub(crate) fn within(self, lo: u64, hi: u64) -> (u64, u64) {
+        let lo = (lo - self.address).next_multiple_of(self.step);
+        let hi = (hi - self.address) / self.step * self.step;
+        (self.address + lo, self.address + hi)
+    }
 }
 
 /// A device's memory and its streams. Addresses and streams are the device's own numbers; 0 is its
@@ -56,6 +86,25 @@ pub trait Pool: Send {
 
     /// Gives back memory of `allocate`, after all earlier work on the device.
     fn free(&mut self, address: u64);
+
+    /// New addresses, all without memory. Steps have at least `step` bytes.
+    ///
+    /// # Errors
+    /// The device's error, or [`PoolError::NoMapping`] for a device without such addresses.
+    fn reserve(&mut self, _step: u64) -> Result<Range, PoolError> {
+        Err(PoolError::NoMapping)
+    }
+
+    /// Maps new memory: whole steps of a range, which have none.
+    ///
+    /// # Errors
+    /// The device's error. Then none of the steps has memory.
+    fn map(&mut self, _range: Range, _address: u64, _bytes: u64) -> Result<(), PoolError> {
+        Err(PoolError::NoMapping)
+    }
+
+    /// Gives back memory of `map`: whole steps, which no submitted work uses.
+    fn unmap(&mut self, _range: Range, _address: u64, _bytes: u64) {}
 
     /// Marks the work that was submitted to `stream` so far.
     ///

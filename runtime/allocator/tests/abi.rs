@@ -178,7 +178,7 @@ fn what_is_wrong_is_told() {
     let plan = directory.join("plan");
     std::fs::write(&plan, "lighterage-plan 1\npool -1 512\n").unwrap();
     let path = Path::new;
-    let cases: [(Settings<'_>, &str, &str); 7] = [
+    let cases: [(Settings<'_>, &str, &str); 9] = [
         (
             &[("PLAN", &plan)],
             "served",
@@ -203,6 +203,16 @@ fn what_is_wrong_is_told() {
             &[("MODE", path("fast"))],
             "nothing",
             "LIGHTERAGE_ALLOC_MODE=fast is none of",
+        ),
+        (
+            &[("CACHE", path("large"))],
+            "nothing",
+            "LIGHTERAGE_ALLOC_CACHE=large is neither segments nor expandable",
+        ),
+        (
+            &[("CACHE", path("expandable"))],
+            "served",
+            "the device cannot map memory; the cache of device 0 has segments",
         ),
         (
             &[("POOL", path("tpu"))],

@@ -7,9 +7,10 @@ use lighterage_alloc::{Allocator, Cuda, Plan};
 use std::path::PathBuf;
 use std::process::Command;
 
-fn driver() -> PathBuf {
+/// Builds the driver's library. Each test has its own, because its state is the process's.
+fn driver(name: &str) -> PathBuf {
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/driver.c");
-    let library = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("libdriver.so");
+    let library = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     // The linker that Rust uses is a compiler of C, too.
     let status = Command::new("cc")
         .args(["-shared", "-fPIC", "-o"])
@@ -25,7 +26,7 @@ fn driver() -> PathBuf {
 
 #[test]
 fn a_driver_is_found_and_called() {
-    let path = driver();
+    let path = driver("libcalled.so");
     let path = path.to_str().unwrap();
     // SAFETY: the library is ours, and its initialisation does nothing.
     let library = unsafe { libloading::Library::new(path) }.unwrap();
@@ -81,4 +82,38 @@ fn a_driver_is_found_and_called() {
         assert_eq!(allocator.stats().waits, 4 * step - 2);
     }
     assert_eq!(left(), 101, "the pool, and the event of the last block");
+}
+
+#[test]
+fn memory_is_mapped() {
+    const MIB: u64 = 1 << 20;
+    let path = driver("libmapped.so");
+    let path = path.to_str().unwrap();
+    // SAFETY: the library is ours, and its initialisation does nothing.
+    let library = unsafe { libloading::Library::new(path) }.unwrap();
+    // SAFETY: this is its type in driver.c.
+    let mapped = || unsafe {
+        2 * library
+            .get::<unsafe extern "C" fn() -> i32>(b"cuSteps\0")
+            .unwrap()()
+    };
+    let cuda = Cuda::new(0, Some(path)).unwrap();
+    let mut cache = Allocator::caching(Box::new(cuda));
+    cache.expand().unwrap();
+    assert_eq!(mapped(), 0, "what was tried out is given back");
+    let block = cache.malloc(30 * MIB, 0).unwrap();
+    assert_eq!(mapped(), 40);
+    assert!(cache.free(block));
+    assert_eq!(cache.malloc(50 * MIB, 0).unwrap(), block);
+    assert_eq!(mapped(), 60);
+    // 60 more would be more than the device has: the first step of them is given back.
+    let error = cache.malloc(55 * MIB, 0).unwrap_err().to_string();
+    assert!(
+        error.starts_with("cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (2): 57671680 bytes were asked"),
+        "{error}"
+    );
+    assert_eq!(mapped(), 60);
+    assert!(cache.free(block));
+    cache.trim();
+    assert_eq!(mapped(), 0);
 }

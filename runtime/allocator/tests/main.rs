@@ -2,6 +2,7 @@
 
 mod abi;
 mod arena;
+mod cache;
 mod driver;
 mod matching;
 mod plans;

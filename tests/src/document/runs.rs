@@ -555,17 +555,8 @@ fn operations(setup: &Setup) -> f64 {
 /// Seconds in which the run-time allocator serves calls.
 fn served(trace: &Trace, calls: &[Call], plan: Plan) -> f64 {
     let mut allocator = serving::allocator(plan);
-    let mut addresses = vec![0; trace.blocks.len()];
     let start = Instant::now();
-    for call in calls {
-        let block = &trace.blocks[call.block];
-        if call.comes {
-            let address = allocator.malloc(block.bytes, block.origin.stream.into());
-            addresses[call.block] = address.expect("addresses should not end");
-        } else {
-            allocator.free(addresses[call.block]);
-        }
-    }
+    serving::serve_from(&mut allocator, trace, calls);
     let seconds = start.elapsed().as_secs_f64();
     assert_eq!(
         allocator.stats().fallback,
