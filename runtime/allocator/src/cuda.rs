@@ -305,14 +305,11 @@ impl Pool for Cuda {
         let Some(mapping) = &self.mapping else {
             return;
         };
-        for at in (address..address + bytes).step_by(range.step as usize) {
+        let step = range.step as usize;
+        for at in (address..address + bytes).step_by(step) {
             // SAFETY: `map` has mapped this step, and no work uses it. An error comes from earlier
             // work, and later calls report it.
-            let _ = self.within(|_| {
-                check("cuMemUnmap", unsafe {
-                    (mapping.unmap)(at, range.step as usize)
-                })
-            });
+            let _ = self.within(|_| check("cuMemUnmap", unsafe { (mapping.unmap)(at, step) }));
         }
     }
 

@@ -457,8 +457,8 @@ const THEIRS: [(&str, f64, f64); 6] = [
     ("ZOR", 1.95, 1.55),
 ];
 
-/// The most bytes of the mixture's step that are alive at once, and the bytes that a plan with reuse
-/// and an expandable cache take for it.
+/// The most bytes of the mixture's step that are alive at once, and the bytes that a plan with
+/// reuse and an expandable cache take for it.
 pub fn mixture(letters: &str) -> (u64, u64) {
     let trace = planned(&with(&Setup::new(Model::QwenMoe), letters));
     let run = run(&trace, true);
