@@ -200,6 +200,11 @@ impl Plan {
         Ok(Added { results, written })
     }
 
+    /// True if the call has a result `i`.
+    pub fn computes(&self, i: usize) -> bool {
+        matches!(self.results.get(i), Some(Some(_)))
+    }
+
     /// Result `i` of the call. An error if its type differs from the file's.
     fn result(
         &self,

@@ -100,6 +100,8 @@ struct Import<'a> {
     unsupported: Vec<Unsupported>,
     /// Paths that name one parameter. The first of them in the file becomes a state.
     tied: Vec<Vec<String>>,
+    /// The tensors that are operands or leave the graph.
+    used: BTreeSet<&'a str>,
     /// The file computes no gradient.
     is_forward: bool,
 }
@@ -127,6 +129,7 @@ impl<'a> Import<'a> {
             generator: Generator::new(rng),
             unsupported: vec![],
             tied,
+            used: used(program),
             is_forward: !program
                 .graph_module
                 .signature
@@ -404,6 +407,13 @@ impl<'a> Import<'a> {
                 Plan::external(outside, &operands, &types).map_err(whole_call)?
             }
         };
+        // torch names all results of an operator, also gradients that are not asked for.
+        let is_there = |i, name: &&str| plan.computes(i) || self.used.contains(name);
+        let each = names.iter().enumerate();
+        let names: Vec<_> = each
+            .map(|(i, name)| name.filter(|name| is_there(i, name)))
+            .collect();
+        let names = &names[..];
         let added = plan
             .add_to(
                 &mut self.graph,
@@ -859,10 +869,23 @@ fn tensor_names(args: &[schema::NamedArgument]) -> impl Iterator<Item = &str> {
     })
 }
 
+/// The names of tensors that are operands of a node, or outputs.
+fn used(program: &ExportedProgram) -> BTreeSet<&str> {
+    let graph = &program.graph_module.graph;
+    let operands = graph
+        .nodes
+        .iter()
+        .flat_map(|node| tensor_names(&node.inputs));
+    operands.chain(names_of(&graph.outputs).flatten()).collect()
+}
+
 /// The names of a node's results in order; none for a result that is absent or not a tensor. A list
 /// of tensors counts as its elements.
 fn output_names(node: &schema::Node) -> impl Iterator<Item = Option<&str>> {
-    node.outputs.iter().flat_map(|output| {
+    names_of(&node.outputs)
+}
+fn names_of(outputs: &[Argument]) -> impl Iterator<Item = Option<&str>> {
+    outputs.iter().flat_map(|output| {
         let (one, many): (Option<Option<&str>>, &[Item]) = match output {
             Argument::Tensor(name) => (Some(Some(name)), &[]),
             Argument::Tensors(items) => (None, items),

@@ -461,3 +461,60 @@ fn unknown_operators_become_extern_nodes() {
     );
     assert_eq!(model.graph.values[node.outputs[0]].ty.dtype(), DType::F32);
 }
+
+/// torch names the gradient of an input that needs none, and the mask leaves it out.
+#[test]
+fn a_result_that_the_mask_leaves_out_may_have_a_name() {
+    let bytes = bytes("models/resnet-tiny/joint_coarse.pt2");
+    let with = |output: Option<&str>| {
+        edited(&bytes, |model| {
+            let graph = &mut model["graph_module"]["graph"];
+            let nodes = graph["nodes"].as_array_mut().unwrap();
+            let is_backward = |node: &&serde_json::Value| {
+                node["target"].as_str().unwrap().contains("norm_backward")
+            };
+            let mut node = nodes.iter().find(is_backward).unwrap().clone();
+            let mask = node["inputs"].as_array_mut().unwrap().last_mut().unwrap();
+            assert_eq!(mask["name"], "output_mask");
+            mask["arg"]["as_bools"][0] = false.into();
+            for (i, result) in node["outputs"]
+                .as_array_mut()
+                .unwrap()
+                .iter_mut()
+                .enumerate()
+            {
+                let name = format!("second_{i}");
+                let old = result["as_tensor"]["name"].as_str().unwrap().to_string();
+                graph["tensor_values"][&name] = graph["tensor_values"][&old].clone();
+                result["as_tensor"]["name"] = name.into();
+            }
+            let place = |node: &serde_json::Value| is_backward(&node);
+            let at = graph["nodes"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .position(place)
+                .unwrap();
+            graph["nodes"].as_array_mut().unwrap().insert(at, node);
+            if let Some(name) = output {
+                graph["outputs"][0]["as_tensor"]["name"] = name.into();
+            }
+        })
+    };
+    let model = lighterage_torch::read_bytes(&with(None), "resnet", &fixed()).unwrap();
+    verify(&model);
+    let names: Vec<&str> = model
+        .graph
+        .values
+        .values()
+        .map(|data| data.name.as_str())
+        .collect();
+    let there = ["second_0", "second_1", "second_2"].map(|name| names.contains(&name));
+    assert_eq!(there, [false, true, true]);
+    let error = lighterage_torch::read_bytes(&with(Some("second_0")), "resnet", &fixed());
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.ends_with("result second_0 is not computed"),
+        "{error}"
+    );
+}
