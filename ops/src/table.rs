@@ -91,7 +91,7 @@ macro_rules! ops {
             Any(Reduction) "any": reduction().on(Computed) => reduce_bool;
             Cumsum(Along) "cumsum": takes(1, 1).on(Numbers) => same_along;
             // topk(x) -> values, indices: i64, sorted
-            TopK(TopK) "topk": takes(1, 1).on(Numbers) => topk;
+            TopK(TopK) "topk": takes(1, 1).on(Numbers) => topk, topk_work;
             // Softmax along `dim`; the derivatives take (dy, y).
             Softmax(Along) "softmax": softmax() => same_along;
             LogSoftmax(Along) "log_softmax": softmax() => same_along;

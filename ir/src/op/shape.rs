@@ -26,7 +26,7 @@ impl<'a> Call<'a> {
     }
 
     /// The attribute `key` as a dimension of operand `i`.
-    fn dim(&self, key: &'static str, dim: i64, i: usize) -> Result<usize, Misfit> {
+    pub(super) fn dim(&self, key: &'static str, dim: i64, i: usize) -> Result<usize, Misfit> {
         let rank = self.at(i).rank();
         let index = usize::try_from(dim).ok().filter(|&d| d < rank);
         index.ok_or_else(|| attribute(key, format!("={dim} is not below rank {rank}")))

@@ -78,6 +78,24 @@ pub(super) fn index_put_work(a: &IndexPut, c: &Call<'_>, outputs: &[TensorType])
         ..elementwise(a, c, outputs)
     }
 }
+/// Scratch on a processor: the indices of a line. Lines that follow each other are sorted where
+/// their indices go.
+pub(super) fn topk_work(a: &TopK, c: &Call<'_>, outputs: &[TensorType]) -> Work {
+    let shape = outputs[1].shape();
+    let dim = c.dim("dim", a.dim, 0).expect("a typed dim should be one");
+    let inner: u64 = shape[dim + 1..].iter().product();
+    Work {
+        scratch: Scratch {
+            cpu: if inner <= 1 {
+                0
+            } else {
+                8 * shape[..=dim].iter().product::<u64>()
+            },
+            gpu: 0,
+        },
+        ..elementwise(a, c, outputs)
+    }
+}
 pub(super) fn matmul_work(a: &Product, c: &Call<'_>, outputs: &[TensorType]) -> Work {
     let ([m, k, n], flops) = sizes(a, c, c.types.len() - 2);
     // A processor widens half-precision factors to f32, one matrix of the batch at a time. A GPU

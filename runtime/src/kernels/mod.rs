@@ -367,7 +367,9 @@ const fn kernel(op: OpKind) -> Option<Kernel> {
         OpKind::Amin => k(reduce::check_extreme, reduce::amin).cut_by(reduce::cut),
         OpKind::Any => k(reduce::check_any, reduce::any).cut_by(reduce::cut),
         OpKind::Cumsum => k(reduce::check_cumsum, reduce::cumsum).cut_by(reduce::cut_lines),
-        OpKind::TopK => k(reduce::check_topk, reduce::topk).cut_by(reduce::cut_lines),
+        OpKind::TopK => k(reduce::check_topk, reduce::topk)
+            .cut_by(reduce::cut_lines)
+            .scratch(reduce::topk_scratch),
         OpKind::Softmax => k(norm::check_along, norm::softmax).cut_by(norm::cut_lines),
         OpKind::LogSoftmax => k(norm::check_along, norm::log_softmax).cut_by(norm::cut_lines),
         OpKind::SoftmaxBwd => k(norm::check_along, norm::softmax_bwd).cut_by(norm::cut_lines),

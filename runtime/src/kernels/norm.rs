@@ -9,6 +9,7 @@ use super::{Cut, Ran};
 use crate::kernel::{Call, Element, Planes};
 use pulp::{Arch, Simd, WithSimd};
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// Sums side by side: enough for vector registers, and the order of additions is fixed.
 const LANES: usize = 16;
@@ -90,7 +91,7 @@ pub(super) fn check_batch_norm_bwd(s: &Signature<'_>) -> Checked {
 // --- lines ---
 
 /// Up to [`BLOCK`] neighbouring lines along a dimension: line `j` has `n` elements from `at + j`
-/// on, `stride` apart. With stride 1 there is one line, and its elements follow each other.
+/// on, `stride` apart. With as many lines as the stride, all their elements follow each other.
 #[derive(Clone, Copy)]
 struct Lines {
     at: usize,
@@ -102,11 +103,34 @@ struct Lines {
 /// A number for each line.
 type PerLine = [f64; BLOCK];
 
+impl Lines {
+    /// The elements of each line that are read at once.
+    fn rows(&self) -> usize {
+        if self.lines == self.stride {
+            (BLOCK / self.lines).min(self.n).max(1)
+        } else {
+            1
+        }
+    }
+    /// For each element of [`Lines::rows`], the number of its line.
+    #[inline(always)]
+    fn spread<R: Real>(&self, known: &PerLine) -> [R; BLOCK] {
+        let mut spread = [R::ZERO; BLOCK];
+        for row in spread[..self.rows() * self.lines].chunks_mut(self.lines) {
+            for (to, &known) in row.iter_mut().zip(known) {
+                *to = R::of_f64(known);
+            }
+        }
+        spread
+    }
+}
+
 pub(super) fn cut_lines(call: &Call<'_>) -> Cut {
     let (outer, n, inner) = around(call.out_shape(0), call.int("dim") as usize);
     Cut::of(outer, n * inner)
 }
 /// Calls `f` with all lines of a part of a tensor.
+#[inline(always)]
 fn lines(call: &Call<'_>, mut f: impl FnMut(Lines)) {
     let (outer, n, inner) = around(call.out_shape(0), call.int("dim") as usize);
     for o in call.part(outer) {
@@ -131,6 +155,7 @@ fn lines(call: &Call<'_>, mut f: impl FnMut(Lines)) {
 
 /// Combines the elements of each line: `combine(lift(x0, x1, known), ..)`, where `known` is a
 /// number of the line.
+#[inline(always)]
 fn fold<R: Real, const N: usize>(
     l: Lines,
     xs: &[Source<'_>; N],
@@ -165,22 +190,31 @@ fn fold<R: Real, const N: usize>(
         result[0] = lanes[0];
         return result;
     }
-    let known: [R; BLOCK] = known.map(R::of_f64);
-    for i in 0..l.n {
+    let rows = l.rows();
+    let known = l.spread::<R>(known);
+    for i in (0..l.n).step_by(rows) {
+        let len = l.lines * rows.min(l.n - i);
         for (x, buffer) in xs.iter().zip(&mut buffers) {
-            x.load(y, l.at + i * l.stride, &mut buffer[..l.lines]);
+            x.load(y, l.at + i * l.stride, &mut buffer[..len]);
         }
-        for j in 0..l.lines.min(BLOCK) {
-            result[j] = combine(
-                result[j],
-                lift(std::array::from_fn(|i| buffers[i][j]), known[j]).to_f64(),
-            );
+        // As above: two loops.
+        let mut lifted = [R::ZERO; BLOCK];
+        (0..len).for_each(|j| lifted[j] = lift(std::array::from_fn(|i| buffers[i][j]), known[j]));
+        for (all, x) in result.iter_mut().zip(&lifted[..len]) {
+            *all = combine(*all, x.to_f64());
+        }
+    }
+    let (first, others) = result.split_at_mut(l.lines);
+    for row in others[..(rows - 1) * l.lines].chunks(l.lines) {
+        for (all, &one) in first.iter_mut().zip(row) {
+            *all = combine(*all, one);
         }
     }
     result
 }
 
 /// Writes `f` of the elements and two numbers of their line.
+#[inline(always)]
 fn apply<R: Real, const N: usize>(
     l: Lines,
     xs: &[Source<'_>; N],
@@ -199,30 +233,34 @@ fn apply<R: Real, const N: usize>(
         }
         return;
     }
-    let known = known.map(|k| k.map(R::of_f64));
-    for i in 0..l.n {
-        let at = l.at + i * l.stride;
-        (0..N).for_each(|i| xs[i].load(y, at, &mut buffers[i][..l.lines]));
-        for j in 0..l.lines.min(BLOCK) {
+    let rows = l.rows();
+    let known = known.map(|known| l.spread::<R>(known));
+    for i in (0..l.n).step_by(rows) {
+        let (at, len) = (l.at + i * l.stride, l.lines * rows.min(l.n - i));
+        (0..N).for_each(|i| xs[i].load(y, at, &mut buffers[i][..len]));
+        for j in 0..len.min(BLOCK) {
             ys[j] = f(
                 std::array::from_fn(|i| buffers[i][j]),
                 [known[0][j], known[1][j]],
             );
         }
-        y.store(at, &ys[..l.lines]);
+        y.store(at, &ys[..len]);
     }
 }
 
 const NOTHING: PerLine = [0.0; BLOCK];
 
+#[inline(always)]
 fn larger(a: f64, b: f64) -> f64 {
     if a > b || a.is_nan() { a } else { b }
 }
+#[inline(always)]
 fn plus(a: f64, b: f64) -> f64 {
     a + b
 }
 
 /// The maximum of each line, and the sum of its exponentials below that.
+#[inline(always)]
 fn softmax_sums<R: Real>(l: Lines, x: &[Source<'_>; 1], y: &Sink<'_>) -> (PerLine, PerLine) {
     let max = fold(
         l,
@@ -245,6 +283,7 @@ fn softmax_sums<R: Real>(l: Lines, x: &[Source<'_>; 1], y: &Sink<'_>) -> (PerLin
     (max, sum)
 }
 pub(super) fn softmax(call: &Call<'_>) -> Ran {
+    #[inline(always)]
     fn real<R: Real>(call: &Call<'_>) {
         let (x, mut y) = ([source(call, 0)], sink(call, 0));
         lines(call, |l| {
@@ -254,10 +293,11 @@ pub(super) fn softmax(call: &Call<'_>) -> Ran {
             });
         });
     }
-    wide_float!(call.out_dtype(0), W => real::<W>(call));
+    wide_float!(call.out_dtype(0), W => Arch::new().dispatch(|| real::<W>(call)));
     Ok(())
 }
 pub(super) fn log_softmax(call: &Call<'_>) -> Ran {
+    #[inline(always)]
     fn real<R: Real>(call: &Call<'_>) {
         let (x, mut y) = ([source(call, 0)], sink(call, 0));
         lines(call, |l| {
@@ -268,11 +308,12 @@ pub(super) fn log_softmax(call: &Call<'_>) -> Ran {
             });
         });
     }
-    wide_float!(call.out_dtype(0), W => real::<W>(call));
+    wide_float!(call.out_dtype(0), W => Arch::new().dispatch(|| real::<W>(call)));
     Ok(())
 }
 /// dx = (dy - sum(dy y)) y
 pub(super) fn softmax_bwd(call: &Call<'_>) -> Ran {
+    #[inline(always)]
     fn real<R: Real>(call: &Call<'_>) {
         let (xs, mut dx) = ([source(call, 0), source(call, 1)], sink(call, 0));
         lines(call, |l| {
@@ -294,11 +335,12 @@ pub(super) fn softmax_bwd(call: &Call<'_>) -> Ran {
             );
         });
     }
-    wide_float!(call.out_dtype(0), W => real::<W>(call));
+    wide_float!(call.out_dtype(0), W => Arch::new().dispatch(|| real::<W>(call)));
     Ok(())
 }
 /// dx = dy - exp(y) sum(dy)
 pub(super) fn log_softmax_bwd(call: &Call<'_>) -> Ran {
+    #[inline(always)]
     fn real<R: Real>(call: &Call<'_>) {
         let (xs, mut dx) = ([source(call, 0), source(call, 1)], sink(call, 0));
         lines(call, |l| {
@@ -312,7 +354,7 @@ pub(super) fn log_softmax_bwd(call: &Call<'_>) -> Ran {
             );
         });
     }
-    wide_float!(call.out_dtype(0), W => real::<W>(call));
+    wide_float!(call.out_dtype(0), W => Arch::new().dispatch(|| real::<W>(call)));
     Ok(())
 }
 
@@ -537,34 +579,116 @@ impl Images {
     fn n(&self) -> f64 {
         (self.batch * self.inner) as f64
     }
-    /// Calls `f` with the start and length of each run of channel `c`'s elements.
+    /// Channels that are read together: as many neighbours as fill a block.
+    fn groups(&self, part: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let part = part.start..part.end.min(self.channels);
+        let each = (BLOCK / self.inner.max(1)).max(1);
+        let last = part.end;
+        part.step_by(each).map(move |c| c..last.min(c + each))
+    }
+    /// Calls `f` with the start and length of each run of a group's elements: of one image, at
+    /// most a block.
     #[inline(always)]
-    fn runs(&self, c: usize, mut f: impl FnMut(usize, usize)) {
+    fn runs(&self, group: &Range<usize>, mut f: impl FnMut(usize, usize)) {
         for b in 0..self.batch {
-            for (block, len) in blocks(self.inner) {
-                f((b * self.channels + c) * self.inner + block, len);
+            for (block, len) in blocks(group.len() * self.inner) {
+                f((b * self.channels + group.start) * self.inner + block, len);
             }
         }
+    }
+    /// For each element of a run, the number of its channel.
+    fn spread<R: Real>(&self, group: &Range<usize>, of: impl Fn(usize) -> R) -> [R; BLOCK] {
+        let mut spread = [R::ZERO; BLOCK];
+        let each = self.inner.clamp(1, BLOCK);
+        for (channel, c) in spread.chunks_mut(each).zip(group.clone()) {
+            channel.fill(of(c));
+        }
+        spread
     }
     /// A result of this shape as a row for each image. Threads share its channels.
     fn output<'a, T: Element>(&self, call: &Call<'a>, j: usize) -> Planes<'a, T> {
         let columns = self.channels * self.inner;
         call.output_planes(j, 0..self.channels.max(1), [1, 1, columns])
     }
-    /// Calls `f` with the start of each run of channel `c`'s elements and its part of the result.
+    /// Calls `f` with the start of each run of a group's elements and its part of the result.
     #[inline(always)]
-    fn write<T>(&self, y: &mut Planes<'_, T>, c: usize, mut f: impl FnMut(usize, &mut [T])) {
+    fn write<T>(
+        &self,
+        y: &mut Planes<'_, T>,
+        group: &Range<usize>,
+        mut f: impl FnMut(usize, &mut [T]),
+    ) {
         if self.inner == 0 {
             return;
         }
-        let columns = c * self.inner..(c + 1) * self.inner;
+        let columns = group.start * self.inner..group.end * self.inner;
         let mut y = y.window(0, 0..self.batch, columns);
         for b in 0..self.batch {
-            let first = (b * self.channels + c) * self.inner;
+            let first = (b * self.channels + group.start) * self.inner;
             for (y, block) in y.row(b).chunks_mut(BLOCK).zip((0..).step_by(BLOCK)) {
                 f(first + block, y);
             }
         }
+    }
+}
+
+/// Sums over the elements of each channel of a group. Neighbours in a run have sums of their own,
+/// which are added up in the end. So a channel's sum does not depend on the group's other channels.
+struct Sums {
+    lanes: [f64; BLOCK],
+    /// The lanes of a channel.
+    each: usize,
+}
+
+impl Sums {
+    fn new(images: &Images) -> Sums {
+        let each = match images.inner {
+            // A run is a part of a channel. Few lanes stay in registers.
+            inner if BLOCK < inner => LANES,
+            inner => inner.max(1),
+        };
+        Sums {
+            lanes: [0.0; BLOCK],
+            each,
+        }
+    }
+    /// Adds `f` of a run's elements and a number for each of them.
+    #[inline(always)]
+    fn add<R: Copy>(
+        &mut self,
+        images: &Images,
+        xs: &[R],
+        known: &PerLine,
+        f: impl Fn(R, f64) -> f64,
+    ) {
+        let add = |lanes: &mut [f64], xs: &[R], known: &[f64]| {
+            for ((lane, &x), &known) in lanes.iter_mut().zip(xs).zip(known) {
+                *lane += f(x, known);
+            }
+        };
+        if images.inner <= BLOCK {
+            return add(&mut self.lanes, xs, known);
+        }
+        let mut lanes = [0.0; LANES];
+        let (whole, rest) = xs.as_chunks::<LANES>();
+        let (known, last) = known[..xs.len()].as_chunks::<LANES>();
+        for (xs, known) in whole.iter().zip(known) {
+            add(&mut lanes, xs, known);
+        }
+        add(&mut lanes, rest, last);
+        self.lanes
+            .iter_mut()
+            .zip(lanes)
+            .for_each(|(sum, lane)| *sum += lane);
+    }
+    /// The sums of a group's channels.
+    fn channels(&self, group: &Range<usize>) -> PerLine {
+        let mut sums = NOTHING;
+        let lanes = self.lanes.chunks(self.each).take(group.len());
+        for (sum, lanes) in sums.iter_mut().zip(lanes) {
+            *sum = lanes.iter().sum();
+        }
+        sums
     }
 }
 
@@ -588,45 +712,59 @@ impl<T: Float> WithSimd for BatchNorm<'_, '_, T> {
         let [mut means, mut rstds, mut vars] = [1, 2, 3].map(|j| sink(call, j));
         let n = images.n();
 
-        for c in call
-            .part(images.channels.max(1))
-            .take_while(|&c| c < images.channels)
-        {
-            let (mean, squares) = statistics(&images, x, c);
-            let rstd = 1.0 / (squares / n + eps).sqrt();
-            means.store(c, &[mean]);
-            rstds.store(c, &[rstd]);
-            vars.store(c, &[squares / (n - 1.0)]);
-
-            let (mean, rstd) = (T::Wide::of_f64(mean), T::Wide::of_f64(rstd));
-            let (w, b) = (T::Wide::of(w[c]), T::Wide::of(b[c]));
+        for group in images.groups(call.part(images.channels.max(1))) {
+            let (mean, squares) = statistics(&images, x, &group);
+            for (i, c) in group.clone().enumerate() {
+                means.store(c, &[mean[i]]);
+                rstds.store(c, &[1.0 / (squares[i] / n + eps).sqrt()]);
+                vars.store(c, &[squares[i] / (n - 1.0)]);
+            }
+            let of = |c: usize| c - group.start;
+            let means = images.spread(&group, |c| T::Wide::of_f64(mean[of(c)]));
+            let rstd = |c| 1.0 / (squares[of(c)] / n + eps).sqrt();
+            let rstds = images.spread(&group, |c| T::Wide::of_f64(rstd(c)));
+            let ws = images.spread(&group, |c| T::Wide::of(w[c]));
+            let bs = images.spread(&group, |c| T::Wide::of(b[c]));
             let mut xs = [T::Wide::ZERO; BLOCK];
-            images.write(&mut y, c, |at, y| {
+            images.write(&mut y, &group, |at, y| {
                 let xs = &mut xs[..y.len()];
                 T::Wide::load(&x[at..at + y.len()], xs);
-                xs.iter_mut().for_each(|x| *x = (*x - mean) * rstd * w + b);
+                let known = means.iter().zip(&rstds).zip(ws.iter().zip(&bs));
+                for (x, ((&mean, &rstd), (&w, &b))) in xs.iter_mut().zip(known) {
+                    *x = (*x - mean) * rstd * w + b;
+                }
                 T::Wide::store(xs, y);
             });
         }
     }
 }
 
-/// A channel's mean, and the sum of its elements' squared differences from the mean.
+/// The means of a group's channels, and the sums of their elements' squared differences from them.
 #[inline(always)]
-fn statistics<T: Float>(images: &Images, x: &[T], c: usize) -> (f64, f64) {
+fn statistics<T: Float>(images: &Images, x: &[T], group: &Range<usize>) -> (PerLine, PerLine) {
+    let sums = sums_of(images, x, group, &NOTHING, |x, _| x.to_f64());
+    let means = sums.map(|sum| sum / images.n());
+    let of_element = images.spread(group, |c| means[c - group.start]);
+    let squares = |x: T::Wide, mean| (x.to_f64() - mean) * (x.to_f64() - mean);
+    (means, sums_of(images, x, group, &of_element, squares))
+}
+
+/// For each channel of a group, the sum of `f` of its elements and a number for each of them.
+#[inline(always)]
+fn sums_of<T: Float>(
+    images: &Images,
+    x: &[T],
+    group: &Range<usize>,
+    known: &PerLine,
+    f: impl Fn(T::Wide, f64) -> f64,
+) -> PerLine {
     let mut xs = [T::Wide::ZERO; BLOCK];
-    let mut sum = 0.0;
-    images.runs(c, |at, len| {
+    let mut sums = Sums::new(images);
+    images.runs(group, |at, len| {
         T::Wide::load(&x[at..at + len], &mut xs[..len]);
-        sum += total(&xs[..len], |x| x.to_f64());
+        sums.add(images, &xs[..len], known, &f);
     });
-    let mean = sum / images.n();
-    let mut squares = 0.0;
-    images.runs(c, |at, len| {
-        T::Wide::load(&x[at..at + len], &mut xs[..len]);
-        squares += total(&xs[..len], |x| (x.to_f64() - mean) * (x.to_f64() - mean));
-    });
-    (mean, squares)
+    sums.channels(group)
 }
 
 /// A sum in several lanes.
@@ -668,34 +806,41 @@ impl<T: Float> WithSimd for BatchNormBwd<'_, '_, T> {
         let (mut dys, mut xs) = ([T::Wide::ZERO; BLOCK], [T::Wide::ZERO; BLOCK]);
 
         let part = call.part(images.channels.max(1));
-        for c in part.clone().take_while(|&c| c < images.channels) {
-            let [mean, rstd, w] = [means, rstds, w].map(|numbers| T::Wide::of(numbers[c]));
-            let (mut sum_dw, mut sum_db) = (0.0, 0.0);
-            images.runs(c, |at, len| {
+        for group in images.groups(part.clone()) {
+            let [mean, rstd] =
+                [means, rstds].map(|numbers| images.spread(&group, |c| T::Wide::of(numbers[c])));
+            let (mut sums_dw, mut sums_db) = (Sums::new(&images), Sums::new(&images));
+            images.runs(&group, |at, len| {
                 let (dys, xs) = (&mut dys[..len], &mut xs[..len]);
                 T::Wide::load(&dy[at..at + len], dys);
                 T::Wide::load(&x[at..at + len], xs);
-                for (x, dy) in xs.iter_mut().zip(dys.iter()) {
+                let known = mean.iter().zip(&rstd);
+                for ((x, dy), (&mean, &rstd)) in xs.iter_mut().zip(dys.iter()).zip(known) {
                     *x = (*x - mean) * rstd * *dy;
                 }
-                sum_dw += total(xs, |x| x.to_f64());
-                sum_db += total(dys, |dy| dy.to_f64());
+                sums_dw.add(&images, xs, &NOTHING, |x, _| x.to_f64());
+                sums_db.add(&images, dys, &NOTHING, |dy, _| dy.to_f64());
             });
-            for (result, sum) in [(&mut dw, sum_dw), (&mut db, sum_db)] {
+            let sums = [sums_dw, sums_db].map(|sums| sums.channels(&group));
+            for (result, sums) in [&mut dw, &mut db].into_iter().zip(&sums) {
                 if let Some(result) = result {
-                    result[c - part.start] = T::cast_f64(sum);
+                    for (c, &sum) in group.clone().zip(sums) {
+                        result[c - part.start] = T::cast_f64(sum);
+                    }
                 }
             }
 
             let Some(dx) = &mut dx else { continue };
-            let mean_g = T::Wide::of_f64(sum_db / n);
-            let (mean_gx, scale) = (T::Wide::of_f64(sum_dw / n), w * rstd);
-            images.write(dx, c, |at, dx| {
+            let [mean_gx, mean_g] = sums
+                .map(|sums| images.spread(&group, |c| T::Wide::of_f64(sums[c - group.start] / n)));
+            let scale = images.spread(&group, |c| T::Wide::of(w[c]) * T::Wide::of(rstds[c]));
+            images.write(dx, &group, |at, dx| {
                 let (dys, xs) = (&mut dys[..dx.len()], &mut xs[..dx.len()]);
                 T::Wide::load(&dy[at..at + dx.len()], dys);
                 T::Wide::load(&x[at..at + dx.len()], xs);
-                for (x, dy) in xs.iter_mut().zip(dys.iter()) {
-                    *x = scale * (*dy - mean_g - (*x - mean) * rstd * mean_gx);
+                for (j, (x, dy)) in xs.iter_mut().zip(dys.iter()).enumerate() {
+                    let normal = (*x - mean[j]) * rstd[j];
+                    *x = scale[j] * (*dy - mean_g[j] - normal * mean_gx[j]);
                 }
                 T::Wide::store(xs, dx);
             });

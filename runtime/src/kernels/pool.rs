@@ -15,6 +15,10 @@ use std::marker::PhantomData;
 pub(super) fn check_max_pool2d(s: &Signature<'_>) -> Checked {
     s.has_kernel(0, is_number)?;
     s.expect_rank(0, 4)?;
+    ensure(
+        s.shape(0)[2..].iter().product::<u64>() < NONE.into(),
+        || format!("a channel of an image should have less than {NONE} elements"),
+    )?;
     let shape = pooled(s, s.shape(0))?;
     s.results(&[(s.dtype(0), &shape), (DType::I64, &shape)])
 }
@@ -117,9 +121,7 @@ impl<T: Scalar, W: Wide> WithSimd for Windows<'_, T, W> {
             let (p, oy) = (line / rows.output, line % rows.output);
             let x = &self.x[p * plane..][..plane];
             for (lo, len) in blocks(width) {
-                let mut best = [W::LOWEST; BLOCK];
-                let indices = &mut indices[lo..lo + len];
-                indices.fill(NONE);
+                let (mut best, mut firsts) = ([W::LOWEST; BLOCK], [NONE; BLOCK]);
                 for ky in (0..rows.taps).filter(|&ky| !rows.outputs(ky, oy, oy + 1).is_empty()) {
                     let first = rows.input(oy, ky) * columns.input;
                     for kx in 0..columns.taps {
@@ -130,32 +132,33 @@ impl<T: Scalar, W: Wide> WithSimd for Windows<'_, T, W> {
                         let at = first + columns.input(some.start, kx);
                         let end = first + columns.input(some.end - 1, kx) + 1;
                         let (from, to) = (&x[at..end], some.start - lo..some.end - lo);
-                        let (best, indices) = (&mut best[to.clone()], &mut indices[to]);
+                        let (best, firsts) = (&mut best[to.clone()], &mut firsts[to]);
                         match columns.stride {
-                            1 => larger(best, indices, from, at, 1),
-                            2 => larger(best, indices, from, at, 2),
-                            stride => larger(best, indices, from, at, stride),
+                            1 => larger(best, firsts, from, at, 1),
+                            2 => larger(best, firsts, from, at, 2),
+                            stride => larger(best, firsts, from, at, stride),
                         }
                     }
                 }
                 // A window that lies completely in the padding has no maximum.
-                indices
-                    .iter_mut()
-                    .for_each(|index| *index = (*index).max(0));
+                for (index, &first) in indices[lo..lo + len].iter_mut().zip(&firsts) {
+                    *index = if first == NONE { 0 } else { first.into() };
+                }
                 W::store(&best[..len], &mut y[lo..lo + len]);
             }
         }
     }
 }
 
-/// The index of a window that has seen no element.
-const NONE: i64 = -1;
+/// The index of a window that has seen no element. Indices are as wide as most elements: vectors
+/// have as many of both.
+const NONE: u32 = u32::MAX;
 
 /// Updates the maximum with elements that are `stride` apart. `at` is the index of the first.
 #[inline(always)]
 fn larger<T: Scalar, W: Wide>(
     best: &mut [W],
-    indices: &mut [i64],
+    indices: &mut [u32],
     from: &[T],
     at: usize,
     stride: usize,
@@ -173,7 +176,7 @@ fn larger<T: Scalar, W: Wide>(
     let olds = best.iter_mut().zip(indices.iter_mut());
     for (i, ((best, index), &new)) in olds.zip(news.iter()).enumerate() {
         let takes = (*index == NONE) | (new > *best) | new.is_nan();
-        let place = (at + i * stride) as i64;
+        let place = (at + i * stride) as u32;
         *best = if takes { new } else { *best };
         *index = if takes { place } else { *index };
     }

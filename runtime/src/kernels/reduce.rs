@@ -7,6 +7,7 @@ use super::wide::{BLOCK, Scalar, Sink, Source, Wide, blocks, sink, source, wide,
 use super::{Cut, DataError, Ran};
 use crate::kernel::{Call, Element};
 use artifact::DType;
+use std::cmp::Ordering::{Greater, Less};
 use std::ops::Range;
 
 // --- checks ---
@@ -97,6 +98,19 @@ impl<A: Copy, L, C: Fn(A, A) -> A> Fold<A, L, C> {
             }
         }
     }
+
+    /// Combines at most [`LANES`] combinations, in a tree.
+    fn together(&self, lanes: &mut [A]) -> A {
+        let mut width = LANES;
+        while 1 < width {
+            width /= 2;
+            let (low, high) = lanes.split_at_mut(width.min(lanes.len()));
+            for (low, high) in low.iter_mut().zip(high) {
+                *low = (self.combine)(*low, *high);
+            }
+        }
+        lanes[0]
+    }
 }
 
 /// Writes the finished combinations over the dimensions `dims` to result 0.
@@ -151,17 +165,34 @@ fn reduce<W: Wide, A: Copy>(
     } else {
         (1, [0])
     };
+    if 1 < n && n <= LANES && kept.inner_strides() == [n as isize] {
+        // Short lines that follow each other are combined together.
+        let (width, _) = kept.pop();
+        let mut out = part.start;
+        while out < part.end {
+            let (row, column) = (out / width, out % width);
+            let len = (BLOCK / n).min(width - column).min(part.end - out);
+            let [at] = kept.point(row);
+            let mut lanes = [fold.start; BLOCK];
+            let mut xs = [W::ZERO; BLOCK];
+            reduced.each([at + (column * n) as isize], |[at]| {
+                x.load(&y, at as usize, &mut xs[..len * n]);
+                (0..len * n).for_each(|j| lanes[j] = (fold.combine)(lanes[j], (fold.lift)(xs[j])));
+            });
+            for (x, lanes) in xs.iter_mut().zip(lanes[..len * n].chunks_mut(n)) {
+                *x = finish(fold.together(lanes));
+            }
+            y.store(out, &xs[..len]);
+            out += len;
+        }
+        return Ok(());
+    }
     for out in part {
         let mut lanes = [fold.start; LANES];
         reduced.each(kept.point(out), |[at]| {
             fold.line(&x, &y, at as usize, n, &mut lanes)
         });
-        let mut width = LANES;
-        while 1 < width {
-            width /= 2;
-            (0..width).for_each(|i| lanes[i] = (fold.combine)(lanes[i], lanes[i + width]));
-        }
-        y.store(out, &[finish(lanes[0])]);
+        y.store(out, &[finish(fold.together(&mut lanes))]);
     }
     Ok(())
 }
@@ -274,7 +305,6 @@ fn running<W: Wide, A: Copy>(
     }
 }
 
-/// Insertion into the sorted results, which needs no other memory.
 pub(super) fn topk(call: &Call<'_>) -> Ran {
     macro_rules! each {
         ($($ty:ty),*) => {
@@ -298,6 +328,17 @@ fn is_nan<T: PartialEq + Copy>(x: T) -> bool {
     x != x
 }
 
+/// Room for the indices of a line for each outer element. Lines that follow each other are sorted
+/// where their indices go.
+pub(super) fn topk_scratch(s: &Signature<'_>) -> u64 {
+    let shape = &s.outs[0].shape;
+    let dim = s.dim("dim", 0).unwrap_or(0);
+    match shape[dim + 1..].iter().product() {
+        0 | 1 => 0,
+        _ => 8 * shape[..=dim].iter().product::<u64>(),
+    }
+}
+
 fn topk_of<T: Scalar>(call: &Call<'_>, before: impl Fn(T, T) -> bool) {
     let k = call.int("k") as usize;
     let (outer, n, inner) = around(call.in_shape(0), call.int("dim") as usize);
@@ -310,27 +351,58 @@ fn topk_of<T: Scalar>(call: &Call<'_>, before: impl Fn(T, T) -> bool) {
         return;
     }
     let part = call.part(outer);
+    let apart = call.scratch_part::<i64>(outer, 1, k);
     for o in part.clone() {
         for line in 0..inner {
+            let at = |i: i64| x[(o * n + i as usize) * inner + line];
             let place = |i: usize| ((o - part.start) * k + i) * inner + line;
-            for i in 0..n {
-                let new = x[(o * n + i) * inner + line];
-                let filled = i.min(k);
-                // The number of elements that stay in front of the new one.
-                let mut p = filled;
-                while 0 < p && before(new, values[place(p - 1)]) {
-                    p -= 1;
-                }
-                if p == k {
-                    continue;
-                }
-                for j in (p + 1..(filled + 1).min(k)).rev() {
-                    values[place(j)] = values[place(j - 1)];
-                    indices[place(j)] = indices[place(j - 1)];
-                }
-                values[place(p)] = new;
-                indices[place(p)] = i as i64;
+            let firsts = match inner {
+                1 => &mut indices[place(0)..][..k],
+                _ => &mut apart[..k],
+            };
+            // Equal elements keep their order.
+            let is_before = |a: i64, b: i64| before(at(a), at(b)) || !before(at(b), at(a)) && a < b;
+            first_of(n, firsts, &is_before);
+            for i in 0..k {
+                let index = if inner == 1 {
+                    indices[place(i)]
+                } else {
+                    apart[i]
+                };
+                (values[place(i)], indices[place(i)]) = (at(index), index);
             }
         }
     }
+}
+
+/// The first of the numbers below `n`, in the order in which `before` sorts them. There are at
+/// least as many numbers as results. `before` is not generic: the code for sorting is large.
+fn first_of(n: usize, firsts: &mut [i64], before: &dyn Fn(i64, i64) -> bool) {
+    for (to, i) in firsts.iter_mut().zip(0..) {
+        *to = i;
+    }
+    // A heap of the first of the numbers so far, the last of them at its root.
+    let sink = |heap: &mut [i64], mut at: usize| {
+        loop {
+            let child = 2 * at + 1;
+            let Some(&left) = heap.get(child) else { break };
+            let right = heap.get(child + 1).filter(|&&right| before(left, right));
+            let (child, last) = right.map_or((child, left), |&right| (child + 1, right));
+            if !before(heap[at], last) {
+                break;
+            }
+            heap.swap(at, child);
+            at = child;
+        }
+    };
+    if firsts.len() < n {
+        (0..firsts.len() / 2).rev().for_each(|at| sink(firsts, at));
+    }
+    for i in firsts.len()..n {
+        if before(i as i64, firsts[0]) {
+            firsts[0] = i as i64;
+            sink(firsts, 0);
+        }
+    }
+    firsts.sort_unstable_by(|&a, &b| if before(a, b) { Less } else { Greater });
 }
