@@ -22,6 +22,7 @@ Where each situation is tested; a name alone is a file, and the start of a test'
 * gradients that accumulate: test_step, `gradients_accumulate`; test_integrations
 * two models, two shapes: test_step, `two_models`, `two_steps`, `batches_of_new_shapes`; test_backend, `every_shape`
 * two forwards, second backwards, dropped losses: test_backend
+* functions of torch that look at values: test_values
 * exceptions in a step: test_backend, `after_a_line_that_fails`; test_step, `failed_line`; test_foreign, `an_exception`
 * DistributedDataParallel: test_backend, `data_parallel_models`; a whole step refuses it: here
 * workers of a data loader, forks: here; threads: test_step, `other_threads`; test_foreign, `threads_take_turns`

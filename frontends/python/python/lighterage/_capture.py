@@ -31,7 +31,6 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch.distributions import Distribution
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -43,6 +42,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import _pytree as pytree
 
 from . import _compat
+from ._values import Refusal, unread
 from .errors import CaptureError, Error, unsupported
 
 Tag = dict[str, Any]
@@ -433,8 +433,7 @@ def _record(step: _Step, values: Sequence[torch.Tensor], mode: FakeTensorMode) -
         traceback.preserve_node_meta(),
         # Libraries then take the ways that can be traced, such as masks without a look at their values.
         _compiling_state_context(),
-        # Its checks look at values, and its results do not depend on them.
-        mock.patch.object(Distribution, "_validate_args", False),
+        unread(),
         torch.enable_grad(),
         torch.autograd.set_multithreading_enabled(False),
         recurrent_in_parts(),
@@ -448,6 +447,8 @@ def _record(step: _Step, values: Sequence[torch.Tensor], mode: FakeTensorMode) -
                 f"it to 0); experts that are chosen by index (transformers: set_experts_implementation('batched_mm')); "
                 f"`if tensor.max() > ...`"
             ) from error
+        except Refusal as error:
+            raise CaptureError(f"in {step.failed_in or 'the model'}: {error}") from error
         except (Error, torch.OutOfMemoryError):
             raise
         except Exception as error:
