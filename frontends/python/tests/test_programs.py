@@ -17,6 +17,7 @@ Where each situation is tested; a name alone is a file, and the start of a test'
 * attention of PyTorch: test_export, `attention_equals_eager`
 * tied weights: test_step, `losses_and_parameters_are_eagers`; test_export, `tied_weight`
 * parameters that are written in place, moved or swapped: test_step, `change_of_values`; test_backend, `a_parameter`
+* a norm of a batch whose input needs no gradient: here
 * frozen parameters, and unfrozen ones: test_step, `changed_models`; test_backend, `frozen`, `unfrozen`
 * hooks of parameters, modules and optimizers: here; test_capture
 * gradients that accumulate: test_step, `gradients_accumulate`; test_integrations
@@ -41,6 +42,7 @@ from typing import Any
 
 import pytest
 import torch
+from lighterage.backend import backend
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, TensorDataset
@@ -74,7 +76,7 @@ def eager(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -
     loss = loss_of(model, x)
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
-    return float(loss)
+    return float(loss.detach())
 
 
 def python(program: str, **environment: str) -> str:
@@ -340,3 +342,31 @@ def test_without_a_generator_steps_have_the_packages_kernels_and_one_note(tmp_pa
 def test_import_loads_neither_torch_nor_the_native_module() -> None:
     program = "import lighterage, sys; print([m for m in ('torch', 'lighterage._lighterage') if m in sys.modules])"
     assert python(program) == "[]\n"
+
+
+# Norms ---------------------------------------------------------------------------------------------------------------
+
+NORMS_FIRST: dict[str, Callable[[], list[nn.Module]]] = {
+    "batch": lambda: [nn.BatchNorm2d(3)],
+    "instance": lambda: [nn.InstanceNorm2d(3, affine=True)],
+    "frozen": lambda: [nn.Conv2d(3, 3, 1).requires_grad_(False), nn.BatchNorm2d(3)],
+    "evaluation": lambda: [nn.BatchNorm2d(3).eval()],
+}
+
+
+@pytest.mark.parametrize("first", NORMS_FIRST)
+def test_a_norm_of_a_batch_may_come_first(first: str) -> None:
+    """PyTorch names the gradient of its input, which is not computed."""
+    torch.manual_seed(0)
+    models = [nn.Sequential(*NORMS_FIRST[first](), nn.Conv2d(3, 4, 3))]
+    models += [copy.deepcopy(models[0]) for _ in range(2)]
+    optimizers = [torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1) for model in models]
+    x = torch.randn(2, 3, 6, 6)
+    step = lt.compile(models[0], optimizers[0], loss_of, example=(x,), kernels="plain")
+    graphs: Any = torch.compile(models[1], backend=backend, options={"kernels": "plain", "strict": True})
+    for _ in range(3):
+        expected = eager(models[2], optimizers[2], x)
+        assert float(step(x)) == pytest.approx(expected, rel=1e-5)
+        assert eager(graphs, optimizers[1], x) == pytest.approx(expected, rel=1e-5)
+    for model in models[:2]:
+        torch.testing.assert_close(model.state_dict(), models[2].state_dict())

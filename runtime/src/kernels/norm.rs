@@ -129,28 +129,17 @@ pub(super) fn cut_lines(call: &Call<'_>) -> Cut {
     let (outer, n, inner) = around(call.out_shape(0), call.int("dim") as usize);
     Cut::of(outer, n * inner)
 }
-/// Calls `f` with all lines of a part of a tensor.
-#[inline(always)]
-fn lines(call: &Call<'_>, mut f: impl FnMut(Lines)) {
+/// All lines of a part of a tensor.
+fn lines(call: &Call<'_>) -> impl Iterator<Item = Lines> {
     let (outer, n, inner) = around(call.out_shape(0), call.int("dim") as usize);
-    for o in call.part(outer) {
-        match inner {
-            1 => f(Lines {
-                at: o * n,
-                n,
-                stride: 1,
-                lines: 1,
-            }),
-            _ => blocks(inner).for_each(|(j, lines)| {
-                f(Lines {
-                    at: o * n * inner + j,
-                    n,
-                    stride: inner,
-                    lines,
-                })
-            }),
-        }
-    }
+    call.part(outer).flat_map(move |o| {
+        blocks(inner).map(move |(j, lines)| Lines {
+            at: o * n * inner + j,
+            n,
+            stride: inner,
+            lines,
+        })
+    })
 }
 
 /// Combines the elements of each line: `combine(lift(x0, x1, known), ..)`, where `known` is a
@@ -259,6 +248,29 @@ fn plus(a: f64, b: f64) -> f64 {
     a + b
 }
 
+/// A kernel that computes lines. Its code exists for each set of instructions, so all of it is
+/// inlined.
+trait OfLines {
+    fn run<R: Real>(call: &Call<'_>);
+}
+
+fn in_vectors<K: OfLines>(call: &Call<'_>) -> Ran {
+    wide_float!(call.out_dtype(0), W => {
+        Arch::new().dispatch(InVectors::<K, W>(call, PhantomData))
+    });
+    Ok(())
+}
+
+struct InVectors<'a, 'b, K, R>(&'a Call<'b>, PhantomData<(K, R)>);
+
+impl<K: OfLines, R: Real> WithSimd for InVectors<'_, '_, K, R> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        K::run::<R>(self.0);
+    }
+}
+
 /// The maximum of each line, and the sum of its exponentials below that.
 #[inline(always)]
 fn softmax_sums<R: Real>(l: Lines, x: &[Source<'_>; 1], y: &Sink<'_>) -> (PerLine, PerLine) {
@@ -283,40 +295,48 @@ fn softmax_sums<R: Real>(l: Lines, x: &[Source<'_>; 1], y: &Sink<'_>) -> (PerLin
     (max, sum)
 }
 pub(super) fn softmax(call: &Call<'_>) -> Ran {
+    in_vectors::<Softmax>(call)
+}
+struct Softmax;
+impl OfLines for Softmax {
     #[inline(always)]
-    fn real<R: Real>(call: &Call<'_>) {
+    fn run<R: Real>(call: &Call<'_>) {
         let (x, mut y) = ([source(call, 0)], sink(call, 0));
-        lines(call, |l| {
+        for l in lines(call) {
             let (max, sum) = softmax_sums::<R>(l, &x, &y);
             apply(l, &x, &mut y, [&max, &sum], |[x]: [R; 1], [max, sum]| {
                 math::exp(x - max) / sum
             });
-        });
+        }
     }
-    wide_float!(call.out_dtype(0), W => Arch::new().dispatch(|| real::<W>(call)));
-    Ok(())
 }
 pub(super) fn log_softmax(call: &Call<'_>) -> Ran {
+    in_vectors::<LogSoftmax>(call)
+}
+struct LogSoftmax;
+impl OfLines for LogSoftmax {
     #[inline(always)]
-    fn real<R: Real>(call: &Call<'_>) {
+    fn run<R: Real>(call: &Call<'_>) {
         let (x, mut y) = ([source(call, 0)], sink(call, 0));
-        lines(call, |l| {
+        for l in lines(call) {
             let (max, sum) = softmax_sums::<R>(l, &x, &y);
             let log = sum.map(f64::ln);
             apply(l, &x, &mut y, [&max, &log], |[x]: [R; 1], [max, log]| {
                 x - max - log
             });
-        });
+        }
     }
-    wide_float!(call.out_dtype(0), W => Arch::new().dispatch(|| real::<W>(call)));
-    Ok(())
+}
+pub(super) fn softmax_bwd(call: &Call<'_>) -> Ran {
+    in_vectors::<SoftmaxBwd>(call)
 }
 /// dx = (dy - sum(dy y)) y
-pub(super) fn softmax_bwd(call: &Call<'_>) -> Ran {
+struct SoftmaxBwd;
+impl OfLines for SoftmaxBwd {
     #[inline(always)]
-    fn real<R: Real>(call: &Call<'_>) {
+    fn run<R: Real>(call: &Call<'_>) {
         let (xs, mut dx) = ([source(call, 0), source(call, 1)], sink(call, 0));
-        lines(call, |l| {
+        for l in lines(call) {
             let sum = fold(
                 l,
                 &xs,
@@ -333,17 +353,19 @@ pub(super) fn softmax_bwd(call: &Call<'_>) -> Ran {
                 [&sum, &NOTHING],
                 |[dy, y]: [R; 2], [sum, _]| (dy - sum) * y,
             );
-        });
+        }
     }
-    wide_float!(call.out_dtype(0), W => Arch::new().dispatch(|| real::<W>(call)));
-    Ok(())
+}
+pub(super) fn log_softmax_bwd(call: &Call<'_>) -> Ran {
+    in_vectors::<LogSoftmaxBwd>(call)
 }
 /// dx = dy - exp(y) sum(dy)
-pub(super) fn log_softmax_bwd(call: &Call<'_>) -> Ran {
+struct LogSoftmaxBwd;
+impl OfLines for LogSoftmaxBwd {
     #[inline(always)]
-    fn real<R: Real>(call: &Call<'_>) {
+    fn run<R: Real>(call: &Call<'_>) {
         let (xs, mut dx) = ([source(call, 0), source(call, 1)], sink(call, 0));
-        lines(call, |l| {
+        for l in lines(call) {
             let sum = fold(l, &xs, &dx, &NOTHING, 0.0, |[dy, _]: [R; 2], _| dy, plus);
             apply(
                 l,
@@ -352,10 +374,8 @@ pub(super) fn log_softmax_bwd(call: &Call<'_>) -> Ran {
                 [&sum, &NOTHING],
                 |[dy, y]: [R; 2], [sum, _]| dy - math::exp(y) * sum,
             );
-        });
+        }
     }
-    wide_float!(call.out_dtype(0), W => Arch::new().dispatch(|| real::<W>(call)));
-    Ok(())
 }
 
 // --- layer norm ---
