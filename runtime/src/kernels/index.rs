@@ -266,40 +266,68 @@ pub(super) fn embedding_bwd(call: &Call<'_>) -> Ran {
 
 // --- gather and scatter ---
 
-/// Calls `f` for every index, in order, with its positions in operand 0 and in a tensor of shape
-/// `other`.
-fn indexed(call: &Call<'_>, other: &[usize], mut f: impl FnMut(usize, usize)) -> Ran {
+/// Calls `f` for every index of some rows, in order, with its positions in operand 0 and in a tensor
+/// of shape `other`. A row is an element of the first dimension.
+fn indexed(
+    call: &Call<'_>,
+    other: &[usize],
+    rows: Range<usize>,
+    mut f: impl FnMut(usize, usize),
+) -> Ran {
     let (shape, dim, index) = (
         call.in_shape(0),
         call.int("dim") as usize,
         Indices::new(call, 1),
     );
     let (strides, others) = (contiguous(shape), contiguous(other));
+    let own = |d: usize| [if d == dim { 0 } else { strides[d] }, others[d]];
     let mut nest = Nest::<2>::new();
+    let mut start = [0, 0];
     for (d, &size) in call.in_shape(1).iter().enumerate() {
-        nest.push(size, [if d == dim { 0 } else { strides[d] }, others[d]]);
-    }
-    let (mut i, mut ran) = (0, Ok(()));
-    nest.each([0, 0], |[at, other]| {
-        match in_range(index.at(i), shape[dim]) {
-            Ok(index) => f(at as usize + index * strides[dim] as usize, other as usize),
-            Err(e) if ran.is_ok() => ran = Err(e),
-            Err(_) => {}
+        if d == 0 {
+            nest.push(rows.len(), own(d));
+            start = own(d).map(|stride| stride * rows.start as isize);
+        } else {
+            nest.push(size, own(d));
         }
-        i += 1;
+    }
+    let mut i = rows.start * count(call.in_shape(1).get(1..).unwrap_or(&[]));
+    let (width, steps) = nest.pop();
+    let mut ran = Ok(());
+    nest.each(start, |[mut at, mut other]| {
+        for _ in 0..width {
+            match in_range(index.at(i), shape[dim]) {
+                Ok(index) => f(at as usize + index * strides[dim] as usize, other as usize),
+                Err(e) if ran.is_ok() => ran = Err(e),
+                Err(_) => {}
+            }
+            i += 1;
+            at += steps[0];
+            other += steps[1];
+        }
     });
     ran
 }
+/// The number of rows of the indices.
+fn rows(call: &Call<'_>) -> usize {
+    call.in_shape(1).first().copied().unwrap_or(1)
+}
+pub(super) fn cut_gather(call: &Call<'_>) -> Cut {
+    let n = count(call.in_shape(1));
+    Cut::of(rows(call), n / rows(call).max(1))
+}
 pub(super) fn gather(call: &Call<'_>) -> Ran {
+    let part = call.part(rows(call));
+    let start = call.output_start(0);
     bits!(call.out_dtype(0), B => {
         let (x, y): (&[B], &mut [B]) = (call.input_bits(0), call.output_bits(0));
-        indexed(call, call.out_shape(0), |at, i| y[i] = x[at])
+        indexed(call, call.out_shape(0), part, |at, i| y[i - start] = x[at])
     })
 }
 pub(super) fn scatter(call: &Call<'_>) -> Ran {
     bits!(call.out_dtype(0), B => {
         let (y, values) = (copied::<B>(call), call.input_bits::<B>(2));
-        indexed(call, call.in_shape(2), |at, i| y[at] = values[i])
+        indexed(call, call.in_shape(2), 0..rows(call), |at, i| y[at] = values[i])
     })
 }
 pub(super) fn scatter_add(call: &Call<'_>) -> Ran {
@@ -308,14 +336,15 @@ pub(super) fn scatter_add(call: &Call<'_>) -> Ran {
         if call.inplace(0).is_none() {
             y.copy_from_slice(call.input(0));
         }
-        indexed(call, call.in_shape(2), |at, i| y[at] = W::of(y[at]).plus(W::of(values[i]))
-            .narrow())
+        indexed(call, call.in_shape(2), 0..rows(call), |at, i| {
+            y[at] = W::of(y[at]).plus(W::of(values[i])).narrow();
+        })
     })
 }
 pub(super) fn scatter_value(call: &Call<'_>) -> Ran {
     bits!(call.out_dtype(0), B => {
         let (y, value) = (copied::<B>(call), constant(call) as B);
-        indexed(call, call.in_shape(1), |at, _| y[at] = value)
+        indexed(call, call.in_shape(1), 0..rows(call), |at, _| y[at] = value)
     })
 }
 

@@ -431,7 +431,9 @@ const fn kernel(op: OpKind) -> Option<Kernel> {
         OpKind::NllLossBwd => k(loss::check_nll_loss_bwd, loss::nll_loss_bwd)
             .indices(loss::result_targets)
             .cut_by(loss::cut_bwd),
-        OpKind::Gather => k(index::check_gather, index::gather).indices(index::along),
+        OpKind::Gather => k(index::check_gather, index::gather)
+            .cut_by(index::cut_gather)
+            .indices(index::along),
         OpKind::Scatter => k(index::check_scatter, index::scatter).indices(index::along),
         OpKind::ScatterAdd => k(index::check_scatter_add, index::scatter_add).indices(index::along),
         OpKind::ScatterValue => {

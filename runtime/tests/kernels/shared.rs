@@ -149,7 +149,6 @@ fn parts_change_no_bit() {
     let expected = [
         "nll_loss",
         "nll_sum",
-        "gather",
         "scatter",
         "scatter_add",
         "scatter_value",
