@@ -262,13 +262,14 @@ fn convolutions_of_networks() {
         shape([2, 1, 8, 10], [1, 201], [1, 3], [1, 0, 1]),
         shape([1, 1, 5, 6], [1, 300], [1, 10], [1, 0, 1]),
         shape([2, 4, 3, 3], [1, 50], [1, 16], [1, 0, 1]),
-        // More weights than are packed at once.
+        // More weights than are packed at once; as many weights of a result as possible.
         shape([1, 1, 1030, 180], [1, 20], [1, 3], [1, 0, 1]),
+        shape([1, 1, 248, 4], [1, 512], [1, 512], [1, 0, 1]),
     ];
     for (mut shape, stride, padding) in lines
         .into_iter()
-        .zip([2, 5, 1, 1])
-        .zip([1, 0, 8, 1])
+        .zip([2, 5, 1, 1, 1])
+        .zip([1, 0, 8, 1, 0])
         .map(|((shape, stride), padding)| (shape, stride, padding))
     {
         shape.stride[1] = stride;

@@ -61,7 +61,7 @@ impl Span {
         (0..self.remainders)
             .map(|remainder| self.inside(remainder))
             .map(|inside| inside.start.min(self.run - inside.end))
-            .fold(self.run - self.line.places, usize::min)
+            .fold((self.run - self.line.places).min(AFTER / 2), usize::min)
     }
 }
 
@@ -76,7 +76,8 @@ pub(super) struct Band {
     plane: usize,
 }
 
-/// Zeros after a band: vectors of positions may end after it.
+/// Zeros after a band: half for the last row, which shares those at its end, half for vectors of
+/// positions that end after the band.
 const AFTER: usize = 256;
 /// Elements of a cache line.
 const LINE: usize = 16;

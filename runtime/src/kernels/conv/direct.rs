@@ -100,8 +100,9 @@ const LEAST_POSITIONS: usize = 96;
 /// Packed weights that every position of a band is multiplied with before the next weights are
 /// used: 128 KiB of f32.
 const WEIGHTS: usize = 1 << 15;
-/// Weights that are packed, or whose gradients are summed, at once.
-const MOST_WEIGHTS: usize = 1 << 19;
+/// Weights that are packed, or whose gradients are summed, at once. Their workspace also has room
+/// for one row's weights, which are at most as many as a band's elements.
+const MOST_WEIGHTS: usize = 7 << 16;
 /// Taps whose positions are in a table.
 const TAPS: usize = 512;
 /// Output channels whose gradients are copied at once.
