@@ -239,6 +239,15 @@ fn convolutions_of_networks() {
         shape([1, 1, 5, 6], [17, 19], [3, 3], [1, 4, 4]),
         shape([2, 1, 4, 3], [11, 12], [3, 2], [3, 2, 2]),
         shape([2, 1, 3, 3], [11, 12], [3, 2], [2, 2, 2]),
+        // Bands: several of rows, and of columns.
+        shape([1, 1, 60, 5], [40, 40], [3, 3], [1, 1, 1]),
+        shape([1, 1, 40, 3], [2, 2000], [3, 3], [1, 1, 1]),
+        // Products of packed patches: many results, small images, many taps.
+        shape([1, 1, 60, 260], [13, 11], [3, 3], [1, 1, 1]),
+        shape([2, 1, 3, 200], [4, 4], [3, 3], [1, 1, 1]),
+        shape([2, 1, 200, 3], [4, 4], [3, 3], [1, 1, 1]),
+        shape([1, 1, 2, 3], [24, 24], [23, 23], [1, 11, 1]),
+        shape([2, 1, 2, 3], [25, 24], [23, 23], [2, 11, 1]),
         // Windows that lie in the padding.
         shape([1, 1, 3, 3], [1, 2], [3, 3], [1, 4, 1]),
     ];
@@ -253,11 +262,14 @@ fn convolutions_of_networks() {
         shape([2, 1, 8, 10], [1, 201], [1, 3], [1, 0, 1]),
         shape([1, 1, 5, 6], [1, 300], [1, 10], [1, 0, 1]),
         shape([2, 4, 3, 3], [1, 50], [1, 16], [1, 0, 1]),
+        // More weights than are packed at once; as many weights of a result as possible.
+        shape([1, 1, 1030, 180], [1, 20], [1, 3], [1, 0, 1]),
+        shape([1, 1, 248, 4], [1, 512], [1, 512], [1, 0, 1]),
     ];
     for (mut shape, stride, padding) in lines
         .into_iter()
-        .zip([2, 5, 1])
-        .zip([1, 0, 8])
+        .zip([2, 5, 1, 1, 1])
+        .zip([1, 0, 8, 1, 0])
         .map(|((shape, stride), padding)| (shape, stride, padding))
     {
         shape.stride[1] = stride;

@@ -6,7 +6,7 @@ use super::{Phase, Sizes};
 use crate::kernel::{Planes, Window};
 use crate::kernels::math::Float;
 use crate::kernels::product::{Left, Right, Tile, Tiled, tiles};
-use crate::kernels::wide::Wide;
+use crate::kernels::wide::{Scalar, Wide};
 use std::ops::Range;
 
 /// Rows of patches that are packed at once. Sums are cut there, for any number of threads.
@@ -54,23 +54,28 @@ impl<'a, T: Float> Weights<'a, T> {
         if depth.is_empty() {
             return Left::rows(tile, room, 0);
         }
-        if let Some(phases) = &self.flipped {
-            for (row, to) in rows.zip(room.chunks_exact_mut(depth.len())) {
-                self.pack_flipped(to, row, depth.start, phases);
-            }
-            return Left::rows(tile, room, depth.len());
-        }
-
         let k = self.inputs * self.taps[0] * self.taps[1];
-        if T::room(1) == 0 {
+        if self.flipped.is_none() && T::room(1) == 0 {
             // The type is its own wide type: the weights are read at their place in memory.
             let w = T::widened(self.w, &mut []);
             return Left::rows(tile, &w[rows.start * k + depth.start..], k);
         }
         for (row, to) in rows.zip(room.chunks_exact_mut(depth.len())) {
-            T::Wide::load(&self.w[row * k..][depth.clone()], to);
+            self.row(to, row, depth.start);
         }
         Left::rows(tile, room, depth.len())
+    }
+    /// Whether they are those of a gradient of the input.
+    pub(super) fn is_flipped(&self) -> bool {
+        self.flipped.is_some()
+    }
+    /// Copies numbers of a row from number `first` on.
+    pub(super) fn row(&self, to: &mut [T::Wide], row: usize, first: usize) {
+        if let Some(phases) = &self.flipped {
+            return self.pack_flipped(to, row, first, phases);
+        }
+        let k = self.inputs * self.taps[0] * self.taps[1];
+        T::Wide::load(&self.w[row * k + first..][..to.len()], to);
     }
     /// Weights of input channel `row` for outputs and taps of a phase, counted from `first` on.
     fn pack_flipped(&self, to: &mut [T::Wide], row: usize, first: usize, phases: &[Phase; 2]) {
@@ -118,6 +123,31 @@ impl Grid {
             first: (0, 0),
             step: (1, 1),
             width: height * width,
+        }
+    }
+    /// The elements of a plane from the one at which a column is to the one at which the last of
+    /// `n` neighbours in its row is.
+    #[inline]
+    pub(super) fn elements(&self, column: usize, n: usize) -> Range<usize> {
+        let (y, x) = (column / self.places.1, column % self.places.1);
+        let row = (self.first.0 + y * self.step.0) * self.width;
+        let start = row + self.first.1 + x * self.step.1;
+        start..start + (n - 1) * self.step.1 + 1
+    }
+    /// The number of columns from one on to the end of its row.
+    #[inline]
+    pub(super) fn neighbours(&self, column: usize) -> usize {
+        self.places.1 - column % self.places.1
+    }
+    /// Writes neighbouring columns of a row to these elements.
+    #[inline]
+    pub(super) fn store<T: Scalar, W: Wide>(&self, from: &[W], to: &mut [T]) {
+        if self.step.1 == 1 {
+            W::store(from, to);
+        } else {
+            for (to, from) in to.iter_mut().step_by(self.step.1).zip(from) {
+                *to = from.narrow();
+            }
         }
     }
     /// Whether columns are elements of the planes, in order.
@@ -170,15 +200,16 @@ pub(super) struct Product<'a, T: Float> {
     pub(super) plane: usize,
 }
 
-/// Whether sums may be made in the result itself.
-pub(super) fn in_place<T: Float>(s: &Sizes, grid: &Grid) -> bool {
-    let columns = grid.places.1;
-    // Blocks end where planes end: blocks of small planes would be short.
-    let long = columns >= 4 * COLUMNS || columns.is_multiple_of(COLUMNS) || s.batch == 1;
-    T::room(1) == 0 && grid.is_whole() && long
-}
-
 impl<T: Float> Product<'_, T> {
+    /// Whether sums may be made in the result itself.
+    pub(super) fn in_place(&self) -> bool {
+        let columns = self.grid.places.1;
+        // Blocks end where planes end: blocks of small planes would be short.
+        let long = columns >= 4 * COLUMNS
+            || columns.is_multiple_of(COLUMNS)
+            || self.patches.columns() == columns;
+        T::room(1) == 0 && self.grid.is_whole() && long
+    }
     /// Computes some columns.
     pub(super) fn run(&self, columns: Range<usize>, mut results: Results<'_, '_, T>) {
         let depth = self.patches.rows();
@@ -295,30 +326,16 @@ impl<T: Float> Product<'_, T> {
         rows: Range<usize>,
         columns: Range<usize>,
     ) {
-        let Grid {
-            places: (height, width),
-            first,
-            step,
-            ..
-        } = self.grid;
+        let (height, width) = self.grid.places;
         let mut at = columns.start;
         while at < columns.end {
-            let (x, row) = (at % width, at / width);
-            let (y, image) = (row % height, row / height);
-            let len = (width - x).min(columns.end - at);
-            let start = (first.0 + y * step.0) * self.grid.width + first.1 + x * step.1;
-            let end = start + (len - 1) * step.1 + 1;
-            let mut window = planes.window(self.plane + image, rows.clone(), start..end);
+            let image = at / (height * width);
+            let len = self.grid.neighbours(at).min(columns.end - at);
+            let elements = self.grid.elements(at % (height * width), len);
+            let mut window = planes.window(self.plane + image, rows.clone(), elements);
             for i in 0..rows.len() {
                 let from = &sums[i * columns.len() + at - columns.start..][..len];
-                let to = window.row(i);
-                if step.1 == 1 {
-                    T::Wide::store(from, to);
-                } else {
-                    for (to, from) in to.iter_mut().step_by(step.1).zip(from) {
-                        *to = from.narrow();
-                    }
-                }
+                self.grid.store(from, window.row(i));
             }
             at += len;
         }

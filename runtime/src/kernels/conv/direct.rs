@@ -1,16 +1,18 @@
-//! Convolutions with few channels in a group (depthwise, for example), by direct loops over vectors
-//! of neighbouring places in a row.
+//! Convolutions and their gradients by direct loops over vectors of neighbouring positions in bands
+//! of an image, see [`bands`](super::bands). No patches are packed: for few channels that would
+//! take longer than multiplying them.
 //!
-//! Images are first copied into the thread's workspace, a band of rows at a time, with zeros around
-//! them. With a stride, elements that neighbouring places read are put next to each other. After
-//! that no loop checks where an image ends.
+//! A tile is a few rows of a few vectors, whose sums are registers. Every sum is made in the order
+//! of the taps, or of the positions in rectangles that depend only on the shape.
 
-use super::columns::{Grid, SUMS};
-use super::patches::Line;
-use super::{Axis, Phase, Sizes};
+use super::bands::{Band, largest, rectangles};
+use super::columns::{Product, SUMS};
+use super::patches::Patches;
+use super::weights::Gradients;
+use crate::kernel::Planes;
 use crate::kernels::math::{Float, Real};
 use crate::kernels::product::Tiled;
-use crate::kernels::wide::{Scalar, Wide};
+use crate::kernels::wide::Wide;
 use pulp::{Arch, Simd, WithSimd};
 use std::ops::Range;
 
@@ -20,8 +22,8 @@ pub(in crate::kernels) trait Vectors: Real {
     type V<S: Simd>: Copy;
     fn lanes<S: Simd>() -> usize;
     fn splat<S: Simd>(simd: S, x: Self) -> Self::V<S>;
-    /// The first numbers of a slice, which must have enough.
-    fn read<S: Simd>(from: &[Self]) -> Self::V<S>;
+    /// The whole vectors of a slice.
+    fn vectors<S: Simd>(from: &[Self]) -> &[Self::V<S>];
     fn write<S: Simd>(to: &mut [Self], v: Self::V<S>);
     /// a * b + c
     fn multiply_add<S: Simd>(simd: S, a: Self::V<S>, b: Self::V<S>, c: Self::V<S>) -> Self::V<S>;
@@ -42,8 +44,8 @@ macro_rules! vectors {
                 simd.$splat(x)
             }
             #[inline(always)]
-            fn read<S: Simd>(from: &[$ty]) -> S::$v {
-                S::$slices(&from[..Self::lanes::<S>()]).0[0]
+            fn vectors<S: Simd>(from: &[$ty]) -> &[S::$v] {
+                S::$slices(from).0
             }
             #[inline(always)]
             fn write<S: Simd>(to: &mut [$ty], v: S::$v) {
@@ -79,134 +81,189 @@ vectors!(
     reduce_sum_f64s
 );
 
-/// How a dimension's elements lie in the workspace: element `i` of the padded dimension lies at `i
-/// % stride * run + i / stride`. The padded dimension begins at element `first` of the source.
-#[derive(Clone, Copy)]
-struct Padded {
-    line: Line,
-    first: isize,
-    /// Elements for each remainder.
-    run: usize,
-}
-
-impl Padded {
-    /// With room for `places`, which may be more than the dimension has.
-    fn new(line: Line, places: usize) -> Padded {
-        let reach = line.taps.saturating_sub(1) * line.step.unsigned_abs();
-        Padded {
-            line,
-            first: line.offset + (line.step * line.taps.saturating_sub(1) as isize).min(0),
-            run: places + reach.div_ceil(line.stride),
-        }
-    }
-    /// The position of the first place's element for a tap.
-    fn at(&self, tap: usize) -> usize {
-        let i = (self.line.offset - self.first + tap as isize * self.line.step) as usize;
-        i % self.line.stride * self.run + i / self.line.stride
-    }
-    /// Elements of a row.
-    fn pitch(&self) -> usize {
-        self.run * self.line.stride
-    }
-    /// Copies a row of the source.
-    fn copy<T: Scalar, W: Wide>(&self, from: &[T], to: &mut [W]) {
-        let stride = self.line.stride;
-        for (remainder, to) in to.chunks_exact_mut(self.run).enumerate() {
-            // Element `j * stride + remainder + first` goes to `j`.
-            let start = self.first + remainder as isize;
-            let before = |end: isize| ((end - start).max(0) as usize).div_ceil(stride);
-            let (lo, hi) = (
-                before(0).min(self.run),
-                before(from.len() as isize).min(self.run),
-            );
-            to[..lo].fill(W::ZERO);
-            to[hi..].fill(W::ZERO);
-            if lo == hi {
-                continue;
-            }
-            let from = &from[(start + (lo * stride) as isize) as usize..];
-            if stride == 1 {
-                W::load(&from[..hi - lo], &mut to[lo..hi]);
-            } else {
-                for (to, &from) in to[lo..hi].iter_mut().zip(from.iter().step_by(stride)) {
-                    *to = W::of(from);
-                }
-            }
-        }
-    }
-}
-
-/// Several planes of an image whose convolutions are summed.
-struct Planes<'a, T> {
-    source: &'a [T],
-    /// The start of the first plane, and the number of planes.
-    first: usize,
-    n: usize,
-    y: Line,
-    x: Line,
-}
-
-/// Rows and vectors of places that are computed at once.
+/// Rows of a tile, and its vectors: as many as keep two multiplications in flight each cycle, with
+/// sums in 16 registers. Other numbers of rows have other numbers of vectors, see [`by_rows`].
 const ROWS: usize = 4;
-const WIDE: usize = 4;
+/// Numbers of a tile: 12 vectors of at most 16.
+const NUMBERS: usize = 12 * 16;
+/// Elements of a band: 256 KiB of f32, in the second cache.
+const BAND: usize = 1 << 16;
+/// Positions over which a tile's sums of weights' gradients are made: its rows of the result's
+/// gradient then stay in the first cache.
+const POSITIONS: usize = 1024;
+/// Packing patches takes as long as computing about so many rows of a product. Measured on Zen 3.
+const PACKED_ROWS: usize = 32;
+/// With more rows, products of packed patches are as fast, and faster if there are few taps.
+const MOST_ROWS: usize = 256;
+/// With fewer positions, adding up the numbers of vectors would take too long.
+const LEAST_POSITIONS: usize = 96;
+/// Packed weights that every position of a band is multiplied with before the next weights are
+/// used: 128 KiB of f32.
+const WEIGHTS: usize = 1 << 15;
+/// Weights that are packed, or whose gradients are summed, at once. Their workspace also has room
+/// for one row's weights, which are at most as many as a band's elements.
+const MOST_WEIGHTS: usize = 7 << 16;
+/// Taps whose positions are in a table.
+const TAPS: usize = 512;
+/// Output channels whose gradients are copied at once.
+const OUTPUTS: usize = 64;
 
-impl<T: Float> Planes<'_, T> {
-    /// Elements of a band of `rows` rows of places in the workspace.
-    fn band(&self, x: &Padded, rows: usize) -> usize {
-        self.n * self.band_rows(rows) * x.pitch()
+/// The largest rectangles of patches' places whose bands have at most so many positions, if the
+/// workspace has room for their bands and for the weights of some rows.
+fn rectangle<T: Float>(
+    patches: &Patches<'_, T>,
+    rows: usize,
+    positions: usize,
+) -> Option<((usize, usize), Band)> {
+    let (y, x) = (&patches.y, &patches.x);
+    if y.taps.saturating_mul(x.taps) > TAPS || y.places * x.places == 0 {
+        return None;
     }
-    fn band_rows(&self, rows: usize) -> usize {
-        let reach = self.y.taps.saturating_sub(1) * self.y.step.unsigned_abs();
-        (rows - 1) * self.y.stride + reach + 1
-    }
-    /// Copies the elements that places in rows `rows` read.
-    fn copy(&self, x: &Padded, rows: Range<usize>, room: &mut [T::Wide]) {
-        let plane = self.y.size * self.x.size;
-        let down = self.y.step * self.y.taps.saturating_sub(1) as isize;
-        let first = self.y.offset + down.min(0) + (rows.start * self.y.stride) as isize;
-        let all = self.band_rows(rows.len());
-        for (i, to) in room
-            .chunks_exact_mut(x.pitch())
-            .take(self.n * all)
-            .enumerate()
-        {
-            let y = (first + (i % all) as isize) as usize;
-            if y < self.y.size {
-                let at = self.first + i / all * plane + y * self.x.size;
-                x.copy(&self.source[at..][..self.x.size], to);
-            } else {
-                to.fill(T::Wide::ZERO);
-            }
-        }
-    }
-    /// The number of rows of places that the workspace has room for: all, or a multiple of
-    /// [`ROWS`], or 0.
-    fn rows_that_fit(&self, x: &Padded, room: usize) -> usize {
-        let all = self.y.places.next_multiple_of(ROWS);
-        if self.band(x, all) <= room {
-            return all;
-        }
-        let each = self.n * x.pitch() * self.y.stride * ROWS;
-        let least = self.band(x, ROWS);
-        room.checked_sub(least)
-            .map_or(0, |rest| rest / each.max(1) * ROWS + ROWS)
+    let size = largest((y, x), patches.channels, (BAND, positions));
+    let band = Band::new((y, x), patches.channels, (0..size.0, 0..size.1));
+    let weights = rows.min(OUTPUTS).saturating_mul(patches.rows() + 1);
+    (band.len() <= SUMS / 2 && weights <= MOST_WEIGHTS).then_some((size, band))
+}
+
+/// Work on rows that is done in tiles.
+trait Tiles {
+    /// Works on rows in tiles of `R` rows and `V` vectors; the last of a row has `F` vectors, if
+    /// these are enough.
+    fn rows<S: Simd, const R: usize, const V: usize, const F: usize>(
+        &mut self,
+        simd: S,
+        rows: Range<usize>,
+    );
+}
+
+#[inline(always)]
+fn by_rows<S: Simd>(tiles: &mut impl Tiles, simd: S, rows: Range<usize>) {
+    let whole = rows.start + rows.len() / ROWS * ROWS;
+    tiles.rows::<S, ROWS, 3, 1>(simd, rows.start..whole);
+    match rows.end - whole {
+        0 => {}
+        1 => tiles.rows::<S, 1, 8, 4>(simd, whole..rows.end),
+        2 => tiles.rows::<S, 2, 6, 3>(simd, whole..rows.end),
+        _ => tiles.rows::<S, 3, 4, 2>(simd, whole..rows.end),
     }
 }
 
-/// The largest number of taps of a row, and of taps of a channel whose gradients have direct loops.
-const MOST_TAPS: usize = 256;
-/// The largest number of weights that are read for one plane of a result.
-const WEIGHTS: usize = 4096;
+/// The first place of a rectangle, and the band that it reads.
+fn band<T: Float>(
+    patches: &Patches<'_, T>,
+    channels: usize,
+    (rows, columns): (Range<usize>, Range<usize>),
+) -> ((usize, usize), Band) {
+    let first = (rows.start, columns.start);
+    let lines = (&patches.y, &patches.x);
+    (first, Band::new(lines, channels, (rows, columns)))
+}
 
-/// The places of one plane of a result.
+/// Fills a table with the positions at which the first place reads the taps of as many channels as
+/// fit. Also returns the distance to the next so many channels.
+fn taps<'a, T: Float>(
+    band: &Band,
+    patches: &Patches<'_, T>,
+    table: &'a mut [usize; TAPS],
+) -> (&'a [usize], usize) {
+    let taps = patches.y.taps * patches.x.taps;
+    let channels = patches.channels.min(TAPS / taps.max(1));
+    let table = &mut table[..channels * taps];
+    for (i, table) in table.chunks_exact_mut(taps.max(1)).enumerate() {
+        for (tap, to) in table.iter_mut().enumerate() {
+            *to = i * band.plane() + band.tap(tap);
+        }
+    }
+    (table, channels * band.plane())
+}
+
+impl<T: Float> Product<'_, T>
+where
+    T::Wide: Vectors,
+{
+    /// Whether direct loops are faster than products of packed patches. Patches that many rows read
+    /// cost little. But flipped weights are packed for each block of patches.
+    pub(super) fn is_direct(&self) -> bool {
+        let few = self.rows <= MOST_ROWS || self.weights.is_flipped();
+        let rectangle = rectangle(&self.patches, self.rows, usize::MAX);
+        few && rectangle.is_some_and(|((height, width), band)| {
+            // Each row of the product is also computed for positions that are not places.
+            (band.positions() - height * width) * self.rows <= height * width * PACKED_ROWS
+        })
+    }
+    /// Computes some columns.
+    pub(super) fn directly(&self, columns: Range<usize>, planes: &mut Planes<'_, T>) {
+        let (patches, depth) = (&self.patches, self.patches.rows());
+        let lines = (&patches.y, &patches.x);
+        let size = largest(lines, patches.channels, (BAND, usize::MAX));
+        let most = (MOST_WEIGHTS / (depth + 1) / ROWS * ROWS).max(ROWS);
+        let mut table = [0; TAPS];
+        T::Wide::with_room(|weights| {
+            let (row, weights) = weights.split_at_mut(depth);
+            T::Wide::with_space(SUMS, |room| {
+                let (numbers, room) = room.split_at_mut(NUMBERS);
+                for top in (0..self.rows).step_by(most) {
+                    let rows = top..(top + most).min(self.rows);
+                    self.pack_weights(weights, row, rows.clone());
+                    let places = (patches.y.places, patches.x.places);
+                    rectangles(columns.clone(), places, size, |image, down, right| {
+                        let (first, band) = band(patches, patches.channels, (down, right));
+                        band.copy(patches.image(image), room);
+                        let (taps, step) = taps(&band, patches, &mut table);
+                        Arch::new().dispatch(Sums {
+                            product: self,
+                            taps,
+                            step,
+                            band: &band,
+                            room,
+                            weights,
+                            numbers,
+                            rows: rows.clone(),
+                            plane: self.plane + image,
+                            first,
+                            planes,
+                        });
+                    });
+                }
+            });
+        });
+    }
+    /// For each tile of rows: the numbers at which their sums begin, then for each tap a weight for
+    /// each row.
+    fn pack_weights(&self, room: &mut [T::Wide], row: &mut [T::Wide], rows: Range<usize>) {
+        let numbers = row.len() + 1;
+        for top in rows.clone().step_by(ROWS) {
+            let height = ROWS.min(rows.end - top);
+            let tile = &mut room[(top - rows.start) * numbers..][..height * numbers];
+            for i in 0..height {
+                self.weights.row(row, top + i, 0);
+                let bias = self.bias.map(|bias| T::Wide::of(bias[top + i]));
+                tile[i] = bias.unwrap_or(T::Wide::ZERO);
+                let tile = tile.chunks_exact_mut(height).skip(1);
+                tile.zip(&*row).for_each(|(to, &weight)| to[i] = weight);
+            }
+        }
+    }
+}
+
+/// The sums of a band's places.
 struct Sums<'a, 'b, T: Float> {
-    planes: Planes<'a, T>,
-    /// For each plane, its taps.
-    weights: &'b [T::Wide],
-    start: T::Wide,
-    grid: Grid,
-    to: &'b mut [T],
-    room: &'b mut [T::Wide],
+    product: &'a Product<'a, T>,
+    band: &'a Band,
+    room: &'a [T::Wide],
+    weights: &'a [T::Wide],
+    /// Room for a tile.
+    numbers: &'a mut [T::Wide],
+    /// The rows whose weights are packed.
+    rows: Range<usize>,
+    plane: usize,
+    /// The first place.
+    first: (usize, usize),
+    /// The positions at which the first place reads some channels' taps, and the distance to the
+    /// next channels.
+    taps: &'a [usize],
+    step: usize,
+    planes: &'a mut Planes<'b, T>,
 }
 
 impl<T: Float> WithSimd for Sums<'_, '_, T>
@@ -215,16 +272,38 @@ where
 {
     type Output = ();
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let lanes = T::Wide::lanes::<S>();
-        if self.planes.y.places == 0 {
-            return;
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let depth = self.product.patches.rows();
+        let block = (WEIGHTS / (depth + 1) / ROWS * ROWS).max(ROWS);
+        let rows = self.rows.len();
+        for top in (0..rows).step_by(block) {
+            by_rows(&mut self, simd, top..(top + block).min(rows));
         }
-        match self.planes.x.places.div_ceil(lanes) {
-            0 => {}
-            1 => self.run::<S, ROWS, 1>(simd),
-            2 => self.run::<S, { ROWS / 2 }, 2>(simd),
-            _ => self.run::<S, 1, WIDE>(simd),
+    }
+}
+
+impl<T: Float> Tiles for Sums<'_, '_, T>
+where
+    T::Wide: Vectors,
+{
+    #[inline(always)]
+    fn rows<S: Simd, const R: usize, const V: usize, const F: usize>(
+        &mut self,
+        simd: S,
+        rows: Range<usize>,
+    ) {
+        let (lanes, positions) = (T::Wide::lanes::<S>(), self.band.positions());
+        let mut at = 0;
+        while at < positions {
+            let few = positions - at <= F * lanes;
+            for row in rows.clone().step_by(R) {
+                if few {
+                    self.tile::<S, R, F>(simd, row, at);
+                } else {
+                    self.tile::<S, R, V>(simd, row, at);
+                }
+            }
+            at += if few { F } else { V } * lanes;
         }
     }
 }
@@ -233,103 +312,63 @@ impl<T: Float> Sums<'_, '_, T>
 where
     T::Wide: Vectors,
 {
-    /// `R` rows of `V` vectors at once.
+    /// Computes and stores `V` vectors of `R` rows.
     #[inline(always)]
-    fn run<S: Simd, const R: usize, const V: usize>(self, simd: S) {
-        let Sums {
-            planes,
-            weights,
-            start,
-            grid,
-            to,
-            room,
-        } = self;
-        let step = V * T::Wide::lanes::<S>();
-        let x = Padded::new(planes.x, planes.x.places.next_multiple_of(step));
-        let most = planes.rows_that_fit(&x, room.len());
-        assert!(most > 0, "the workspace should have room for some rows");
-        let (pitch, down) = (x.pitch(), planes.y.step);
-        let lowest = (down * planes.y.taps.saturating_sub(1) as isize).min(0);
-        let mut taps = [0; MOST_TAPS];
-        for (kx, tap) in taps[..planes.x.taps].iter_mut().enumerate() {
-            *tap = x.at(kx);
+    fn tile<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, row: usize, at: usize) {
+        let sums = self.sums::<S, R, V>(simd, row, at);
+        let lanes = T::Wide::lanes::<S>();
+        for (i, &sum) in sums.as_flattened().iter().enumerate() {
+            T::Wide::write::<S>(&mut self.numbers[i * lanes..], sum);
         }
 
-        for top in (0..planes.y.places).step_by(most) {
-            let end = (top + most).min(planes.y.places);
-            let height = (end - top).next_multiple_of(R);
-            planes.copy(&x, top..top + height, room);
-            let tile = Tile {
-                planes: &planes,
-                weights,
-                room,
-                pitch,
-                plane: planes.band_rows(height) * pitch,
-                lowest,
-                taps: &taps[..planes.x.taps],
-            };
-            for y in (top..end).step_by(R) {
-                for left in (0..planes.x.places).step_by(step) {
-                    let first = (y - top) * planes.y.stride * pitch + left;
-                    let sums = tile.sums::<S, R, V>(simd, start, first);
-                    let n = step.min(planes.x.places - left);
-                    for (r, sums) in sums.iter().enumerate().take(end - y) {
-                        let mut numbers = [T::Wide::ZERO; 16 * WIDE];
-                        for (v, &sum) in sums.iter().enumerate() {
-                            T::Wide::write::<S>(&mut numbers[v * T::Wide::lanes::<S>()..], sum);
-                        }
-                        grid.store(to, (y + r, left), &numbers[..n]);
-                    }
+        // Of the positions, some are not places.
+        let (pitch, width) = (self.band.pitch(), self.band.width());
+        let n = (V * lanes).min(self.band.positions() - at);
+        let (mut y, mut x, mut done) = (at / pitch, at % pitch, 0);
+        while done < n {
+            if x >= width {
+                (y, x, done) = (y + 1, 0, done + pitch - x);
+                continue;
+            }
+            let grid = &self.product.grid;
+            let place = (self.first.0 + y) * self.product.patches.x.places + self.first.1 + x;
+            let len = (width - x).min(n - done).min(grid.neighbours(place));
+            let rows = self.rows.start + row..self.rows.start + row + R;
+            let elements = grid.elements(place, len);
+            let mut window = self.planes.window(self.plane, rows, elements);
+            for r in 0..R {
+                let from = &self.numbers[r * V * lanes..][..V * lanes];
+                let to = window.row(r);
+                if (len, to.len()) == (V * lanes, V * lanes) {
+                    // Most tiles: a length that the compiler knows takes no call.
+                    T::Wide::store(from, &mut to[..V * lanes]);
+                } else {
+                    grid.store(&from[done..][..len], to);
                 }
             }
+            (x, done) = (x + len, done + len);
         }
     }
-}
-
-/// The elements that a block of places reads: a band in the workspace.
-struct Tile<'a, T: Float> {
-    planes: &'a Planes<'a, T>,
-    weights: &'a [T::Wide],
-    room: &'a [T::Wide],
-    /// The distance from a row to the next, and from a plane to the next.
-    pitch: usize,
-    plane: usize,
-    /// The lowest row that a tap reads, relative to the first tap's row.
-    lowest: isize,
-    /// The positions at which the taps of a row are read.
-    taps: &'a [usize],
-}
-
-impl<T: Float> Tile<'_, T>
-where
-    T::Wide: Vectors,
-{
-    /// The sums of `R` rows of `V` vectors. The first reads from `first` on.
     #[inline(always)]
     fn sums<S: Simd, const R: usize, const V: usize>(
         &self,
         simd: S,
-        start: T::Wide,
-        first: usize,
+        row: usize,
+        at: usize,
     ) -> [[<T::Wide as Vectors>::V<S>; V]; R] {
         let lanes = T::Wide::lanes::<S>();
-        let down = self.planes.y.stride * self.pitch;
-        let rows = self.planes.y.taps;
-        let mut sums = [[T::Wide::splat(simd, start); V]; R];
-        for (i, weights) in self
-            .weights
-            .chunks_exact(self.taps.len().max(1))
-            .enumerate()
-        {
-            let (plane, ky) = (i / rows, i % rows);
-            let row = (ky as isize * self.planes.y.step - self.lowest) as usize;
-            let row = &self.room[plane * self.plane + row * self.pitch + first..];
-            for (&w, &tap) in weights.iter().zip(self.taps) {
-                let w = T::Wide::splat(simd, w);
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    let from = &row[tap + r * down..][..V * lanes];
-                    for (v, sum) in sums.iter_mut().enumerate() {
-                        let x = T::Wide::read::<S>(&from[v * lanes..]);
+        let depth = self.product.patches.rows();
+        let (weights, _) = self.weights[row * (depth + 1)..][..R * (depth + 1)].as_chunks::<R>();
+        let (start, weights) = weights.split_first().expect("sums should begin");
+        let mut sums = start.map(|start| [T::Wide::splat(simd, start); V]);
+        let channels = weights.chunks(self.taps.len().max(1));
+        for (i, weights) in channels.enumerate() {
+            let room = &self.room[i * self.step + at..];
+            for (weights, &tap) in weights.iter().zip(self.taps) {
+                let xs = T::Wide::vectors::<S>(&room[tap..][..V * lanes]);
+                for (sums, &w) in sums.iter_mut().zip(weights) {
+                    let w = T::Wide::splat(simd, w);
+                    for (sum, &x) in sums.iter_mut().zip(xs) {
                         *sum = T::Wide::multiply_add(simd, w, x, *sum);
                     }
                 }
@@ -339,268 +378,169 @@ where
     }
 }
 
-impl Grid {
-    /// Writes neighbouring places in a row of a plane.
-    #[inline(always)]
-    fn store<T: Float>(&self, plane: &mut [T], (y, x): (usize, usize), from: &[T::Wide]) {
-        let row = (self.first.0 + y * self.step.0) * self.width;
-        let to = &mut plane[row + self.first.1 + x * self.step.1..];
-        if self.step.1 == 1 {
-            T::Wide::store(from, &mut to[..from.len()]);
-        } else {
-            for (to, from) in to.iter_mut().step_by(self.step.1).zip(from) {
-                *to = from.narrow();
-            }
-        }
-    }
-}
-
-/// Whether the workspace has room for the elements that a few rows of a result read, with the
-/// vectors of any machine.
-fn fits(n: usize, y: &Line, x: &Line) -> bool {
-    let reach = |line: &Line| line.taps.saturating_sub(1) * line.step.unsigned_abs();
-    let rows = ROWS * y.stride + reach(y);
-    let width = (x.places + 64) * x.stride + reach(x) + x.stride;
-    let room = n.checked_mul(rows).and_then(|n| n.checked_mul(width));
-    let weights = n.saturating_mul(y.taps * x.taps) <= WEIGHTS && x.taps <= MOST_TAPS;
-    weights && room.is_some_and(|room| room <= SUMS - WEIGHTS)
-}
-
-/// Whether the forward, the gradient of the input and the gradient of the weights have direct
-/// loops.
-pub(super) fn takes(s: &Sizes) -> [bool; 3] {
-    let (y, x) = (Line::forward(&s.y), Line::forward(&s.x));
-    // At least as many as each phase reads.
-    let back = |axis: &Axis| {
-        let phase = Phase::new(axis, 0);
-        let taps = axis.taps.div_ceil(phase.step);
-        Phase { taps, ..phase }.line(axis)
-    };
-    let rows = Line {
-        places: s.y.output,
-        stride: s.y.output * s.y.stride / ROWS + s.y.stride,
-        ..y
-    };
-    let whole = (s.y.output + 1) * (s.x.output + 64) <= SUMS / 4;
-    let both = s.inputs.max(s.outputs) <= super::FEW;
-    [
-        s.outputs <= super::FEW && fits(s.inputs, &y, &x),
-        s.inputs <= super::FEW && fits(s.outputs, &back(&s.y), &back(&s.x)),
-        both && whole && fits(2, &rows, &x) && s.y.taps * s.x.taps <= MOST_TAPS,
-    ]
-}
-
-/// Writes channels of the result, counted through all images.
-pub(super) fn forward<T: Float>(
-    s: &Sizes,
-    (x, w, bias): (&[T], &[T], Option<&[T]>),
-    channels: Range<usize>,
-    y: &mut [T],
-) where
-    T::Wide: Vectors,
-{
-    let plane = s.planes().0;
-    T::Wide::with_space(SUMS, |room| {
-        for (channel, to) in channels.zip(y.chunks_exact_mut(plane.max(1))) {
-            let (b, c) = (
-                channel / (s.groups * s.outputs),
-                channel % (s.groups * s.outputs),
-            );
-            let (g, o) = (c / s.outputs, c % s.outputs);
-            let n = s.depth();
-            let (weights, room) = room.split_at_mut(WEIGHTS);
-            T::Wide::load(&w[s.weight_row(g, o, 0, 0)..][..n], &mut weights[..n]);
-            Arch::new().dispatch(Sums {
-                planes: Planes {
-                    source: x,
-                    first: s.input_row(b, g, 0, 0),
-                    n: s.inputs,
-                    y: Line::forward(&s.y),
-                    x: Line::forward(&s.x),
-                },
-                weights: &weights[..n],
-                start: bias.map_or(T::Wide::ZERO, |bias| T::Wide::of(bias[c])),
-                grid: Grid {
-                    places: (s.y.output, s.x.output),
-                    first: (0, 0),
-                    step: (1, 1),
-                    width: s.x.output,
-                },
-                to,
-                room,
-            });
-        }
-    });
-}
-
-/// Writes the gradients of channels of the input, counted through all images.
-pub(super) fn input<T: Float>(
-    s: &Sizes,
-    (dy, w): (&[T], &[T]),
-    channels: Range<usize>,
-    dx: &mut [T],
-) where
-    T::Wide: Vectors,
-{
-    let plane = s.planes().1;
-    T::Wide::with_space(SUMS, |room| {
-        for (channel, to) in channels.zip(dx.chunks_exact_mut(plane.max(1))) {
-            let (b, c) = (
-                channel / (s.groups * s.inputs),
-                channel % (s.groups * s.inputs),
-            );
-            let (g, i) = (c / s.inputs, c % s.inputs);
-            for y in Phase::all(s.y) {
-                for x in Phase::all(s.x) {
-                    let n = s.outputs * y.taps * x.taps;
-                    let (weights, room) = room.split_at_mut(WEIGHTS);
-                    for (k, weight) in weights[..n].iter_mut().enumerate() {
-                        let (kx, rest) = (k % x.taps, k / x.taps);
-                        let (ky, o) = (rest % y.taps, rest / y.taps);
-                        let row = s.weight_row(g, o, i, y.first + ky * y.step);
-                        *weight = T::Wide::of(w[row + x.first + kx * x.step]);
-                    }
-                    Arch::new().dispatch(Sums {
-                        planes: Planes {
-                            source: dy,
-                            first: s.output_row(b, g, 0, 0),
-                            n: s.outputs,
-                            y: y.line(&s.y),
-                            x: x.line(&s.x),
-                        },
-                        weights: &weights[..n],
-                        start: T::Wide::ZERO,
-                        grid: Grid {
-                            places: (y.places, x.places),
-                            first: (y.remainder, x.remainder),
-                            step: (s.y.stride, s.x.stride),
-                            width: s.x.input,
-                        },
-                        to: &mut *to,
-                        room,
-                    });
-                }
-            }
-        }
-    });
-}
-
-/// Writes the gradients of channels of weights: sums over an image's places in vectors, over images
-/// in f64.
-pub(super) fn weights<T: Float>(
-    s: &Sizes,
-    (dy, x): (&[T], &[T]),
-    channels: Range<usize>,
-    dw: &mut [T],
-) where
-    T::Wide: Vectors,
-{
-    let (outputs, taps) = (s.outputs, s.y.taps * s.x.taps);
-    T::Wide::with_space(SUMS, |room| {
-        for (i, dw) in dw.chunks_exact_mut(taps).enumerate() {
-            let (channel, c) = (channels.start + i / s.inputs, i % s.inputs);
-            let mut totals = [0.0; MOST_TAPS];
-            for b in 0..s.batch {
-                Arch::new().dispatch(WeightSums {
-                    s,
-                    dy: &dy[s.output_row(b, channel / outputs, channel % outputs, 0)..],
-                    image: Planes {
-                        source: x,
-                        first: s.input_row(b, channel / outputs, c, 0),
-                        n: 1,
-                        y: Line::forward(&s.y),
-                        x: Line::forward(&s.x),
-                    },
-                    totals: &mut totals,
-                    room: &mut *room,
-                });
-            }
-            for (dw, &total) in dw.iter_mut().zip(&totals) {
-                *dw = T::cast_f64(total);
-            }
-        }
-    });
-}
-
-/// The sums over one image of one channel's weights.
-struct WeightSums<'a, 'b, T: Float> {
-    s: &'a Sizes,
-    dy: &'a [T],
-    image: Planes<'a, T>,
-    totals: &'b mut [f64; MOST_TAPS],
-    room: &'b mut [T::Wide],
-}
-
-impl<T: Float> WithSimd for WeightSums<'_, '_, T>
+impl<T: Float> Gradients<'_, T>
 where
     T::Wide: Vectors,
 {
+    /// Whether direct loops are faster than products of packed patches and packed gradients of the
+    /// result. Each is packed for the other's rows.
+    pub(super) fn is_direct(&self) -> bool {
+        let (_, outputs) = self.channels;
+        let rectangle = rectangle(&self.patches, outputs, POSITIONS);
+        outputs.min(self.patches.rows()) <= PACKED_ROWS
+            && rectangle.is_some_and(|(_, band)| band.positions() >= LEAST_POSITIONS)
+    }
+    /// Computes the gradients of some weights of each output channel: sums in vectors over the
+    /// positions of a band, then over all bands.
+    pub(super) fn directly(&self, weights: Range<usize>, planes: &mut Planes<'_, T>, group: usize) {
+        let patches = &self.patches;
+        let taps = patches.y.taps * patches.x.taps;
+        let channels = weights.start / taps..weights.end.div_ceil(taps);
+        // The same rectangles for any part of the weights: sums are cut there.
+        let size = largest(
+            (&patches.y, &patches.x),
+            patches.channels,
+            (BAND, POSITIONS),
+        );
+        let places = (patches.y.places, patches.x.places);
+        T::Wide::with_room(|sums| {
+            T::Wide::with_space(SUMS, |room| {
+                let (dys, room) = room.split_at_mut(OUTPUTS * ROW_OF_DY);
+                for first in (0..self.channels.1).step_by(OUTPUTS) {
+                    let outputs = first..(first + OUTPUTS).min(self.channels.1);
+                    let sums = &mut sums[..outputs.len() * weights.len()];
+                    sums.fill(T::Wide::ZERO);
+                    rectangles(0..patches.columns(), places, size, |image, down, right| {
+                        let (first, band) = band(patches, channels.len(), (down, right));
+                        let source = patches.image(image);
+                        let plane = patches.y.size * patches.x.size;
+                        band.copy(&source[channels.start * plane..], room);
+                        self.copy_dys(&band, (image, outputs.clone(), first), dys);
+                        Arch::new().dispatch(WeightSums {
+                            band: &band,
+                            room,
+                            dys,
+                            outputs: outputs.len(),
+                            first: channels.start * taps,
+                            taps,
+                            weights: weights.clone(),
+                            sums,
+                        });
+                    });
+                    let mut to = planes.window(group, outputs, weights.clone());
+                    for (i, sums) in sums.chunks_exact(weights.len()).enumerate() {
+                        T::Wide::store(sums, to.row(i));
+                    }
+                }
+            });
+        });
+    }
+    /// Copies gradients of a rectangle's places to their positions, with zeros at others.
+    fn copy_dys(
+        &self,
+        band: &Band,
+        (image, outputs, (y, x)): (usize, Range<usize>, (usize, usize)),
+        room: &mut [T::Wide],
+    ) {
+        let (pitch, width) = (band.pitch(), band.width());
+        for (o, to) in outputs.zip(room.chunks_exact_mut(ROW_OF_DY)) {
+            let channel = image * self.channels.0 + self.first + o;
+            let from = &self.dy[channel * self.plane..][..self.plane];
+            let (to, rest) = to.split_at_mut(band.positions());
+            for (i, to) in to.chunks_mut(pitch).enumerate() {
+                let (to, between) = to.split_at_mut(width);
+                let at = (y + i) * self.patches.x.places + x;
+                T::Wide::load(&from[at..][..width], to);
+                between.fill(T::Wide::ZERO);
+            }
+            rest.fill(T::Wide::ZERO);
+        }
+    }
+}
+
+/// Elements from a channel of a result's gradient to the next.
+const ROW_OF_DY: usize = POSITIONS + 48;
+
+/// Adds the products of a band and a result's gradient.
+struct WeightSums<'a, W> {
+    band: &'a Band,
+    room: &'a [W],
+    dys: &'a [W],
+    outputs: usize,
+    /// The first weight of the band's first channel.
+    first: usize,
+    /// Weights of a channel.
+    taps: usize,
+    weights: Range<usize>,
+    sums: &'a mut [W],
+}
+
+impl<W: Vectors> WithSimd for WeightSums<'_, W> {
     type Output = ();
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let s = self.s;
-        let (height, width) = (s.y.output, s.x.output);
-        let places = width.next_multiple_of(T::Wide::lanes::<S>());
-        let x = Padded::new(self.image.x, places);
-        let (dys, room) = self.room.split_at_mut(height * places);
-        // Zeros after a row: elements that non-existing places read add nothing.
-        for (from, to) in self.dy.chunks(width).zip(dys.chunks_exact_mut(places)) {
-            T::Wide::load(from, &mut to[..width]);
-            to[width..].fill(T::Wide::ZERO);
-        }
-        self.image.copy(&x, 0..height, room);
-        let sums = TapSums {
-            dys,
-            places,
-            room,
-            x,
-            down: x.pitch() * s.y.stride,
-        };
-        for ky in 0..s.y.taps {
-            let row = ky * s.y.dilation * x.pitch();
-            for kx in (0..s.x.taps).step_by(4) {
-                let totals = &mut self.totals[ky * s.x.taps + kx..];
-                match s.x.taps - kx {
-                    1 => sums.add::<S, 1>(simd, row, kx, totals),
-                    2 => sums.add::<S, 2>(simd, row, kx, totals),
-                    3 => sums.add::<S, 3>(simd, row, kx, totals),
-                    _ => sums.add::<S, 4>(simd, row, kx, totals),
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let outputs = self.outputs;
+        by_rows(&mut self, simd, 0..outputs);
+    }
+}
+
+impl<W: Vectors> Tiles for WeightSums<'_, W> {
+    #[inline(always)]
+    fn rows<S: Simd, const R: usize, const V: usize, const F: usize>(
+        &mut self,
+        simd: S,
+        rows: Range<usize>,
+    ) {
+        for row in rows.step_by(R) {
+            let mut weight = self.weights.start;
+            while weight < self.weights.end {
+                if self.weights.end - weight <= F {
+                    self.tile::<S, R, F>(simd, row, weight);
+                    weight += F;
+                } else {
+                    self.tile::<S, R, V>(simd, row, weight);
+                    weight += V;
                 }
             }
         }
     }
 }
 
-/// The gradient of a result's plane and the image, in the workspace.
-struct TapSums<'a, W> {
-    dys: &'a [W],
-    places: usize,
-    room: &'a [W],
-    x: Padded,
-    /// The distance between the elements that a row of places reads and the elements that the next
-    /// row reads.
-    down: usize,
-}
-
-impl<W: Vectors> TapSums<'_, W> {
-    /// Adds the sums of `N` neighbouring taps in a row.
+impl<W: Vectors> WeightSums<'_, W> {
+    /// `V` weights of `R` output channels.
     #[inline(always)]
-    fn add<S: Simd, const N: usize>(&self, simd: S, row: usize, kx: usize, totals: &mut [f64]) {
-        let lanes = W::lanes::<S>();
-        let mut sums = [W::splat(simd, W::ZERO); N];
-        let taps: [usize; N] = std::array::from_fn(|i| row + self.x.at(kx + i));
-        for (y, dys) in self.dys.chunks_exact(self.places).enumerate() {
-            for (left, dys) in dys.chunks_exact(lanes).enumerate() {
-                let dy = W::read::<S>(dys);
-                let at = y * self.down + left * lanes;
-                for (sum, tap) in sums.iter_mut().zip(taps) {
-                    let x = W::read::<S>(&self.room[at + tap..]);
-                    *sum = W::multiply_add(simd, dy, x, *sum);
+    fn tile<S: Simd, const R: usize, const V: usize>(
+        &mut self,
+        simd: S,
+        row: usize,
+        weight: usize,
+    ) {
+        let n = self.band.positions().div_ceil(W::lanes::<S>());
+        let dys: [&[W::V<S>]; R] = std::array::from_fn(|r| {
+            &W::vectors::<S>(&self.dys[(row + r) * ROW_OF_DY..][..ROW_OF_DY])[..n]
+        });
+        // Past the last weight, its sums are made again.
+        let last = self.weights.end - 1;
+        let xs: [&[W::V<S>]; V] = std::array::from_fn(|v| {
+            let i = last.min(weight + v) - self.first;
+            let at = i / self.taps * self.band.plane() + self.band.tap(i % self.taps);
+            &W::vectors::<S>(&self.room[at..][..n * W::lanes::<S>()])[..n]
+        });
+        let mut sums = [[W::splat(simd, W::ZERO); V]; R];
+        for i in 0..n {
+            let xs: [W::V<S>; V] = std::array::from_fn(|v| xs[v][i]);
+            for (sums, dys) in sums.iter_mut().zip(dys) {
+                for (sum, x) in sums.iter_mut().zip(xs) {
+                    *sum = W::multiply_add(simd, dys[i], x, *sum);
                 }
             }
         }
-        for (total, sum) in totals.iter_mut().zip(sums) {
-            *total += W::sum(simd, sum).to_f64();
+        let n = V.min(self.weights.end - weight);
+        for (r, sums) in sums.into_iter().enumerate() {
+            let at = (row + r) * self.weights.len() + weight - self.weights.start;
+            for (to, sum) in self.sums[at..][..n].iter_mut().zip(sums) {
+                *to = to.plus(W::sum(simd, sum));
+            }
         }
     }
 }

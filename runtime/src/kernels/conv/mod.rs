@@ -1,7 +1,8 @@
 //! Convolution and its gradients. They are computed as products of weights and patches, see
-//! [`columns`] and [`weights`]; groups of few channels have direct loops, see [`direct`]. One
+//! [`columns`] and [`weights`]; those of few channels have direct loops, see [`direct`]. One
 //! spatial dimension is treated as two, the first of size 1.
 
+mod bands;
 mod columns;
 mod direct;
 mod patches;
@@ -232,23 +233,11 @@ impl Sizes {
             x,
         }
     }
-    /// The start of row `y` of channel `c` of group `g` of an image with `per_group` channels in a
-    /// group.
-    fn input_row(&self, b: usize, g: usize, c: usize, y: usize) -> usize {
-        (((b * self.groups + g) * self.inputs + c) * self.y.input + y) * self.x.input
-    }
+    /// The start of row `y` of channel `o` of group `g` of a result.
     fn output_row(&self, b: usize, g: usize, o: usize, y: usize) -> usize {
         (((b * self.groups + g) * self.outputs + o) * self.y.output + y) * self.x.output
     }
-    /// The start of the taps of output channel `o`, input channel `c` and row `ky`.
-    fn weight_row(&self, g: usize, o: usize, c: usize, ky: usize) -> usize {
-        (((g * self.outputs + o) * self.inputs + c) * self.y.taps + ky) * self.x.taps
-    }
 }
-
-/// Groups of at most this many rows of a product have direct loops: packing patches would take
-/// longer than multiplying them.
-const FEW: usize = 2;
 
 impl Sizes {
     /// Elements of a channel of the result, and of the image.
@@ -289,13 +278,9 @@ const LEAST_COLUMNS: usize = 64;
 /// Products of fewer columns have fewer parts, because each part reads all weights.
 const MANY_COLUMNS: usize = 4096;
 
-/// The units are the columns of the product, or the channels of all images.
+/// The units are the columns of the product.
 pub(super) fn cut(call: &Call<'_>) -> Cut {
     let s = Sizes::of_forward(call);
-    if direct::takes(&s)[0] {
-        let channels = s.batch * s.groups * s.outputs;
-        return Cut::of(channels, s.planes().0 * s.depth());
-    }
     let columns = s.columns();
     // At least about ten microseconds of work.
     let least = (ELEMENTS * 32).div_ceil((s.depth() * s.outputs).max(1));
@@ -319,41 +304,51 @@ where
     let s = Sizes::of_forward(call);
     let (x, w) = (call.input::<T>(0), call.input::<T>(1));
     let bias = (call.n_inputs() == 3).then(|| call.input::<T>(2));
-    if direct::takes(&s)[0] {
-        let channels = call.part(s.batch * s.groups * s.outputs);
-        let y = call.output::<T>(0);
-        return direct::forward(&s, (x, w, bias), channels, y);
-    }
     let (tile, units) = (T::Wide::tile(), 0..s.columns());
     // Panics if the kernel's cut has another number of units.
     call.part(units.end);
-    let (lines, grid) = (
-        (Line::forward(&s.y), Line::forward(&s.x)),
-        Grid::whole(s.y.output, s.x.output),
-    );
-    let shape = [s.groups, s.batch, s.planes().0];
-    let product = |group: usize, columns: Range<usize>, results: Results<'_, '_, T>| {
-        let outputs = group * s.outputs..(group + 1) * s.outputs;
-        Product {
-            tile: &tile,
-            rows: s.outputs,
-            weights: Weights::new(&s, w, group, None),
-            patches: Patches::new(&s, x, (group, s.inputs), lines),
-            bias: bias.map(|bias| &bias[outputs]),
-            grid,
-            plane: group * s.batch,
-        }
-        .run(columns, results);
+    let product = |group: usize| Product {
+        tile: &tile,
+        rows: s.outputs,
+        weights: Weights::new(&s, w, group, None),
+        patches: Patches::new(
+            &s,
+            x,
+            (group, s.inputs),
+            (Line::forward(&s.y), Line::forward(&s.x)),
+        ),
+        bias: bias.map(|bias| &bias[group * s.outputs..][..s.outputs]),
+        grid: Grid::whole(s.y.output, s.x.output),
+        plane: group * s.batch,
     };
-    if columns::in_place::<T>(&s, &grid) {
-        let mut planes = call.output_planes::<T::Wide>(0, units, shape);
+    whole(call, (0, units), [s.groups, s.batch, s.planes().0], product);
+}
+
+/// Computes result `j`, whose planes are products with a column for each element.
+fn whole<'a, T: Float>(
+    call: &Call<'_>,
+    (j, units): (usize, Range<usize>),
+    shape: [usize; 3],
+    product: impl Fn(usize) -> Product<'a, T>,
+) where
+    T::Wide: Vectors,
+{
+    // All groups have the same sizes.
+    let first = product(0);
+    if first.is_direct() {
+        let mut planes = call.output_planes::<T>(j, units, shape);
         for (group, columns) in by_group(planes.part(), &shape) {
-            product(group, columns, Results::There(&mut planes));
+            product(group).directly(columns, &mut planes);
+        }
+    } else if first.in_place() {
+        let mut planes = call.output_planes::<T::Wide>(j, units, shape);
+        for (group, columns) in by_group(planes.part(), &shape) {
+            product(group).run(columns, Results::There(&mut planes));
         }
     } else {
-        let mut planes = call.output_planes::<T>(0, units, shape);
+        let mut planes = call.output_planes::<T>(j, units, shape);
         for (group, columns) in by_group(planes.part(), &shape) {
-            product(group, columns, Results::Stored(&mut planes));
+            product(group).run(columns, Results::Stored(&mut planes));
         }
     }
 }
@@ -415,27 +410,14 @@ where
     let s = Sizes::of_backward(call);
     let (dy, x, w) = (call.input::<T>(0), call.input::<T>(1), call.input::<T>(2));
     let [of_dx, of_dw] = units_bwd(call);
-    let [_, input_directly, weights_directly] = direct::takes(&s);
     // Panics if the kernel's cut has another number of units.
     call.part(of_dw.end);
 
     if let Some(j) = result(0) {
-        if input_directly {
-            let channels = s.batch * s.groups * s.inputs;
-            let (channels, dx) = call.output_of(j, of_dx, channels);
-            direct::input(&s, (dy, w), channels, dx);
-        } else {
-            backward_input(call, &s, (j, of_dx), dy, w);
-        }
+        backward_input(call, &s, (j, of_dx), dy, w);
     }
     if let Some(j) = result(1) {
-        if weights_directly {
-            let channels = s.groups * s.outputs;
-            let (channels, dw) = call.output_of(j, of_dw.clone(), channels);
-            direct::weights(&s, (dy, x), channels, dw);
-        } else {
-            backward_weights(call, &s, (j, of_dw.clone()), dy, x);
-        }
+        backward_weights(call, &s, (j, of_dw.clone()), dy, x);
     }
     if let Some(j) = result(2) {
         let (channels, db) = call.output_of::<T>(j, of_dw, s.groups * s.outputs);
@@ -450,28 +432,17 @@ fn backward_input<T: Float>(
     (j, units): (usize, Range<usize>),
     dy: &[T],
     w: &[T],
-) {
+) where
+    T::Wide: Vectors,
+{
     let tile = T::Wide::tile();
     let plane = s.planes().1;
     let shape = [s.groups, s.batch, plane];
-    let simple = (s.y.stride, s.x.stride) == (1, 1);
-    if simple {
+    if (s.y.stride, s.x.stride) == (1, 1) {
         let phases = [Phase::new(&s.y, 0), Phase::new(&s.x, 0)];
         let grid = Grid::whole(s.y.input, s.x.input);
-        if columns::in_place::<T>(s, &grid) {
-            let mut planes = call.output_planes::<T::Wide>(j, units, shape);
-            for (group, columns) in by_group(planes.part(), &shape) {
-                let product = input_product(s, &tile, (dy, w), group, phases, grid);
-                product.run(columns, Results::There(&mut planes));
-            }
-        } else {
-            let mut planes = call.output_planes::<T>(j, units, shape);
-            for (group, columns) in by_group(planes.part(), &shape) {
-                let product = input_product(s, &tile, (dy, w), group, phases, grid);
-                product.run(columns, Results::Stored(&mut planes));
-            }
-        }
-        return;
+        let product = |group| input_product(s, &tile, (dy, w), group, phases, grid);
+        return whole(call, (j, units), shape, product);
     }
 
     let mut planes = call.output_planes::<T>(j, units, shape);
@@ -487,7 +458,11 @@ fn backward_input<T: Float>(
                 let columns = grid.columns_before(elements.start, plane)
                     ..grid.columns_before(elements.end, plane);
                 let product = input_product(s, &tile, (dy, w), group, [y, x], grid);
-                product.run(columns, Results::Stored(&mut planes));
+                if product.is_direct() {
+                    product.directly(columns, &mut planes);
+                } else {
+                    product.run(columns, Results::Stored(&mut planes));
+                }
             }
         }
     }
@@ -520,21 +495,27 @@ fn backward_weights<T: Float>(
     (j, units): (usize, Range<usize>),
     dy: &[T],
     x: &[T],
-) {
+) where
+    T::Wide: Vectors,
+{
     let tile = T::Wide::tile();
     let shape = [s.groups, 1, s.depth()];
     let mut planes = call.output_planes::<T>(j, units, shape);
     for (group, weights) in by_group(planes.part(), &shape) {
         let lines = (Line::forward(&s.y), Line::forward(&s.x));
-        weights::Gradients {
+        let gradients = weights::Gradients {
             tile: &tile,
             patches: Patches::new(s, x, (group, s.inputs), lines),
             dy,
             channels: (s.groups * s.outputs, s.outputs),
             first: group * s.outputs,
             plane: s.planes().0,
+        };
+        if gradients.is_direct() {
+            gradients.directly(weights, &mut planes, group);
+        } else {
+            gradients.run(weights, &mut planes, group);
         }
-        .run(weights, &mut planes, group);
     }
 }
 

@@ -43,9 +43,9 @@ pub(super) struct Patches<'a, T> {
     batch: usize,
     groups: usize,
     group: usize,
-    channels: usize,
-    y: Line,
-    x: Line,
+    pub(super) channels: usize,
+    pub(super) y: Line,
+    pub(super) x: Line,
 }
 
 /// Neighbouring places in a row of an image.
@@ -93,6 +93,11 @@ impl<'a, T: Scalar> Patches<'a, T> {
     /// The number of the matrix's rows.
     pub(super) fn rows(&self) -> usize {
         self.channels * self.y.taps * self.x.taps
+    }
+    /// The source from the group's channels of an image on.
+    pub(super) fn image(&self, image: usize) -> &[T] {
+        let channel = (image * self.groups + self.group) * self.channels;
+        &self.source[channel * self.y.size * self.x.size..]
     }
     /// The number of its columns.
     pub(super) fn columns(&self) -> usize {
