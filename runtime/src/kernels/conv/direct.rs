@@ -95,6 +95,8 @@ const POSITIONS: usize = 1024;
 const PACKED_ROWS: usize = 32;
 /// With more rows, products of packed patches are as fast, and faster if there are few taps.
 const MOST_ROWS: usize = 256;
+/// The same where vectors of products are twice as wide as those of direct loops: an estimate.
+const MOST_ROWS_OF_WIDE: usize = 64;
 /// With fewer positions, adding up the numbers of vectors would take too long.
 const LEAST_POSITIONS: usize = 96;
 /// Packed weights that every position of a band is multiplied with before the next weights are
@@ -107,6 +109,15 @@ const MOST_WEIGHTS: usize = 7 << 16;
 const TAPS: usize = 512;
 /// Output channels whose gradients are copied at once.
 const OUTPUTS: usize = 64;
+
+/// The most rows of a product that direct loops compute.
+fn most_rows() -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx512f") {
+        return MOST_ROWS_OF_WIDE;
+    }
+    MOST_ROWS
+}
 
 /// The largest rectangles of patches' places whose bands have at most so many positions, if the
 /// workspace has room for their bands and for the weights of some rows.
@@ -184,7 +195,7 @@ where
     /// Whether direct loops are faster than products of packed patches. Patches that many rows read
     /// cost little. But flipped weights are packed for each block of patches.
     pub(super) fn is_direct(&self) -> bool {
-        let few = self.rows <= MOST_ROWS || self.weights.is_flipped();
+        let few = self.rows <= most_rows() || self.weights.is_flipped();
         let rectangle = rectangle(&self.patches, self.rows, usize::MAX);
         few && rectangle.is_some_and(|((height, width), band)| {
             // Each row of the product is also computed for positions that are not places.
