@@ -95,8 +95,6 @@ const POSITIONS: usize = 1024;
 const PACKED_ROWS: usize = 32;
 /// With more rows, products of packed patches are as fast, and faster if there are few taps.
 const MOST_ROWS: usize = 256;
-/// The same where vectors of products are twice as wide as those of direct loops: an estimate.
-const MOST_ROWS_OF_WIDE: usize = 64;
 /// With fewer positions, adding up the numbers of vectors would take too long.
 const LEAST_POSITIONS: usize = 96;
 /// Packed weights that every position of a band is multiplied with before the next weights are
@@ -109,15 +107,6 @@ const MOST_WEIGHTS: usize = 7 << 16;
 const TAPS: usize = 512;
 /// Output channels whose gradients are copied at once.
 const OUTPUTS: usize = 64;
-
-/// The most rows of a product that direct loops compute.
-fn most_rows() -> usize {
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx512f") {
-        return MOST_ROWS_OF_WIDE;
-    }
-    MOST_ROWS
-}
 
 /// The largest rectangles of patches' places whose bands have at most so many positions, if the
 /// workspace has room for their bands and for the weights of some rows.
@@ -134,6 +123,12 @@ fn rectangle<T: Float>(
     let band = Band::new((y, x), patches.channels, (0..size.0, 0..size.1));
     let weights = rows.min(OUTPUTS).saturating_mul(patches.rows() + 1);
     (band.len() <= SUMS / 2 && weights <= MOST_WEIGHTS).then_some((size, band))
+}
+
+/// Runs loops. Their code is large: there is one copy of it for each type that is computed in.
+#[inline(never)]
+fn in_vectors(loops: impl WithSimd<Output = ()>) {
+    Arch::new().dispatch(loops);
 }
 
 /// Work on rows that is done in tiles.
@@ -195,7 +190,7 @@ where
     /// Whether direct loops are faster than products of packed patches. Patches that many rows read
     /// cost little. But flipped weights are packed for each block of patches.
     pub(super) fn is_direct(&self) -> bool {
-        let few = self.rows <= most_rows() || self.weights.is_flipped();
+        let few = self.rows <= MOST_ROWS || self.weights.is_flipped();
         let rectangle = rectangle(&self.patches, self.rows, usize::MAX);
         few && rectangle.is_some_and(|((height, width), band)| {
             // Each row of the product is also computed for positions that are not places.
@@ -221,23 +216,55 @@ where
                         let (first, band) = band(patches, patches.channels, (down, right));
                         band.copy(patches.image(image), room);
                         let (taps, step) = taps(&band, patches, &mut table);
-                        Arch::new().dispatch(Sums {
-                            product: self,
+                        let top = rows.start;
+                        let mut store = |tile: Computed<'_, T::Wide>| {
+                            self.place(tile, top, &band, first, self.plane + image, planes);
+                        };
+                        in_vectors(Sums {
+                            band: &band,
+                            depth,
                             taps,
                             step,
-                            band: &band,
                             room,
                             weights,
                             numbers,
-                            rows: rows.clone(),
-                            plane: self.plane + image,
-                            first,
-                            planes,
+                            rows: rows.len(),
+                            store: &mut store,
                         });
                     });
                 }
             });
         });
+    }
+    /// Writes a tile's sums; `top` is the first row of those whose weights are packed.
+    fn place(
+        &self,
+        tile: Computed<'_, T::Wide>,
+        top: usize,
+        band: &Band,
+        first: (usize, usize),
+        plane: usize,
+        planes: &mut Planes<'_, T>,
+    ) {
+        // Of the positions, some are not places.
+        let (pitch, width) = (band.pitch(), band.width());
+        let n = tile.width.min(band.positions() - tile.at);
+        let (mut y, mut x, mut done) = (tile.at / pitch, tile.at % pitch, 0);
+        while done < n {
+            if x >= width {
+                (y, x, done) = (y + 1, 0, done + pitch - x);
+                continue;
+            }
+            let place = (first.0 + y) * self.patches.x.places + first.1 + x;
+            let len = (width - x).min(n - done).min(self.grid.neighbours(place));
+            let from = tile.numbers.chunks_exact(tile.width);
+            let rows = top + tile.row..top + tile.row + from.len();
+            let mut window = planes.window(plane, rows, self.grid.elements(place, len));
+            for (r, from) in from.enumerate() {
+                self.grid.store(&from[done..][..len], window.row(r));
+            }
+            (x, done) = (x + len, done + len);
+        }
     }
     /// For each tile of rows: the numbers at which their sums begin, then for each tap a weight for
     /// each row.
@@ -257,53 +284,54 @@ where
     }
 }
 
-/// The sums of a band's places.
-struct Sums<'a, 'b, T: Float> {
-    product: &'a Product<'a, T>,
+/// The sums of a tile: one row after the other.
+struct Computed<'a, W> {
+    /// The first row of those whose weights are packed.
+    row: usize,
+    at: usize,
+    /// The positions, of which the last may be behind the band's.
+    width: usize,
+    numbers: &'a [W],
+}
+
+/// The sums of a band's places. They are the same for all types that are computed in one.
+struct Sums<'a, W> {
     band: &'a Band,
-    room: &'a [T::Wide],
-    weights: &'a [T::Wide],
+    room: &'a [W],
+    weights: &'a [W],
+    /// The weights of a row.
+    depth: usize,
     /// Room for a tile.
-    numbers: &'a mut [T::Wide],
+    numbers: &'a mut [W],
     /// The rows whose weights are packed.
-    rows: Range<usize>,
-    plane: usize,
-    /// The first place.
-    first: (usize, usize),
+    rows: usize,
     /// The positions at which the first place reads some channels' taps, and the distance to the
     /// next channels.
     taps: &'a [usize],
     step: usize,
-    planes: &'a mut Planes<'b, T>,
+    store: &'a mut dyn FnMut(Computed<'_, W>),
 }
 
-impl<T: Float> WithSimd for Sums<'_, '_, T>
-where
-    T::Wide: Vectors,
-{
+impl<W: Vectors> WithSimd for Sums<'_, W> {
     type Output = ();
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        let depth = self.product.patches.rows();
-        let block = (WEIGHTS / (depth + 1) / ROWS * ROWS).max(ROWS);
-        let rows = self.rows.len();
+        let block = (WEIGHTS / (self.depth + 1) / ROWS * ROWS).max(ROWS);
+        let rows = self.rows;
         for top in (0..rows).step_by(block) {
             by_rows(&mut self, simd, top..(top + block).min(rows));
         }
     }
 }
 
-impl<T: Float> Tiles for Sums<'_, '_, T>
-where
-    T::Wide: Vectors,
-{
+impl<W: Vectors> Tiles for Sums<'_, W> {
     #[inline(always)]
     fn rows<S: Simd, const R: usize, const V: usize, const F: usize>(
         &mut self,
         simd: S,
         rows: Range<usize>,
     ) {
-        let (lanes, positions) = (T::Wide::lanes::<S>(), self.band.positions());
+        let (lanes, positions) = (W::lanes::<S>(), self.band.positions());
         let mut at = 0;
         while at < positions {
             let few = positions - at <= F * lanes;
@@ -319,46 +347,21 @@ where
     }
 }
 
-impl<T: Float> Sums<'_, '_, T>
-where
-    T::Wide: Vectors,
-{
+impl<W: Vectors> Sums<'_, W> {
     /// Computes and stores `V` vectors of `R` rows.
     #[inline(always)]
     fn tile<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, row: usize, at: usize) {
         let sums = self.sums::<S, R, V>(simd, row, at);
-        let lanes = T::Wide::lanes::<S>();
+        let lanes = W::lanes::<S>();
         for (i, &sum) in sums.as_flattened().iter().enumerate() {
-            T::Wide::write::<S>(&mut self.numbers[i * lanes..], sum);
+            W::write::<S>(&mut self.numbers[i * lanes..], sum);
         }
-
-        // Of the positions, some are not places.
-        let (pitch, width) = (self.band.pitch(), self.band.width());
-        let n = (V * lanes).min(self.band.positions() - at);
-        let (mut y, mut x, mut done) = (at / pitch, at % pitch, 0);
-        while done < n {
-            if x >= width {
-                (y, x, done) = (y + 1, 0, done + pitch - x);
-                continue;
-            }
-            let grid = &self.product.grid;
-            let place = (self.first.0 + y) * self.product.patches.x.places + self.first.1 + x;
-            let len = (width - x).min(n - done).min(grid.neighbours(place));
-            let rows = self.rows.start + row..self.rows.start + row + R;
-            let elements = grid.elements(place, len);
-            let mut window = self.planes.window(self.plane, rows, elements);
-            for r in 0..R {
-                let from = &self.numbers[r * V * lanes..][..V * lanes];
-                let to = window.row(r);
-                if (len, to.len()) == (V * lanes, V * lanes) {
-                    // Most tiles: a length that the compiler knows takes no call.
-                    T::Wide::store(from, &mut to[..V * lanes]);
-                } else {
-                    grid.store(&from[done..][..len], to);
-                }
-            }
-            (x, done) = (x + len, done + len);
-        }
+        (self.store)(Computed {
+            row,
+            at,
+            width: V * lanes,
+            numbers: &self.numbers[..R * V * lanes],
+        });
     }
     #[inline(always)]
     fn sums<S: Simd, const R: usize, const V: usize>(
@@ -366,21 +369,20 @@ where
         simd: S,
         row: usize,
         at: usize,
-    ) -> [[<T::Wide as Vectors>::V<S>; V]; R] {
-        let lanes = T::Wide::lanes::<S>();
-        let depth = self.product.patches.rows();
+    ) -> [[W::V<S>; V]; R] {
+        let (lanes, depth) = (W::lanes::<S>(), self.depth);
         let (weights, _) = self.weights[row * (depth + 1)..][..R * (depth + 1)].as_chunks::<R>();
         let (start, weights) = weights.split_first().expect("sums should begin");
-        let mut sums = start.map(|start| [T::Wide::splat(simd, start); V]);
+        let mut sums = start.map(|start| [W::splat(simd, start); V]);
         let channels = weights.chunks(self.taps.len().max(1));
         for (i, weights) in channels.enumerate() {
             let room = &self.room[i * self.step + at..];
             for (weights, &tap) in weights.iter().zip(self.taps) {
-                let xs = T::Wide::vectors::<S>(&room[tap..][..V * lanes]);
+                let xs = W::vectors::<S>(&room[tap..][..V * lanes]);
                 for (sums, &w) in sums.iter_mut().zip(weights) {
-                    let w = T::Wide::splat(simd, w);
+                    let w = W::splat(simd, w);
                     for (sum, &x) in sums.iter_mut().zip(xs) {
-                        *sum = T::Wide::multiply_add(simd, w, x, *sum);
+                        *sum = W::multiply_add(simd, w, x, *sum);
                     }
                 }
             }
@@ -427,7 +429,7 @@ where
                         let plane = patches.y.size * patches.x.size;
                         band.copy(&source[channels.start * plane..], room);
                         self.copy_dys(&band, (image, outputs.clone(), first), dys);
-                        Arch::new().dispatch(WeightSums {
+                        in_vectors(WeightSums {
                             band: &band,
                             room,
                             dys,
