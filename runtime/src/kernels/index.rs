@@ -266,8 +266,8 @@ pub(super) fn embedding_bwd(call: &Call<'_>) -> Ran {
 
 // --- gather and scatter ---
 
-/// Calls `f` for every index of some rows, in order, with its positions in operand 0 and in a tensor
-/// of shape `other`. A row is an element of the first dimension.
+/// Calls `f` for every index of some rows, in order, with its positions in operand 0 and in a
+/// tensor of shape `other`. A row is an element of the first dimension.
 fn indexed(
     call: &Call<'_>,
     other: &[usize],
