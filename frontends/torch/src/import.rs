@@ -413,6 +413,9 @@ impl<'a> Import<'a> {
         let names: Vec<_> = each
             .map(|(i, name)| name.filter(|name| is_there(i, name)))
             .collect();
+        if names.iter().all(Option::is_none) {
+            return Ok(());
+        }
         let names = &names[..];
         let added = plan
             .add_to(

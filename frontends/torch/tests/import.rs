@@ -466,7 +466,7 @@ fn unknown_operators_become_extern_nodes() {
 #[test]
 fn a_result_that_the_mask_leaves_out_may_have_a_name() {
     let bytes = bytes("models/resnet-tiny/joint_coarse.pt2");
-    let with = |output: Option<&str>| {
+    let with = |wanted: bool, output: Option<&str>| {
         edited(&bytes, |model| {
             let graph = &mut model["graph_module"]["graph"];
             let nodes = graph["nodes"].as_array_mut().unwrap();
@@ -476,7 +476,10 @@ fn a_result_that_the_mask_leaves_out_may_have_a_name() {
             let mut node = nodes.iter().find(is_backward).unwrap().clone();
             let mask = node["inputs"].as_array_mut().unwrap().last_mut().unwrap();
             assert_eq!(mask["name"], "output_mask");
-            mask["arg"]["as_bools"][0] = false.into();
+            mask["arg"]["as_bools"] = vec![false, wanted, wanted].into();
+            let inputs = node["inputs"].as_array_mut().unwrap();
+            let train = inputs.iter_mut().find(|input| input["name"] == "train");
+            train.unwrap()["arg"]["as_bool"] = wanted.into();
             for (i, result) in node["outputs"]
                 .as_array_mut()
                 .unwrap()
@@ -501,7 +504,7 @@ fn a_result_that_the_mask_leaves_out_may_have_a_name() {
             }
         })
     };
-    let model = lighterage_torch::read_bytes(&with(None), "resnet", &fixed()).unwrap();
+    let model = lighterage_torch::read_bytes(&with(true, None), "resnet", &fixed()).unwrap();
     verify(&model);
     let names: Vec<&str> = model
         .graph
@@ -511,10 +514,13 @@ fn a_result_that_the_mask_leaves_out_may_have_a_name() {
         .collect();
     let there = ["second_0", "second_1", "second_2"].map(|name| names.contains(&name));
     assert_eq!(there, [false, true, true]);
-    let error = lighterage_torch::read_bytes(&with(Some("second_0")), "resnet", &fixed());
+    let error = lighterage_torch::read_bytes(&with(true, Some("second_0")), "resnet", &fixed());
     let error = error.unwrap_err().to_string();
     assert!(
         error.ends_with("result second_0 is not computed"),
         "{error}"
     );
+    // In evaluation no operator refuses such a mask: the call computes nothing, for nobody.
+    let model = lighterage_torch::read_bytes(&with(false, None), "resnet", &fixed()).unwrap();
+    verify(&model);
 }
