@@ -17,7 +17,7 @@ pub(super) fn check_max_pool2d(s: &Signature<'_>) -> Checked {
     s.expect_rank(0, 4)?;
     ensure(
         s.shape(0)[2..].iter().product::<u64>() < NONE.into(),
-        || format!("a channel of an image should have less than {NONE} elements"),
+        || format!("a channel of an image should have fewer than {NONE} elements"),
     )?;
     let shape = pooled(s, s.shape(0))?;
     s.results(&[(s.dtype(0), &shape), (DType::I64, &shape)])
