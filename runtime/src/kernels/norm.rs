@@ -790,22 +790,6 @@ fn sums_of<T: Float>(
     sums.channels(group)
 }
 
-/// A sum in several lanes.
-#[inline(always)]
-pub(super) fn total<R: Copy>(xs: &[R], f: impl Fn(R) -> f64) -> f64 {
-    let mut lanes = [0.0; LANES];
-    let (whole, rest) = xs.as_chunks::<LANES>();
-    for part in whole {
-        for (lane, &x) in lanes.iter_mut().zip(part) {
-            *lane += f(x);
-        }
-    }
-    for (lane, &x) in lanes.iter_mut().zip(rest) {
-        *lane += f(x);
-    }
-    lanes.iter().sum()
-}
-
 pub(super) fn batch_norm_bwd(call: &Call<'_>) -> Ran {
     floats!(call.in_dtype(1), T => Arch::new().dispatch(BatchNormBwd::<T>(call, PhantomData)));
     Ok(())

@@ -525,8 +525,25 @@ fn backward_bias<T: Float>(s: &Sizes, dy: &[T], channels: Range<usize>, db: &mut
     for (c, db) in channels.zip(db) {
         let (g, o) = (c / s.outputs, c % s.outputs);
         let sum: f64 = (0..s.batch)
-            .map(|b| super::norm::total(&dy[s.output_row(b, g, o, 0)..][..plane], T::f64))
+            .map(|b| total(&dy[s.output_row(b, g, o, 0)..][..plane]))
             .sum();
         *db = T::cast_f64(sum);
     }
+}
+
+/// A sum in several lanes: the order of additions is fixed.
+fn total<T: Float>(xs: &[T]) -> f64 {
+    /// Enough for vector registers.
+    const LANES: usize = 16;
+    let mut lanes = [0.0; LANES];
+    let (whole, rest) = xs.as_chunks::<LANES>();
+    for part in whole {
+        for (lane, &x) in lanes.iter_mut().zip(part) {
+            *lane += x.f64();
+        }
+    }
+    for (lane, &x) in lanes.iter_mut().zip(rest) {
+        *lane += x.f64();
+    }
+    lanes.iter().sum()
 }
