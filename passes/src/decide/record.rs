@@ -154,6 +154,14 @@ pub fn draft(
     drafts: &mut Vec<Draft>,
 ) -> Timeline {
     let lines = Lines::new(problem.graph, schedule, problem.cost);
+    let (draft, timeline) = first(decisions, schedule, &lines);
+    drafts.push(draft.clone());
+    draft_ahead(problem, schedule, &lines, draft, drafts);
+    timeline
+}
+
+/// The draft of decisions without room for copies to come early, with its timeline.
+fn first(decisions: &Decisions, schedule: &Schedule, lines: &Lines<'_>) -> (Draft, Timeline) {
     let timeline = lines.unlimited();
     let [live, host] = live_peaks(schedule);
     let draft = Draft {
@@ -169,9 +177,7 @@ pub fn draft(
         decisions.count(),
         draft.micros
     );
-    drafts.push(draft.clone());
-    draft_ahead(problem, schedule, &lines, draft, drafts);
-    timeline
+    (draft, timeline)
 }
 
 /// Adds drafts with more bytes for early copies, if each makes the step faster than the drafts
@@ -249,13 +255,27 @@ fn live_peaks(schedule: &Schedule) -> [u64; 2] {
 
 /// Adds the drafts of decisions, if they are legal and the host has room for them.
 pub fn propose(problem: &Problem<'_>, decisions: &Decisions, drafts: &mut Vec<Draft>) {
+    if let Some(schedule) = possible(problem, decisions) {
+        draft(problem, decisions, &schedule, drafts);
+    }
+}
+
+/// The draft of decisions without room for copies to come early; `None` if they are not legal or
+/// the host has no room for them.
+pub fn alone(problem: &Problem<'_>, decisions: &Decisions) -> Option<Draft> {
+    let schedule = possible(problem, decisions)?;
+    let lines = Lines::new(problem.graph, &schedule, problem.cost);
+    Some(first(decisions, &schedule, &lines).0)
+}
+
+/// The lines of decisions, if they are legal and the host has room for them.
+fn possible(problem: &Problem<'_>, decisions: &Decisions) -> Option<Schedule> {
     if !problem.host_has_room(decisions) {
-        return;
+        return None;
     }
-    match realise::unnamed(problem, decisions) {
-        Ok(schedule) => drop(draft(problem, decisions, &schedule, drafts)),
-        Err(error) => log::debug!("not legal: {error}"),
-    }
+    let schedule = realise::unnamed(problem, decisions);
+    let illegal = |error: &_| log::debug!("not legal: {error}");
+    schedule.inspect_err(illegal).ok()
 }
 
 /// Places and simulates drafts in parallel. The records have the order of the drafts.

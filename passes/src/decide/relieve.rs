@@ -52,22 +52,14 @@ pub(super) fn drafts(problem: &Problem<'_>, draft: &Draft, targets: &[u64]) -> V
 
 /// The drafts that fill the peak of `draft`, then each of `targets`. No step takes less than
 /// `least`, µs.
-fn filled(draft: &Draft, mut taken: TakenBack<'_>, least: f64, targets: &[u64]) -> Vec<Draft> {
+fn filled(draft: &Draft, taken: TakenBack<'_>, least: f64, targets: &[u64]) -> Vec<Draft> {
     let worth = AHEAD_WORTH * draft.micros;
+    let problem = taken.problem;
+    let fills = Fills::new(taken, [draft.live].iter().chain(targets), draft, least);
     let mut drafts: Vec<Draft> = vec![];
     let mut fastest = draft.micros;
-    for &target in [draft.live].iter().chain(targets) {
-        if fastest - worth <= least {
-            break;
-        }
-        taken.fill(target);
-        if taken.saves < worth {
-            continue;
-        }
-        taken.saves = 0.0;
-        let mut filled = vec![];
-        record::propose(taken.problem, &taken.decisions, &mut filled);
-        let Some(first) = filled.first() else {
+    for fill in fills.fills {
+        let (target, Some(first)) = (fill.target, fill.draft) else {
             continue;
         };
         let fills = target == draft.live || least_filled(target) <= first.live;
@@ -83,12 +75,91 @@ fn filled(draft: &Draft, mut taken: TakenBack<'_>, least: f64, targets: &[u64]) 
             first.live,
             draft.live,
         );
+        let mut filled = vec![];
+        record::propose(problem, &first.decisions, &mut filled);
         filled
             .iter_mut()
             .for_each(|other| other.origin = draft.origin);
         drafts.append(&mut filled);
     }
     drafts
+}
+
+/// What is taken back for targets that rise.
+struct Fills<'a> {
+    problem: &'a Problem<'a>,
+    fills: Vec<Fill>,
+    /// The least time that a draft must save, µs.
+    worth: f64,
+    /// No step takes less, µs.
+    least: f64,
+}
+
+/// What is taken back for a target.
+struct Fill {
+    /// Bytes.
+    target: u64,
+    decisions: Decisions,
+    /// Copies and reruns that are no longer needed, µs.
+    saves: f64,
+    /// The draft, if its time is known.
+    draft: Option<Draft>,
+}
+
+impl<'a> Fills<'a> {
+    /// Takes back for each target, and drafts what may be faster than `draft`.
+    fn new<'t>(
+        mut taken: TakenBack<'a>,
+        targets: impl Iterator<Item = &'t u64>,
+        draft: &Draft,
+        least: f64,
+    ) -> Fills<'a> {
+        let fill = |&target: &u64| {
+            taken.fill(target);
+            Fill {
+                target,
+                decisions: taken.decisions.clone(),
+                saves: taken.saves,
+                draft: None,
+            }
+        };
+        let mut fills = Fills {
+            fills: targets.map(fill).collect(),
+            problem: taken.problem,
+            worth: AHEAD_WORTH * draft.micros,
+            least,
+        };
+        fills.draft(0, fills.fills.len(), (0.0, draft.micros));
+        fills
+    }
+
+    /// Drafts the fills `from..to` that may be faster than what is `before` them: what it saves, and
+    /// the time of its step, µs. Returns the same of the last fill. More that is taken back makes no
+    /// step slower, so if the last fill is no faster, none is.
+    fn draft(&mut self, from: usize, to: usize, before: (f64, f64)) -> (f64, f64) {
+        let (saves, micros) = before;
+        let Some(last) = self.fills[from..to].last_mut() else {
+            return before;
+        };
+        if last.saves - saves < self.worth || micros - self.worth <= self.least {
+            return before;
+        }
+        let saves = last.saves;
+        if last.draft.is_none() {
+            last.draft = record::alone(self.problem, &last.decisions);
+        }
+        let end = match &last.draft {
+            Some(draft) if micros - self.worth < draft.micros => return (saves, micros),
+            Some(draft) => draft.micros,
+            None => micros,
+        };
+        let middle = from + (to - from) / 2;
+        if from < middle {
+            let before = self.draft(from, middle, before);
+            self.draft(middle, to, before);
+        }
+        (saves, end)
+    }
 }
 
 /// The least bytes with which a draft fills a target. A draft with fewer is dropped: it would fit
@@ -121,7 +192,7 @@ struct TakenBack<'a> {
     tree: MaxTree,
     /// Homes whose states live on the device again.
     at_home: BTreeSet<Buffer>,
-    /// The time that taking back saved since this was set to 0, µs.
+    /// The time that taking back saves, µs.
     saves: f64,
 }
 
