@@ -297,7 +297,7 @@ fn row(name: &str, graph: &Graph, device: &Device) -> f64 {
 }
 
 /// Each heuristic's name, and all other heuristics.
-fn heuristics() -> [(&'static str, Heuristics); 7] {
+fn heuristics() -> [(&'static str, Heuristics); 8] {
     let all = Heuristics::ALL;
     [
         (
@@ -335,7 +335,14 @@ fn heuristics() -> [(&'static str, Heuristics); 7] {
                 ..all
             },
         ),
-        ("all five", Heuristics::NONE),
+        (
+            "halve_fills",
+            Heuristics {
+                halve_fills: false,
+                ..all
+            },
+        ),
+        ("all six", Heuristics::NONE),
         (
             "take_back",
             Heuristics {

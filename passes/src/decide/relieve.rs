@@ -55,15 +55,11 @@ pub(super) fn drafts(problem: &Problem<'_>, draft: &Draft, targets: &[u64]) -> V
 fn filled(draft: &Draft, taken: TakenBack<'_>, least: f64, targets: &[u64]) -> Vec<Draft> {
     let worth = AHEAD_WORTH * draft.micros;
     let problem = taken.problem;
-    let fills = Fills::new(taken, [draft.live].iter().chain(targets), draft, least);
+    let fills = Fills::new(taken, draft, least, targets);
     let mut drafts: Vec<Draft> = vec![];
     let mut fastest = draft.micros;
-    for fill in fills.fills {
-        let (target, Some(first)) = (fill.target, fill.draft) else {
-            continue;
-        };
-        let fills = target == draft.live || least_filled(target) <= first.live;
-        if target < first.live || !fills || fastest - worth < first.micros {
+    for first in fills.fills.iter().filter_map(Fill::filling) {
+        if fastest - worth < first.micros {
             continue;
         }
         fastest = first.micros;
@@ -97,45 +93,62 @@ struct Fills<'a> {
 
 /// What is taken back for a target.
 struct Fill {
-    /// Bytes.
-    target: u64,
+    /// The least and the most bytes with which a draft fills it.
+    bytes: [u64; 2],
     decisions: Decisions,
     /// Copies and reruns that are no longer needed, µs.
     saves: f64,
-    /// The draft, if its time is known.
+    /// The draft; `None` if it is not known whether it is faster than others.
     draft: Option<Draft>,
 }
 
+impl Fill {
+    /// The draft, if it fills the target.
+    fn filling(&self) -> Option<&Draft> {
+        let [least, most] = self.bytes;
+        let fills = |draft: &&Draft| (least..=most).contains(&draft.live);
+        self.draft.as_ref().filter(fills)
+    }
+}
+
 impl<'a> Fills<'a> {
-    /// Takes back for each target, and drafts what may be faster than `draft`.
-    fn new<'t>(
-        mut taken: TakenBack<'a>,
-        targets: impl Iterator<Item = &'t u64>,
-        draft: &Draft,
-        least: f64,
-    ) -> Fills<'a> {
-        let fill = |&target: &u64| {
-            taken.fill(target);
+    /// Takes back for the peak of `draft`, then for each target, and drafts what may be faster.
+    fn new(mut taken: TakenBack<'a>, draft: &Draft, least: f64, targets: &[u64]) -> Fills<'a> {
+        let targets = targets.iter().map(|&target| [least_filled(target), target]);
+        let fill = |bytes: [u64; 2]| {
+            taken.fill(bytes[1]);
             Fill {
-                target,
+                bytes,
                 decisions: taken.decisions.clone(),
                 saves: taken.saves,
                 draft: None,
             }
         };
         let mut fills = Fills {
-            fills: targets.map(fill).collect(),
+            fills: [[0, draft.live]]
+                .into_iter()
+                .chain(targets)
+                .map(fill)
+                .collect(),
             problem: taken.problem,
             worth: AHEAD_WORTH * draft.micros,
             least,
         };
-        fills.draft(0, fills.fills.len(), (0.0, draft.micros));
+        let all = fills.fills.len();
+        let mut before = (0.0, draft.micros);
+        if fills.problem.is_large() && fills.problem.heuristics.halve_fills {
+            fills.draft(0, all, before);
+        } else {
+            for fill in 0..all {
+                before = fills.draft(fill, fill + 1, before);
+            }
+        }
         fills
     }
 
     /// Drafts the fills `from..to` that may be faster than what is `before` them: what it saves, and
-    /// the time of its step, µs. Returns the same of the last fill. More that is taken back makes no
-    /// step slower, so if the last fill is no faster, none is.
+    /// the time of its step, µs. Returns the same of the last fill. If the last fill is no faster,
+    /// none is assumed to be: the others take back less.
     fn draft(&mut self, from: usize, to: usize, before: (f64, f64)) -> (f64, f64) {
         let (saves, micros) = before;
         let Some(last) = self.fills[from..to].last_mut() else {
@@ -148,11 +161,11 @@ impl<'a> Fills<'a> {
         if last.draft.is_none() {
             last.draft = record::alone(self.problem, &last.decisions);
         }
-        let end = match &last.draft {
-            Some(draft) if micros - self.worth < draft.micros => return (saves, micros),
-            Some(draft) => draft.micros,
-            None => micros,
-        };
+        let known = last.draft.as_ref();
+        if known.is_some_and(|draft| micros - self.worth < draft.micros) {
+            return (saves, micros);
+        }
+        let end = last.filling().map_or(micros, |draft| draft.micros);
         let middle = from + (to - from) / 2;
         if from < middle {
             let before = self.draft(from, middle, before);

@@ -6,7 +6,7 @@
 
 use ir::Processor;
 
-/// Switches for the heuristics of the planners. All are on by default. The first five drop
+/// Switches for the heuristics of the planners. All are on by default. All but the last drop
 /// candidates which are not proved to be worse.
 /// `cargo bench -p lighterage-tests --bench planners -- ablation` switches each one off. At 80, 50
 /// and 30 % of keep, of these five only `drop_dominated` ever made a step longer, by at most 1.6 %
@@ -25,6 +25,9 @@ pub struct Heuristics {
     pub blur_peaks: bool,
     /// For large graphs, the second variant of a draft is assumed to be no faster than the first.
     pub first_variant_is_fastest: bool,
+    /// For large graphs, taking back decisions is assumed to gain nothing up to a target if it gains
+    /// nothing up to a larger one.
+    pub halve_fills: bool,
     /// `auto` takes back decisions that free no bytes at the peak of a draft. Each such draft is an
     /// additional candidate.
     pub take_back: bool,
@@ -38,6 +41,7 @@ impl Heuristics {
         bound_overlap: true,
         blur_peaks: true,
         first_variant_is_fastest: true,
+        halve_fills: true,
         take_back: true,
     };
     /// None of the heuristics that drop candidates: more are judged, and planning takes longer.
@@ -47,6 +51,7 @@ impl Heuristics {
         bound_overlap: false,
         blur_peaks: false,
         first_variant_is_fastest: false,
+        halve_fills: false,
         take_back: true,
     };
 }
