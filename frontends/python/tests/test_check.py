@@ -87,6 +87,34 @@ def test_a_model_whose_gradients_jump_is_compiled(seed: int) -> None:
     lt.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), example=(batch,), kernels="plain")
 
 
+class Discriminator(nn.Module):
+    """Spectral and instance norm: only a few roundings move an activation over the bend of a leaky ReLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        def conv(a: int, b: int, stride: int) -> nn.Module:
+            return nn.utils.parametrizations.spectral_norm(nn.Conv2d(a, b, 4, stride, 1))
+
+        self.layers = nn.Sequential(
+            conv(3, 64, 2),
+            nn.LeakyReLU(0.2),
+            *(conv(64, 128, 2), nn.InstanceNorm2d(128, affine=True), nn.LeakyReLU(0.2)),
+            *(conv(128, 256, 2), nn.InstanceNorm2d(256, affine=True), nn.LeakyReLU(0.2)),
+            conv(256, 1, 1),
+        )
+
+    def forward(self, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
+        return F.relu(1 - self.layers(real)).mean() + F.relu(1 + self.layers(fake)).mean()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_model_whose_gradients_jump_after_a_few_roundings_is_compiled(seed: int) -> None:
+    torch.manual_seed(seed)
+    model, batch = Discriminator(), (torch.randn(8, 3, 64, 64), torch.randn(8, 3, 64, 64))
+    lt.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), example=batch, kernels="plain")
+
+
 class Choice(nn.Module):
     """Scores of several answers: their bias cancels in the softmax."""
 
