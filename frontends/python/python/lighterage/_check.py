@@ -151,7 +151,10 @@ class Eager:
         return dataclasses.replace(self, model=model, args=args, kwargs=kwargs).run()
 
     def nudged(self, seed: int) -> Outcome:
-        """The same with parameters that are off by some roundings. A gradient jumps where an activation is at its bend."""
+        """The same with parameters that are off by some roundings.
+
+        A gradient jumps where an activation is at its bend.
+        """
         generator = torch.Generator().manual_seed(seed)
         model = copy.deepcopy(self.model)
         with torch.no_grad():
@@ -172,8 +175,8 @@ def check(
 ) -> Check:
     """How far a compiled step is from eager mode.
 
-    exact: the outcome in float64, and nudged: outcomes with parameters that are off by some roundings. They are computed if
-    rounding may explain the distance. types: of what a step computes.
+    exact: the outcome in float64, and nudged: outcomes with parameters that are off by some roundings. They are
+    computed if rounding may explain the distance. types: of what a step computes.
 
     Raises MismatchError: the step is further from eager than rounding explains.
     """
