@@ -22,8 +22,8 @@ fn families_train_to_the_losses_of_transformers() {
         let out = metrics.file("run.jsonl");
         run(&format!(
             "train {at}/config.json {DIMS} --optimizer adamw --lr 1e-2 --weight-decay 0.01 \
-             --kernels plain --init {at}/model.safetensors --batches {at}/reference.safetensors \
-             --steps 4 --metrics {out}"
+             --kernels plain --planner keep --init {at}/model.safetensors \
+             --batches {at}/reference.safetensors --steps 4 --metrics {out}"
         ))
         .expect(0);
         let wanted = floats(&format!("{at}/reference.safetensors"), "losses");

@@ -139,6 +139,83 @@ mod tests {
         assert!(refused(gpt2, &other).contains("batch and sequence"));
     }
 
+    /// A setting that changes what a model computes is read, or refused by its name.
+    #[test]
+    fn what_has_no_graph_is_named() {
+        for (settings, words) in [
+            (r#""falcon", "alibi": true"#, "alibi: true"),
+            (
+                r#""falcon", "new_decoder_architecture": true, "parallel_attn": false"#,
+                "parallel_attn",
+            ),
+            (
+                r#""opt", "do_layer_norm_before": false"#,
+                "do_layer_norm_before",
+            ),
+            (
+                r#""opt", "word_embed_proj_dim": 512"#,
+                "word_embed_proj_dim",
+            ),
+            (r#""mpt", "attn_config": {"qk_ln": true}"#, "qk_ln"),
+            (r#""mpt", "attn_config": {"alibi": false}"#, "alibi"),
+            (
+                r#""gemma2", "use_bidirectional_attention": true"#,
+                "use_bidirectional",
+            ),
+            (
+                r#""gemma2", "attn_logit_softcapping": 0"#,
+                "attn_logit_softcapping",
+            ),
+            (
+                r#""gemma3_text", "rope_parameters": {"rope_type": "linear"}"#,
+                "rope_parameters",
+            ),
+            (
+                r#""llama", "rope_scaling": {"type": "dynamic", "factor": 2}"#,
+                "dynamic is not",
+            ),
+            (
+                r#""llama", "partial_rotary_factor": 0.5"#,
+                "partial_rotary_factor",
+            ),
+            (
+                r#""phi3", "rope_scaling": {"type": "yarn", "factor": 2}"#,
+                "yarn is not",
+            ),
+            (
+                r#""cohere2", "layer_types": ["full_attention"]"#,
+                "1 kinds for 40 layers",
+            ),
+            (
+                r#""bloom", "apply_residual_connection_post_layernorm": true"#,
+                "post_layernorm",
+            ),
+            (r#""codegen", "n_head": 2"#, "n_head"),
+            (r#""helium", "head_dim": 64"#, "head_dim"),
+            (r#""granite", "hidden_act": "mish""#, "hidden_act"),
+        ] {
+            let text = format!(r#"{{"model_type": {settings}}}"#);
+            let error = refused(&text, &dims(8));
+            assert!(error.contains(words), "{error}");
+        }
+        let kinds = r#"{"model_type": "olmo3", "num_hidden_layers": 1,
+            "layer_types": ["chunked_attention"]}"#;
+        assert!(refused(kinds, &dims(8)).contains("chunked_attention"));
+    }
+
+    /// In packed rows, frequencies that depend on the longest document are refused.
+    #[test]
+    fn long_frequencies_need_whole_rows() {
+        let text = r#"{"model_type": "phi3", "hidden_size": 8, "num_attention_heads": 2,
+            "num_hidden_layers": 1, "vocab_size": 9, "pad_token_id": null,
+            "original_max_position_embeddings": 8, "rope_scaling": {"type": "longrope",
+            "short_factor": [1, 2], "long_factor": [3, 4]}}"#;
+        assert!(parse(text, &dims(8), true).is_ok());
+        assert!(parse(text, &dims(9), false).is_ok());
+        let error = parse(text, &dims(9), true).unwrap_err().to_string();
+        assert!(error.contains("pack at most 8"), "{error}");
+    }
+
     #[test]
     fn what_is_left_out_is_noted() {
         let text = r#"{"model_type": "gpt2", "n_layer": 1, "resid_pdrop": 0.2}"#;

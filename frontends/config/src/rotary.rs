@@ -81,6 +81,13 @@ impl Rotary {
         }
     }
 
+    /// Turns the other way.
+    pub(crate) fn turn_backwards(&mut self) {
+        let longer = self.longer.iter_mut().flat_map(|(_, longer)| longer);
+        let all = self.frequencies.iter_mut().chain(longer);
+        all.for_each(|frequency| *frequency = -*frequency);
+    }
+
     /// The frequencies of the paper, for the first `turning` of a head's elements.
     pub(crate) fn plain(base: f64, turning: u64, head: u64) -> Result<Rotary, Error> {
         let is_usable = base > 0.0 && (2..=head).contains(&turning) && turning.is_multiple_of(2);

@@ -45,6 +45,13 @@ const PUBLISHED: &[(&str, u64)] = &[
            "vocab_size": 256000}"#,
         8_028_033_024,
     ),
+    // CWM 32B.
+    (
+        r#"{"model_type": "cwm", "hidden_size": 6144, "intermediate_size": 21504,
+           "num_hidden_layers": 64, "num_attention_heads": 48, "num_key_value_heads": 8,
+           "vocab_size": 128256, "head_dim": 128}"#,
+        32_581_097_472,
+    ),
     // ERNIE 4.5 0.3B.
     (
         r#"{"model_type": "ernie4_5", "hidden_size": 1024, "intermediate_size": 3072,
@@ -157,6 +164,20 @@ const PUBLISHED: &[(&str, u64)] = &[
            "vocab_size": 120818, "head_dim": 128, "tie_word_embeddings": true}"#,
         539_010_048,
     ),
+    // HyperCLOVA X SEED 14B.
+    (
+        r#"{"model_type": "hyperclovax", "hidden_size": 6144, "intermediate_size": 14336,
+           "num_hidden_layers": 38, "num_attention_heads": 48, "num_key_value_heads": 8,
+           "vocab_size": 110592, "head_dim": 128}"#,
+        14_748_112_896,
+    ),
+    // Jais 2 8B.
+    (
+        r#"{"model_type": "jais2", "hidden_size": 3328, "intermediate_size": 26624,
+           "num_hidden_layers": 32, "num_attention_heads": 26, "num_key_value_heads": 26,
+           "vocab_size": 150272}"#,
+        8_090_401_280,
+    ),
     // Llama 3.1 8B.
     (
         r#"{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
@@ -185,6 +206,13 @@ const PUBLISHED: &[(&str, u64)] = &[
         r#"{"model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 32, "vocab_size":
            50432}"#,
         6_649_286_656,
+    ),
+    // nanochat d20.
+    (
+        r#"{"model_type": "nanochat", "hidden_size": 1280, "intermediate_size": 5120,
+           "num_hidden_layers": 20, "num_attention_heads": 10, "num_key_value_heads": 10,
+           "vocab_size": 65536}"#,
+        560_988_160,
     ),
     // Minitron 4B.
     (
@@ -219,6 +247,12 @@ const PUBLISHED: &[(&str, u64)] = &[
         r#"{"model_type": "opt", "hidden_size": 768, "ffn_dim": 3072, "num_hidden_layers": 12,
            "num_attention_heads": 12, "vocab_size": 50272, "word_embed_proj_dim": 768}"#,
         125_239_296,
+    ),
+    // Persimmon 8B.
+    (
+        r#"{"model_type": "persimmon", "hidden_size": 4096, "intermediate_size": 16384,
+           "num_hidden_layers": 36, "num_attention_heads": 64, "vocab_size": 262144}"#,
+        9_397_175_296,
     ),
     // Phi-2.
     (
@@ -276,6 +310,13 @@ const PUBLISHED: &[(&str, u64)] = &[
            "num_hidden_layers": 30, "num_attention_heads": 24, "num_key_value_heads": 2,
            "vocab_size": 49152, "sliding_window": 4096}"#,
         3_030_371_328,
+    ),
+    // VaultGemma 1B.
+    (
+        r#"{"model_type": "vaultgemma", "hidden_size": 1152, "intermediate_size": 6912,
+           "num_hidden_layers": 26, "num_attention_heads": 4, "num_key_value_heads": 4,
+           "vocab_size": 256000, "head_dim": 256}"#,
+        1_038_741_120,
     ),
 ];
 

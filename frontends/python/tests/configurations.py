@@ -64,6 +64,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "codegen": {**GPT, "n_inner": 40, "n_head": 4, "rotary_dim": 4},
     "cohere": {**LLAMA, **PAD, "use_qk_norm": True, "logit_scale": 0.5},
     "cohere2": {**LLAMA, **PAD, **ALTERNATING, "attention_bias": True, "logit_scale": 1.0},
+    "cwm": {**LLAMA, **ALTERNATING, "head_dim": 8, "bos_token_id": 1, "rope_parameters": LLAMA3},
     "ernie4_5": {**LLAMA, **PAD, "head_dim": 8, "use_bias": True},
     "exaone4": {**LLAMA, **ALTERNATING},
     "falcon": {
@@ -115,10 +116,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "head_dim": 8,
         "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 10.0, "factor": 1.0},
     },
+    "hyperclovax": {
+        **LLAMA,
+        "attention_multiplier": 0.3,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 0.5,
+    },
+    "jais2": LLAMA,
     "llama": {**LLAMA, "rope_parameters": LLAMA3},
     "ministral": {**LLAMA, **ALTERNATING, "head_dim": 8},
     "mistral": {**LLAMA, "sliding_window": 5},
     "mpt": {"d_model": 18, "n_layers": 2, "n_heads": 6, "max_seq_len": 64, "attn_config": {"clip_qkv": 0.3}},
+    "nanochat": {**LLAMA, **PAD},
     "nemotron": {**LLAMA, "num_attention_heads": 2},
     "olmo": {**LLAMA, **PAD, "clip_qkv": 0.3},
     "olmo2": {**LLAMA, **PAD},
@@ -136,6 +146,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 64,
         "dropout": 0.0,
     },
+    "persimmon": {**SIX, "num_attention_heads": 2},
     "phi": {**LLAMA, "num_attention_heads": 3, "num_key_value_heads": 3, "qk_layernorm": True},
     "phi3": {
         **LLAMA,
@@ -160,6 +171,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "qk_layernorm": True,
     },
     "starcoder2": {**LLAMA, "sliding_window": 5},
+    "vaultgemma": {
+        **LLAMA,
+        **PAD,
+        "head_dim": 8,
+        "sliding_window": 5,
+        "query_pre_attn_scalar": 6,
+        "attn_logit_softcapping": 2.0,
+    },
 }
 # Families whose weights stay near 0. Those of the others are large, so that attention is sharp.
 QUIET = ("gemma", "gpt2", "gpt_neox", "llama", "mistral", "nemotron", "qwen2", "qwen3")
@@ -193,9 +212,8 @@ def defaults(family: str) -> dict[str, Any]:
 def fixture(family: str, folder: Path) -> None:
     """Write one family's folder."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        family, vocab_size=VOCABULARY, bos_token_id=None, eos_token_id=None, **FAMILIES[family]
-    )
+    settings = {"bos_token_id": None, "eos_token_id": None, **FAMILIES[family]}
+    config = AutoConfig.for_model(family, vocab_size=VOCABULARY, **settings)
     make: Any = AutoModelForCausalLM.from_config
     model = make(config, dtype=torch.float32)
     noise = 0.05 if family in QUIET else 0.3

@@ -1,7 +1,7 @@
 //! Gemma: LLaMA with scaled embeddings, GeLU with a gate, and norms by 1 + weight.
 
 use super::llama::head_norms;
-use super::{activation, by_layer, like_llama, like_llama_by, sliding_but_each};
+use super::{activation, by_layer, cap, like_llama, like_llama_by, sliding_but_each};
 use crate::Error;
 use crate::decoder::Decoder;
 use crate::mlp::Activation;
@@ -26,6 +26,14 @@ pub(super) fn gemma2(s: &Settings) -> Result<Decoder, Error> {
     decoder.score_cap = cap(s, "attn_logit_softcapping")?;
     let slides = sliding_but_each(s, decoder.blocks.len(), 2)?;
     decoder.slide(&slides, s.size_or_none("sliding_window")?);
+    Ok(decoder)
+}
+
+/// VaultGemma: Gemma 2 with norms before attention and MLP alone.
+pub(super) fn vaultgemma(s: &Settings) -> Result<Decoder, Error> {
+    let mut decoder = gemma2(s)?;
+    let [before, _, before_mlp, _] = decoder.names.norms;
+    decoder.names.norms = [before, None, before_mlp, None];
     Ok(decoder)
 }
 
@@ -67,11 +75,4 @@ fn normed_twice(s: &Settings, decoder: Decoder) -> Result<Decoder, Error> {
         Some("post_feedforward_layernorm"),
     ];
     Ok(decoder)
-}
-
-fn cap(s: &Settings, key: &str) -> Result<Option<f64>, Error> {
-    match s.number_or_none(key)? {
-        Some(cap) if cap <= 0.0 => Err(Error::new(key, format!("{cap} is not above 0"))),
-        cap => Ok(cap),
-    }
 }

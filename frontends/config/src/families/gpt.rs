@@ -2,7 +2,7 @@
 
 use super::{LLAMA, activation, plain, sizes};
 use crate::Error;
-use crate::attention::Projections;
+use crate::attention::{HeadNorms, Over, Projections};
 use crate::decoder::{Decoder, Names, Positions};
 use crate::mlp::{Activation, Mlp};
 use crate::norm::Norm;
@@ -140,6 +140,36 @@ pub(super) fn gpt_neox(s: &Settings) -> Result<Decoder, Error> {
     Ok(decoder)
 }
 
+/// Persimmon: GPT-NeoX with norms of queries and keys, one after the other.
+pub(super) fn persimmon(s: &Settings) -> Result<Decoder, Error> {
+    let keys = [
+        "hidden_size",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "intermediate_size",
+    ];
+    let sizes = sizes(s, keys)?;
+    let names = Names {
+        output: "dense",
+        last_norm: Some("model.final_layernorm"),
+        ..LLAMA
+    };
+    let mut decoder = by_head(s, &sizes, names, s.number("layer_norm_eps")?)?;
+    decoder.positions = Positions::Rotary(vec![Rotary::of(s, sizes.head, true)?]);
+    decoder.turn_only(&vec![true; sizes.layers]);
+    decoder.padding = s.token("pad_token_id")?;
+    decoder.activation = activation(s, "hidden_act")?;
+    if s.flag_or("qk_layernorm", true)? {
+        decoder.head_norms = Some(HeadNorms {
+            names: ["q_layernorm", "k_layernorm"],
+            norm: decoder.norm,
+            over: Over::Head,
+            turned: false,
+        });
+    }
+    Ok(decoder)
+}
+
 /// Bloom: scores fall by distance, and the embeddings have a norm.
 pub(super) fn bloom(s: &Settings) -> Result<Decoder, Error> {
     s.only_flag("apply_residual_connection_post_layernorm", false)?;
@@ -159,7 +189,7 @@ pub(super) fn bloom(s: &Settings) -> Result<Decoder, Error> {
     Ok(decoder)
 }
 
-/// What GPT-NeoX and Bloom share: one product makes query, key and value of a head, then of the
+/// What these three share: one product makes query, key and value of a head, then of the
 /// next.
 fn by_head(s: &Settings, sizes: &super::Sizes, names: Names, eps: f64) -> Result<Decoder, Error> {
     let mut decoder = plain(s, sizes, Norm::layer(eps), names)?;

@@ -29,6 +29,15 @@ pub(super) fn ministral(s: &Settings) -> Result<Decoder, Error> {
     Ok(decoder)
 }
 
+/// CWM: LLaMA with windows in most layers.
+pub(super) fn cwm(s: &Settings) -> Result<Decoder, Error> {
+    let mut decoder = like_llama(s, false)?;
+    decoder.biases = [false; 2];
+    let slides = sliding(s, decoder.blocks.len(), |i| i % 4 != 0)?;
+    decoder.slide(&slides, s.size_or_none("sliding_window")?);
+    Ok(decoder)
+}
+
 /// Qwen 2 and 2.5: LLaMA with biases of queries, keys and values.
 pub(super) fn qwen2(s: &Settings) -> Result<Decoder, Error> {
     let mut decoder = like_llama(s, false)?;
@@ -71,6 +80,20 @@ pub(super) fn granite(s: &Settings) -> Result<Decoder, Error> {
     decoder.embedding_scale = s.number("embedding_multiplier")?;
     decoder.residual_scale = s.number("residual_multiplier")?;
     decoder.logit_scale = 1.0 / s.number("logits_scaling")?;
+    Ok(decoder)
+}
+
+/// HyperCLOVA X: LLaMA with factors, and norms behind attention and MLP too.
+pub(super) fn hyperclovax(s: &Settings) -> Result<Decoder, Error> {
+    let mut decoder = like_llama(s, false)?;
+    decoder.scale = s.number_or("attention_multiplier", decoder.scale)?;
+    decoder.embedding_scale = s.number("embedding_multiplier")?;
+    decoder.residual_scale = s.number("residual_multiplier")?;
+    decoder.logit_scale = s.number("logits_scaling")?;
+    if s.flag_or("use_post_norm", true)? {
+        let [before, _, before_mlp, _] = decoder.names.norms;
+        decoder.names.norms = [before, Some("post_norm1"), before_mlp, Some("post_norm2")];
+    }
     Ok(decoder)
 }
 
@@ -152,6 +175,34 @@ pub(super) fn apertus(s: &Settings) -> Result<Decoder, Error> {
         Some("feedforward_layernorm"),
         None,
     ];
+    Ok(decoder)
+}
+
+/// Jais 2: no gate, and layer norms.
+pub(super) fn jais2(s: &Settings) -> Result<Decoder, Error> {
+    let mut decoder = like_llama(s, false)?;
+    decoder.mlp = UP;
+    decoder.norm = Norm::layer(s.number("layer_norm_eps")?);
+    Ok(decoder)
+}
+
+/// nanochat: no gate, norms without parameters, also of the embeddings and of turned queries and
+/// keys, and logits with a cap.
+pub(super) fn nanochat(s: &Settings) -> Result<Decoder, Error> {
+    let mut decoder = like_llama(s, false)?;
+    decoder.norm.offset = None;
+    decoder.names.embedding_norm = decoder.names.last_norm;
+    decoder.head_norms = Some(HeadNorms {
+        turned: true,
+        ..head_norms(decoder.norm)
+    });
+    decoder.mlp = Mlp::Plain {
+        up: "fc1",
+        down: "fc2",
+    };
+    decoder.mlp_bias = false;
+    decoder.logit_cap = super::cap(s, "final_logit_softcapping")?;
+    decoder.turn_backwards();
     Ok(decoder)
 }
 

@@ -20,13 +20,14 @@ use serde_json::{Map, Value as Json};
 type Family = fn(&Settings) -> Result<Decoder, Error>;
 
 /// Each `model_type` and its decoder.
-pub(crate) const FAMILIES: [(&str, Family); 39] = [
+pub(crate) const FAMILIES: [(&str, Family); 45] = [
     ("apertus", llama::apertus),
     ("arcee", llama::arcee),
     ("bloom", gpt::bloom),
     ("codegen", gpt::codegen),
     ("cohere", wide::cohere),
     ("cohere2", wide::cohere2),
+    ("cwm", llama::cwm),
     ("ernie4_5", glm::ernie4_5),
     ("exaone4", olmo::exaone4),
     ("falcon", wide::falcon),
@@ -43,15 +44,19 @@ pub(crate) const FAMILIES: [(&str, Family); 39] = [
     ("granite", llama::granite),
     ("helium", glm::helium),
     ("hunyuan_v1_dense", llama::hunyuan_v1_dense),
+    ("hyperclovax", llama::hyperclovax),
+    ("jais2", llama::jais2),
     ("llama", llama::llama),
     ("ministral", llama::ministral),
     ("mistral", llama::mistral),
     ("mpt", gpt::mpt),
+    ("nanochat", llama::nanochat),
     ("nemotron", llama::nemotron),
     ("olmo", olmo::olmo),
     ("olmo2", olmo::olmo2),
     ("olmo3", olmo::olmo3),
     ("opt", gpt::opt),
+    ("persimmon", gpt::persimmon),
     ("phi", wide::phi),
     ("phi3", llama::phi3),
     ("qwen2", llama::qwen2),
@@ -60,6 +65,7 @@ pub(crate) const FAMILIES: [(&str, Family); 39] = [
     ("smollm3", llama::smollm3),
     ("stablelm", wide::stablelm),
     ("starcoder2", llama::starcoder2),
+    ("vaultgemma", gemma::vaultgemma),
 ];
 
 /// For each family, the settings that a file may lack, as the family's class in transformers has
@@ -160,6 +166,13 @@ impl Decoder {
     fn turn_by_layer(&mut self, slides: &[bool]) {
         for (block, &slides) in self.blocks.iter_mut().zip(slides) {
             block.rotary = Some(usize::from(slides));
+        }
+    }
+
+    /// Queries and keys turn the other way.
+    fn turn_backwards(&mut self) {
+        if let Positions::Rotary(kinds) = &mut self.positions {
+            kinds.iter_mut().for_each(Rotary::turn_backwards);
         }
     }
 
@@ -317,6 +330,14 @@ fn activation(s: &Settings, key: &str) -> Result<Activation, Error> {
     match s.text_or(key, "")? {
         "" => Err(Error::new("", format!("has no {key}"))),
         name => Activation::parse(name).map_err(|e| e.of(key.to_string())),
+    }
+}
+
+/// A bound above 0, if there is one.
+fn cap(s: &Settings, key: &str) -> Result<Option<f64>, Error> {
+    match s.number_or_none(key)? {
+        Some(cap) if cap <= 0.0 => Err(Error::new(key, format!("{cap} is not above 0"))),
+        cap => Ok(cap),
     }
 }
 
