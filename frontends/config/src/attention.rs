@@ -1,9 +1,9 @@
 //! Attention: heads, positions, and what a query sees.
 
 use crate::Error;
-use crate::decoder::{Block, Decoder};
+use crate::decoder::{Block, Decoder, HeadNorms, Over, Projections};
 use crate::net::Net;
-use crate::norm::{Norm, Weights};
+use crate::norm::Weights;
 use ir::op::Number;
 use ir::op::attrs::{Along, Attention, Clamp, Product};
 use ir::{DType, Op, Value};
@@ -11,64 +11,6 @@ use std::collections::BTreeMap;
 
 /// The score of a key that a query does not see.
 const LOWEST: f64 = f32::MIN as f64;
-
-/// The products that make queries, keys and values.
-#[derive(Clone, Copy)]
-pub(crate) enum Projections {
-    /// Three.
-    Separate,
-    /// One. Its columns are so many groups of heads; a group's are queries, keys, values, or
-    /// queries, values, keys.
-    Joint {
-        name: &'static str,
-        groups: u64,
-        values_first: bool,
-    },
-}
-
-impl Projections {
-    /// One product; its columns are all queries, all keys, all values.
-    pub(crate) fn joint(name: &'static str) -> Projections {
-        Projections::Joint {
-            name,
-            groups: 1,
-            values_first: false,
-        }
-    }
-
-    /// One product; its columns are queries, keys and values of a first group of heads, then of the
-    /// next.
-    pub(crate) fn by_group(name: &'static str, groups: u64) -> Projections {
-        Projections::Joint {
-            name,
-            groups,
-            values_first: false,
-        }
-    }
-}
-
-/// Norms of queries and keys.
-#[derive(Clone, Copy)]
-pub(crate) struct HeadNorms {
-    pub(crate) names: [&'static str; 2],
-    pub(crate) norm: Norm,
-    pub(crate) over: Over,
-    /// Whether they come after the turn by positions.
-    pub(crate) turned: bool,
-}
-
-/// What a norm of queries or keys is over.
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Over {
-    /// Each head; all have the same weights.
-    Head,
-    /// Each head; each has its own weights.
-    EachHead,
-    /// The same, as a module for each head.
-    HeadModules,
-    /// All heads at once.
-    Heads,
-}
 
 /// What all blocks share.
 pub(crate) struct Shared {

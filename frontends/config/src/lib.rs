@@ -12,6 +12,7 @@
 mod attention;
 mod decoder;
 mod families;
+mod forward;
 mod mlp;
 mod net;
 mod norm;

@@ -1,57 +1,12 @@
 //! The MLP of a block, and its functions.
 
 use crate::Error;
-use crate::decoder::Decoder;
+use crate::decoder::{Activation, Decoder, Mlp};
 use crate::net::Net;
 use ir::op::attrs::Gelu;
 use ir::{Op, Value};
 
-/// The products of the MLP.
-#[derive(Clone, Copy)]
-pub(crate) enum Mlp {
-    /// `down(f(up(x)))`.
-    Plain {
-        up: &'static str,
-        down: &'static str,
-    },
-    /// `down(f(gate(x)) up(x))`.
-    Gated,
-    /// The same with gate and up as one product.
-    JointGate,
-}
-
-/// The MLP's function.
-#[derive(Clone, Copy)]
-pub(crate) enum Activation {
-    Gelu {
-        tanh: bool,
-    },
-    Silu,
-    Relu,
-    /// The square of ReLU.
-    Relu2,
-    /// Two curves with trained factors. (Huang and Schlag, xIELU, 2024)
-    Xielu,
-}
-
 impl Activation {
-    /// By transformers' name.
-    pub(crate) fn parse(name: &str) -> Result<Activation, Error> {
-        Ok(match name {
-            "gelu" => Activation::Gelu { tanh: false },
-            "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" => Activation::Gelu { tanh: true },
-            "silu" | "swish" => Activation::Silu,
-            "relu" => Activation::Relu,
-            "relu2" => Activation::Relu2,
-            "xielu" => Activation::Xielu,
-            other => {
-                let why = format!("the activation {other} is not known");
-                let known = "known are gelu, gelu_new, silu, relu, relu2 and xielu";
-                return Err(Error::new("", why).help(known));
-            }
-        })
-    }
-
     fn of(self, net: &mut Net, x: Value) -> Result<Value, Error> {
         match self {
             Activation::Gelu { tanh } => net.op(Op::Gelu(Gelu { tanh }), &[x]),

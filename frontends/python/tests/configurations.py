@@ -192,7 +192,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 # Families whose weights stay near 0. Those of the others are large, so that attention is sharp.
-QUIET = ("gemma", "gpt2", "gpt_neox", "helium", "llama", "mistral", "nemotron", "qwen2", "qwen3")
+QUIET = ("gemma", "gpt2", "gpt_neox", "helium", "llama", "mistral", "mpt", "nemotron", "qwen2", "qwen3")
 # Families that know the longest document of a batch; its rows are not packed.
 WHOLE = ("phi3",)
 # Settings that change no numbers, or that belong to other classes of a family.
@@ -247,17 +247,19 @@ def fixture(family: str, folder: Path) -> None:
 def save_documents(model: Any, weights: dict[str, Tensor], file: Path) -> None:
     """Write packed rows and their losses.
 
-    AdamW's first step magnifies the rounding of gradients near 0. So the rows are the first ones whose losses are the
-    same in f64.
+    AdamW's first step magnifies the rounding of gradients near 0. So of a few rows these are the ones whose losses are
+    nearest to those in f64.
     """
-    while True:
-        packed = [packed_inputs(batch) for batch in torch.randint(VOCABULARY, (PACKED_STEPS, BATCH, SEQUENCE))]
+
+    def distance(packed: list[dict[str, Tensor]]) -> float:
         losses = []
         for dtype in (torch.float64, torch.float32):
             model.to(dtype).load_state_dict(weights)
             losses.append(save_steps(model, packed, lambda batch: loss_of_documents(model, batch), file))
-        if (losses[0] - losses[1]).abs().max() < 5e-7:
-            return
+        return float((losses[0] - losses[1]).abs().max())
+
+    drawn = torch.randint(VOCABULARY, (8, PACKED_STEPS, BATCH, SEQUENCE))
+    distance(min(([packed_inputs(batch) for batch in batches] for batches in drawn), key=distance))
 
 
 def packed_inputs(batch: Tensor) -> dict[str, Tensor]:

@@ -3,8 +3,7 @@
 use super::llama::head_norms;
 use super::{activation, by_layer, cap, like_llama, like_llama_by, sliding_but_each};
 use crate::Error;
-use crate::decoder::Decoder;
-use crate::mlp::Activation;
+use crate::decoder::{Activation, Decoder};
 use crate::settings::Settings;
 
 /// The first one.

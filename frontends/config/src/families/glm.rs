@@ -2,8 +2,7 @@
 
 use super::like_llama;
 use crate::Error;
-use crate::decoder::Decoder;
-use crate::mlp::Mlp;
+use crate::decoder::{Decoder, Mlp};
 use crate::settings::Settings;
 
 /// GLM 4: heads turn in part, and gate and up are one product.

@@ -2,9 +2,7 @@
 
 use super::{LLAMA, activation, plain, sizes};
 use crate::Error;
-use crate::attention::{HeadNorms, Over, Projections};
-use crate::decoder::{Decoder, Names, Positions};
-use crate::mlp::{Activation, Mlp};
+use crate::decoder::{Activation, Decoder, HeadNorms, Mlp, Names, Over, Positions, Projections};
 use crate::norm::Norm;
 use crate::rotary::Rotary;
 use crate::settings::Settings;

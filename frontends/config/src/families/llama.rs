@@ -2,9 +2,7 @@
 
 use super::{like_llama, sliding};
 use crate::Error;
-use crate::attention::{HeadNorms, Over, Projections};
-use crate::decoder::Decoder;
-use crate::mlp::Mlp;
+use crate::decoder::{Decoder, HeadNorms, Mlp, Over, Projections};
 use crate::norm::Norm;
 use crate::rotary::{self, Rotary};
 use crate::settings::Settings;

@@ -9,9 +9,7 @@ mod olmo;
 mod wide;
 
 use crate::Error;
-use crate::attention::Projections;
-use crate::decoder::{Block, Decoder, Names, Positions};
-use crate::mlp::{Activation, Mlp};
+use crate::decoder::{Activation, Block, Decoder, Mlp, Names, Positions, Projections};
 use crate::norm::Norm;
 use crate::rotary::Rotary;
 use crate::settings::Settings;

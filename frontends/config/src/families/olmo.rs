@@ -3,8 +3,7 @@
 use super::llama::head_norms;
 use super::{by_layer, like_llama, like_llama_by, sliding, sliding_but_each};
 use crate::Error;
-use crate::attention::{HeadNorms, Over};
-use crate::decoder::Decoder;
+use crate::decoder::{Decoder, HeadNorms, Over};
 use crate::norm::Norm;
 use crate::settings::Settings;
 

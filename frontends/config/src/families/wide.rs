@@ -2,9 +2,7 @@
 
 use super::{LLAMA, activation, like_llama, plain, sizes, sliding_but_each};
 use crate::Error;
-use crate::attention::{HeadNorms, Over, Projections};
-use crate::decoder::{Decoder, Names, Positions};
-use crate::mlp::Mlp;
+use crate::decoder::{Decoder, HeadNorms, Mlp, Names, Over, Positions, Projections};
 use crate::norm::Norm;
 use crate::rotary::Rotary;
 use crate::settings::Settings;
