@@ -2,7 +2,7 @@
 
 use crate::{Error, Tensor};
 use ir::op::Number;
-use ir::op::attrs::{Along, Cast, Dims, LayerNorm, Product, Reduction, Scalar, Sizes, Slice};
+use ir::op::attrs::{Along, Cast, Dims, Full, LayerNorm, Product, Reduction, Scalar, Sizes, Slice};
 use ir::{DType, Graph, Op, Phase, StateKind, TensorType, Value};
 use std::collections::BTreeMap;
 
@@ -55,10 +55,15 @@ impl Net {
         Ok(self.graph.add_state(name, path, StateKind::Param, ty))
     }
 
-    /// A vector that is not trained.
-    pub(crate) fn buffer(&mut self, path: &str, values: &[f32]) -> Result<Value, Error> {
+    /// A tensor that is not trained.
+    pub(crate) fn buffer(
+        &mut self,
+        path: &str,
+        shape: &[u64],
+        values: &[f32],
+    ) -> Result<Value, Error> {
         let name = format!("b_{}", path.replace('.', "_"));
-        let ty = ty(DType::F32, &[values.len() as u64])?;
+        let ty = ty(DType::F32, shape)?;
         let data = values
             .iter()
             .flat_map(|value| value.to_le_bytes())
@@ -173,30 +178,39 @@ impl Net {
         self.reshape(y, &shape)
     }
 
-    /// Normalises the last dimension by mean and deviation.
-    pub(crate) fn layer_norm(&mut self, path: &str, x: Value, eps: f64) -> Result<Value, Error> {
-        let outer = std::mem::replace(&mut self.module, path.to_string());
-        let width = *self.shape(x).last().unwrap_or(&1);
-        let w = self.parameter(&format!("{path}.weight"), &[width])?;
-        let b = self.parameter(&format!("{path}.bias"), &[width])?;
-        let y = self.op(Op::LayerNorm(LayerNorm { dims: 1, eps }), &[x, w, b])?;
-        self.module = outer;
-        Ok(y)
+    /// `cap tanh(x / cap)`: x, but never beyond the cap.
+    pub(crate) fn capped(&mut self, x: Value, cap: f64) -> Result<Value, Error> {
+        let share = self.by(Op::DivScalar, x, cap)?;
+        let bounded = self.op(Op::Tanh, &[share])?;
+        self.by(Op::MulScalar, bounded, cap)
     }
 
-    /// Normalises the last dimension by the root of its mean square; the factor is the weight plus
-    /// `offset`.
-    pub(crate) fn rms_norm(
+    /// x where a condition holds, and a number elsewhere.
+    pub(crate) fn or(&mut self, condition: Value, x: Value, number: f64) -> Result<Value, Error> {
+        let number = Full {
+            dtype: DType::F32,
+            shape: vec![],
+            value: Number::Float(number),
+        };
+        let number = self.op(Op::Full(number), &[])?;
+        self.op(Op::Where, &[condition, x, number])
+    }
+
+    /// Normalises the last dimension: its mean becomes 0 and its deviation 1. Weight and bias
+    /// follow, if there are any.
+    pub(crate) fn layer_norm(
         &mut self,
-        path: &str,
         x: Value,
         eps: f64,
-        offset: f64,
+        factors: &[Value],
     ) -> Result<Value, Error> {
-        let outer = std::mem::replace(&mut self.module, path.to_string());
+        let inputs: Vec<Value> = [&[x], factors].concat();
+        self.op(Op::LayerNorm(LayerNorm { dims: 1, eps }), &inputs)
+    }
+
+    /// Divides the last dimension by the root of its mean square.
+    pub(crate) fn rms_norm(&mut self, x: Value, eps: f64) -> Result<Value, Error> {
         let rank = self.shape(x).len();
-        let width = self.shape(x)[rank - 1];
-        let mut w = self.parameter(&format!("{path}.weight"), &[width])?;
         let square = self.by(Op::PowScalar, x, 2.0)?;
         let over = Reduction {
             dims: vec![rank as i64 - 1],
@@ -205,13 +219,7 @@ impl Net {
         let mean = self.op(Op::Mean(over), &[square])?;
         let sum = self.by(Op::AddScalar, mean, eps)?;
         let factor = self.op(Op::Rsqrt, &[sum])?;
-        let normal = self.op(Op::Mul, &[x, factor])?;
-        if offset != 0.0 {
-            w = self.by(Op::AddScalar, w, offset)?;
-        }
-        let y = self.op(Op::Mul, &[w, normal])?;
-        self.module = outer;
-        Ok(y)
+        self.op(Op::Mul, &[x, factor])
     }
 }
 

@@ -6,7 +6,11 @@ use serde_json::{Map, Value as Json};
 /// The largest size of a model that is built: above all published ones, and far below an overflow.
 const LARGEST: u64 = 1 << 32;
 
+/// The key of a family's second names of settings.
+const RENAMED: &str = "attribute_map";
+
 /// A file's settings.
+#[derive(Clone, Default)]
 pub(crate) struct Settings {
     all: Map<String, Json>,
 }
@@ -18,6 +22,46 @@ impl Settings {
             Ok(_) => Err(Error::new("", "is not an object of settings")),
             Err(e) => Err(Error::line(e.line(), e.to_string())),
         }
+    }
+
+    /// The settings with those of `defaults` that they lack. Names of `renamed` give way to others.
+    pub(crate) fn completed(mut self, defaults: &Map<String, Json>) -> Settings {
+        if let Some(Json::Object(renamed)) = defaults.get(RENAMED) {
+            for (old, new) in renamed {
+                let new = new.as_str().unwrap_or(old);
+                if let Some(value) = self.all.remove(old) {
+                    self.all.insert(new.to_string(), value);
+                }
+            }
+        }
+        for (key, value) in defaults.iter().filter(|(key, _)| *key != RENAMED) {
+            if !self.all.contains_key(key) {
+                self.all.insert(key.clone(), value.clone());
+            }
+        }
+        self
+    }
+
+    /// The settings with others, which come first.
+    pub(crate) fn with(mut self, others: Settings) -> Settings {
+        self.all.extend(others.all);
+        self
+    }
+
+    /// The settings with a number if they lack it.
+    pub(crate) fn or_number(mut self, key: &str, number: f64) -> Settings {
+        if !self.has(key) {
+            self.all.insert(key.to_string(), number.into());
+        }
+        self
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.get(key).is_some()
     }
 
     /// A setting that is there and not null.
@@ -96,6 +140,32 @@ impl Settings {
         }
     }
 
+    /// A number that may be absent.
+    pub(crate) fn number_or_none(&self, key: &str) -> Result<Option<f64>, Error> {
+        match self.has(key) {
+            true => self.number(key).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// An error if a flag that this reader has no graph for is not `value`.
+    pub(crate) fn only_flag(&self, key: &str, value: bool) -> Result<(), Error> {
+        match self.flag_or(key, value)? == value {
+            true => Ok(()),
+            false => Err(Error::new(key, format!("{} has no graph here", !value))),
+        }
+    }
+
+    /// A list of numbers.
+    pub(crate) fn numbers(&self, key: &str) -> Result<Vec<f64>, Error> {
+        let Some(value) = self.get(key) else {
+            return Err(Error::new("", format!("has no {key}")));
+        };
+        let list = value.as_array().map(|list| list.iter().map(Json::as_f64));
+        list.and_then(|numbers| numbers.collect::<Option<Vec<f64>>>())
+            .ok_or_else(|| Self::wrong(key, value, "a list of numbers"))
+    }
+
     /// A list of texts.
     pub(crate) fn texts(&self, key: &str) -> Result<Option<Vec<&str>>, Error> {
         let Some(value) = self.get(key) else {
@@ -107,10 +177,34 @@ impl Settings {
             .ok_or_else(|| Self::wrong(key, value, "a list of texts"))
     }
 
+    /// Lists of texts, each with how often it is repeated: `[[["a", "b"], 2], ..]`.
+    pub(crate) fn repeated_texts(&self, key: &str) -> Result<Option<Vec<&str>>, Error> {
+        /// More than any model has layers.
+        const MOST: usize = 10_001;
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        let wrong = || Self::wrong(key, value, "lists of texts and how often they are repeated");
+        let mut all = vec![];
+        for item in value.as_array().ok_or_else(wrong)? {
+            let texts = item.get(0).and_then(Json::as_array).ok_or_else(wrong)?;
+            let times = item.get(1).and_then(Json::as_u64).ok_or_else(wrong)?;
+            let texts: Option<Vec<&str>> = texts.iter().map(Json::as_str).collect();
+            let texts = texts.ok_or_else(wrong)?;
+            let room = MOST.saturating_sub(all.len());
+            let repeated = texts
+                .iter()
+                .cycle()
+                .take(texts.len() * times.min(MOST as u64) as usize);
+            all.extend(repeated.take(room));
+        }
+        Ok(Some(all))
+    }
+
     /// A setting that is itself a set of settings; empty if it is absent.
     pub(crate) fn group(&self, key: &str) -> Result<Settings, Error> {
         match self.get(key) {
-            None => Ok(Settings { all: Map::new() }),
+            None => Ok(Settings::default()),
             Some(Json::Object(all)) => Ok(Settings { all: all.clone() }),
             Some(value) => Err(Self::wrong(key, value, "a group of settings")),
         }

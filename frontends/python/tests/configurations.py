@@ -1,23 +1,31 @@
 """Write the fixtures tests/data/config: small models of the families that a config.json can stand for.
 
-usage: configurations.py [--out tests/data/config]
+usage: configurations.py [--out tests/data/config] [--defaults frontends/config/src/defaults.json] [FAMILY ..]
 
 Each folder has what transformers saves, config.json and model.safetensors, and reference.safetensors: batches, and the
-loss of eager PyTorch before each of a few AdamW steps.
+loss of eager PyTorch before each of a few AdamW steps. packed.safetensors is the same for rows of two documents. The
+file of defaults says what the families' classes take for settings that a config.json lacks.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 ROOT = Path(__file__).parents[3]
 STEPS, BATCH, SEQUENCE, VOCABULARY = 4, 2, 12, 37
+# Packed rows are two documents: where the second one begins.
+PACKED_STEPS, CUT = 2, 5
 LLAMA = {
     "hidden_size": 24,
     "intermediate_size": 40,
@@ -35,55 +43,272 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "beta_fast": 2.0,
+    "original_max_position_embeddings": 16,
+}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "short_factor": [1.0, 1.5],
+    "long_factor": [2.0, 4.0],
+}
 NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
-NEOX = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+SIX = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+ALTERNATING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+GPT = {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 64, **NO_DROPOUT}
+PAD = {"pad_token_id": 0}
 FAMILIES: dict[str, dict[str, Any]] = {
+    "apertus": {**LLAMA, **PAD},
+    "arcee": {**LLAMA, "mlp_bias": True, "rope_parameters": YARN},
+    "bloom": {"hidden_size": 18, "n_layer": 2, "n_head": 6},
+    "codegen": {**GPT, "n_inner": 40, "n_head": 4, "rotary_dim": 4},
+    "cohere": {**LLAMA, **PAD, "use_qk_norm": True, "logit_scale": 0.5},
+    "cohere2": {**LLAMA, **PAD, **ALTERNATING, "attention_bias": True, "logit_scale": 1.0},
+    "cwm": {**LLAMA, **ALTERNATING, "head_dim": 8, "bos_token_id": 1, "rope_parameters": LLAMA3},
+    "ernie4_5": {**LLAMA, **PAD, "head_dim": 8, "use_bias": True},
+    "exaone4": {**LLAMA, **ALTERNATING},
+    "falcon": {
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_kv_heads": 2,
+        "ffn_hidden_size": 40,
+        "new_decoder_architecture": True,
+        "bias": True,
+    },
     "gemma": {**LLAMA, "head_dim": 8},
-    "gpt2": {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 64, **NO_DROPOUT},
-    "gpt_neox": {**NEOX, "hidden_dropout": 0.0, "rotary_pct": 0.5, "num_attention_heads": 2},
+    "gemma2": {
+        **LLAMA,
+        **PAD,
+        "head_dim": 8,
+        "sliding_window": 5,
+        "query_pre_attn_scalar": 6,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    },
+    "gemma3_text": {**LLAMA, **PAD, **ALTERNATING, "head_dim": 8, "query_pre_attn_scalar": 6},
+    "glm": {**LLAMA, **PAD, "head_dim": 8},
+    "glm4": {**LLAMA, **PAD, "head_dim": 8, "attention_bias": False},
+    "gpt2": GPT,
+    "gpt_bigcode": {**GPT, "n_inner": 40},
+    "gpt_neo": {
+        "hidden_size": 24,
+        "num_layers": 2,
+        "num_heads": 3,
+        "intermediate_size": 40,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": 5,
+        "max_position_embeddings": 64,
+    },
+    "gpt_neox": {**SIX, "hidden_dropout": 0.0, "rotary_pct": 0.5, "num_attention_heads": 2},
+    "gptj": {**GPT, "n_inner": 40, "rotary_dim": 4},
+    "granite": {
+        **LLAMA,
+        "attention_multiplier": 0.3,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 2.0,
+    },
+    "helium": {**LLAMA, **PAD, "head_dim": 6},
+    "hunyuan_v1_dense": {
+        **LLAMA,
+        **PAD,
+        "head_dim": 8,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 10.0, "factor": 1.0},
+    },
+    "hyperclovax": {
+        **LLAMA,
+        "attention_multiplier": 0.3,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 0.5,
+    },
+    "jais2": LLAMA,
     "llama": {**LLAMA, "rope_parameters": LLAMA3},
+    "ministral": {**LLAMA, **ALTERNATING, "head_dim": 8},
     "mistral": {**LLAMA, "sliding_window": 5},
-    "phi3": {**LLAMA, "pad_token_id": 0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
+    "mpt": {"d_model": 18, "n_layers": 2, "n_heads": 6, "max_seq_len": 64, "attn_config": {"clip_qkv": 0.3}},
+    "nanochat": {**LLAMA, **PAD},
+    "nemotron": {**LLAMA, "num_attention_heads": 2},
+    "olmo": {**LLAMA, **PAD, "clip_qkv": 0.3},
+    "olmo2": {**LLAMA, **PAD},
+    "olmo3": {
+        **LLAMA,
+        **PAD,
+        **ALTERNATING,
+        "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default"}},
+    },
+    "opt": {
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "ffn_dim": 40,
+        "max_position_embeddings": 64,
+        "dropout": 0.0,
+    },
+    "persimmon": {**SIX, "num_attention_heads": 2},
+    "phi": {**LLAMA, "num_attention_heads": 3, "num_key_value_heads": 3, "qk_layernorm": True},
+    "phi3": {
+        **LLAMA,
+        **PAD,
+        "num_attention_heads": 6,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "original_max_position_embeddings": 8,
+        "rope_parameters": LONG,
+    },
     "qwen2": {**LLAMA, "tie_word_embeddings": True},
     "qwen3": {**LLAMA, "head_dim": 8},
+    "seed_oss": {
+        **LLAMA,
+        **PAD,
+        "head_dim": 8,
+        "intermediate_size": 32,
+        "attention_out_bias": True,
+        "residual_dropout": 0.0,
+    },
+    "smollm3": {**LLAMA, **PAD, "no_rope_layer_interval": 2},
+    "stablelm": {
+        **LLAMA,
+        "head_dim": None,
+        "partial_rotary_factor": 0.5,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "use_qkv_bias": True,
+        "qk_layernorm": True,
+    },
+    "starcoder2": {**LLAMA, "sliding_window": 5},
+    "vaultgemma": {
+        **LLAMA,
+        **PAD,
+        "head_dim": 8,
+        "sliding_window": 5,
+        "query_pre_attn_scalar": 6,
+        "attn_logit_softcapping": 2.0,
+    },
 }
+# Families whose weights stay near 0. Those of the others are large, so that attention is sharp.
+QUIET = ("gemma", "gpt2", "gpt_neox", "helium", "llama", "mistral", "mpt", "nemotron", "qwen2", "qwen3")
+# Families that know the longest document of a batch; its rows are not packed.
+WHOLE = ("phi3",)
+# Settings that change no numbers, or that belong to other classes of a family.
+UNUSED = """
+    initializer_range init_std init_device use_cache bos_token_id eos_token_id eod_token_id classifier_dropout
+    summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout is_decoder n_ctx
+    pretraining_tp slow_but_exact reorder_and_upcast_attn attention_softmax_in_fp32 scale_attention_softmax_in_fp32
+""".split()  # noqa: SIM905
+
+
+def defaults(family: str) -> dict[str, Any]:
+    """Return what a family's class takes for settings that a file lacks."""
+    kind: Any = CONFIG_MAPPING[family]
+    shared = {field.name for field in dataclasses.fields(PreTrainedConfig)}
+    fields = [field for field in dataclasses.fields(kind) if field.name not in {*shared, *UNUSED}]
+    settings = {field.name: field.default for field in fields}
+    config = kind()
+    rope = getattr(config, "rope_parameters", None) or {}
+    if "rope_theta" in rope:
+        settings["rope_theta"] = rope["rope_theta"]
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        settings["partial_rotary_factor"] = rope["partial_rotary_factor"]
+    if rope.get("rope_type", "default") != "default":
+        settings["rope_parameters"] = rope
+    if kind.attribute_map:
+        settings["attribute_map"] = kind.attribute_map
+    return settings
 
 
 def fixture(family: str, folder: Path) -> None:
     """Write one family's folder."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        family, vocab_size=VOCABULARY, bos_token_id=None, eos_token_id=None, **FAMILIES[family]
-    )
+    settings = {"bos_token_id": None, "eos_token_id": None, **FAMILIES[family]}
+    config = AutoConfig.for_model(family, vocab_size=VOCABULARY, **settings)
     make: Any = AutoModelForCausalLM.from_config
     model = make(config, dtype=torch.float32)
+    noise = 0.05 if family in QUIET else 0.3
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
+            parameter.add_(torch.randn_like(parameter) * noise)
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     batches = torch.randint(VOCABULARY, (STEPS, BATCH, SEQUENCE))
+    inputs = [{"input_ids": batch, "labels": batch} for batch in batches]
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    losses = save_steps(model, inputs, lambda batch: model(**batch).loss, folder / "reference.safetensors")
+    if family not in WHOLE:
+        save_documents(model, weights, folder / "packed.safetensors")
+    print(family, sum(t.numel() for t in load_file(folder / "model.safetensors").values()), losses)
+
+
+def save_documents(model: Any, weights: dict[str, Tensor], file: Path) -> None:
+    """Write packed rows and their losses.
+
+    AdamW's first step magnifies the rounding of gradients near 0. So of a few rows these are the ones whose losses are
+    nearest to those in f64.
+    """
+
+    def distance(packed: list[dict[str, Tensor]]) -> float:
+        losses = []
+        for dtype in (torch.float64, torch.float32):
+            model.to(dtype).load_state_dict(weights)
+            losses.append(save_steps(model, packed, lambda batch: loss_of_documents(model, batch), file))
+        return float((losses[0] - losses[1]).abs().max())
+
+    drawn = torch.randint(VOCABULARY, (8, PACKED_STEPS, BATCH, SEQUENCE))
+    distance(min(([packed_inputs(batch) for batch in batches] for batches in drawn), key=distance))
+
+
+def packed_inputs(batch: Tensor) -> dict[str, Tensor]:
+    """Let each row be two documents; the first token of a document is no label."""
+    places = torch.arange(SEQUENCE).expand_as(batch)
+    segments = (places >= CUT).long()
+    positions = places - segments * CUT
+    labels = batch.masked_fill(positions == 0, -100)
+    return {"input_ids": batch, "labels": labels, "position_ids": positions, "segment_ids": segments}
+
+
+def loss_of_documents(model: Any, batch: dict[str, Tensor]) -> Tensor:
+    """Run each document alone."""
+    logits, labels = [], []
+    for document in (slice(CUT), slice(CUT, None)):
+        ids = batch["input_ids"][:, document]
+        logits.append(model(input_ids=ids).logits[:, :-1].reshape(-1, VOCABULARY))
+        labels.append(ids[:, 1:].flatten())
+    return torch.nn.functional.cross_entropy(torch.cat(logits), torch.cat(labels))
+
+
+def save_steps(
+    model: Any, batches: list[dict[str, Tensor]], loss_of: Callable[[dict[str, Tensor]], Tensor], file: Path
+) -> Tensor:
+    """Train, and write the batches and the loss before each step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.01)
     losses = []
     for batch in batches:
-        loss = model(input_ids=batch, labels=batch).loss
+        loss = loss_of(batch)
         losses.append(loss.detach())
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
-    tensors = {"losses": torch.stack(losses)}
-    for i, batch in enumerate(batches):
-        tensors |= {f"batch.{i}.input_ids": batch.clone(), f"batch.{i}.labels": batch.clone()}
-    save_file(tensors, folder / "reference.safetensors")
-    print(family, sum(t.numel() for t in load_file(folder / "model.safetensors").values()), torch.stack(losses))
+    named = {f"batch.{i}.{name}": t.clone() for i, batch in enumerate(batches) for name, t in batch.items()}
+    save_file({"losses": torch.stack(losses), **named}, file)
+    return torch.stack(losses)
 
 
 def main() -> None:
     """Write all of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "tests/data/config")
-    out = parser.parse_args().out
-    for family in FAMILIES:
+    parser.add_argument("--defaults", type=Path, default=ROOT / "frontends/config/src/defaults.json")
+    parser.add_argument("families", nargs="*", help="all by default")
+    options = parser.parse_args()
+    out = options.out
+    lines = [f"  {json.dumps(family)}: {json.dumps(defaults(family))}" for family in FAMILIES]
+    options.defaults.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    for family in options.families or FAMILIES:
         (out / family).mkdir(parents=True, exist_ok=True)
         fixture(family, out / family)
 
