@@ -13,7 +13,7 @@ use super::record::{self, Draft};
 use crate::alloc::{lifetimes, live_bytes};
 use crate::lines::{MaxTree, Stretch};
 use crate::plan::machine::{D2H, DEVICE, H2D};
-use crate::plan::tuning::AHEAD_WORTH;
+use crate::plan::tuning::{AHEAD_WORTH, HALVED};
 use crate::plan::{Decisions, Gap, Means, Problem};
 use crate::realise;
 use ir::graph::Def;
@@ -136,7 +136,8 @@ impl<'a> Fills<'a> {
         };
         let all = fills.fills.len();
         let mut before = (0.0, draft.micros);
-        if fills.problem.is_large() && fills.problem.heuristics.halve_fills {
+        let problem = fills.problem;
+        if problem.heuristics.halve_fills && HALVED <= problem.lines.len() {
             fills.draft(0, all, before);
         } else {
             for fill in 0..all {
