@@ -147,9 +147,9 @@ impl<'a> Fills<'a> {
         fills
     }
 
-    /// Drafts the fills `from..to` that may be faster than what is `before` them: what it saves, and
-    /// the time of its step, µs. Returns the same of the last fill. If the last fill is no faster,
-    /// none is assumed to be: the others take back less.
+    /// Drafts the fills `from..to` that may be faster than what is `before` them: what it saves,
+    /// and the time of its step, µs. Returns the same of the last fill. If the last fill is no
+    /// faster, none is assumed to be: the others take back less.
     fn draft(&mut self, from: usize, to: usize, before: (f64, f64)) -> (f64, f64) {
         let (saves, micros) = before;
         let Some(last) = self.fills[from..to].last_mut() else {

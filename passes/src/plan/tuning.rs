@@ -25,8 +25,8 @@ pub struct Heuristics {
     pub blur_peaks: bool,
     /// For large graphs, the second variant of a draft is assumed to be no faster than the first.
     pub first_variant_is_fastest: bool,
-    /// In graphs of at least [`HALVED`] lines, taking back decisions is assumed to gain nothing up to
-    /// a target if it gains nothing up to a larger one.
+    /// In graphs of at least [`HALVED`] lines, taking back decisions is assumed to gain nothing up
+    /// to a target if it gains nothing up to a larger one.
     pub halve_fills: bool,
     /// `auto` takes back decisions that free no bytes at the peak of a draft. Each such draft is an
     /// additional candidate.
@@ -220,8 +220,9 @@ pub const REMAT_TRIES: usize = 2;
 
 /// Sizes between two powers of two which drafts fill: so a budget of 20, 24 or 80 GiB is one.
 pub const FILLED_PER_OCTAVE: u64 = 8;
-/// Lines of a graph. With at least this number a draft takes long, and sizes are tried by halves. In
-/// small graphs, where one tensor is a large share of the peak, this made a step up to 5 % longer.
+/// Lines of a graph. With at least this number a draft takes long, and sizes are tried by halves.
+/// In small graphs, where one tensor is a large share of the peak, this made a step up to 5 %
+/// longer.
 pub const HALVED: usize = 1000;
 /// The most sizes that a draft fills: up to about 3 times its own.
 pub const FILLED: usize = 12;
