@@ -113,6 +113,11 @@ mod tests {
         says(r#"{"model_type": "gpt2", "n_embd": -1}"#, "n_embd: -1");
         says(r#"{"model_type": "gpt2", "n_embd": 770}"#, "cannot divide");
         says(r#"{"model_type": "gpt2", "n_layer": 1000000}"#, "n_layer");
+        // Positions have a number for each head, or for each element of a head.
+        let heads = r#"{"model_type": "bloom", "hidden_size": 4294967296, "n_head": 4294967296}"#;
+        says(heads, "n_head");
+        let head = r#"{"model_type": "qwen3", "hidden_size": 8, "head_dim": 4294967296}"#;
+        says(head, "larger than 65536");
         says(
             r#"{"model_type": "gpt2", "activation_function": "mish"}"#,
             "mish is not known",
@@ -215,6 +220,15 @@ mod tests {
         assert!(parse(text, &dims(9), false).is_ok());
         let error = parse(text, &dims(9), true).unwrap_err().to_string();
         assert!(error.contains("pack at most 8"), "{error}");
+    }
+
+    /// A file that says how large a head is may have heads that do not divide the columns.
+    #[test]
+    fn heads_need_not_divide_the_columns() {
+        let text = r#"{"model_type": "qwen3", "hidden_size": 10, "head_dim": 8,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1,
+            "intermediate_size": 6, "vocab_size": 9}"#;
+        assert!(parse(text, &dims(8), false).is_ok());
     }
 
     #[test]

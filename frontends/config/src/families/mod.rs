@@ -214,25 +214,36 @@ struct Sizes {
 /// The sizes under a family's keys: width, heads, layers, and the MLP's columns. The default of the
 /// last is four times the width.
 fn sizes(s: &Settings, keys: [&str; 4]) -> Result<Sizes, Error> {
-    /// More layers than any model has; a graph of them would still fit in memory.
-    const MOST: u64 = 10_000;
-    let (width, heads) = (s.size(keys[0])?, s.size(keys[1])?);
-    let layers = match s.size(keys[2])? {
-        n if n <= MOST => n as usize,
-        n => {
-            let why = format!("{n} layers are more than {MOST}");
-            return Err(Error::new(keys[2], why));
+    sizes_by(s, keys, None)
+}
+
+/// The same with `head` elements of a head, if the file gives them.
+fn sizes_by(s: &Settings, keys: [&str; 4], head: Option<u64>) -> Result<Sizes, Error> {
+    /// More than any model has; a graph of so many layers would still fit in memory.
+    const LAYERS: u64 = 10_000;
+    const HEADS: u64 = 1 << 16;
+    let most = |key: &str, most: u64| match s.size(key)? {
+        n if n <= most => Ok(n),
+        n => Err(Error::new(key, format!("{n} are more than {most}"))),
+    };
+    let (width, heads) = (s.size(keys[0])?, most(keys[1], HEADS)?);
+    let head = match head {
+        Some(head) => head,
+        None if width.is_multiple_of(heads) => width / heads,
+        None => {
+            let why = format!("{heads} heads cannot divide {width} columns");
+            return Err(Error::new("", why));
         }
     };
-    if !width.is_multiple_of(heads) {
-        let why = format!("{heads} heads cannot divide {width} columns");
+    if HEADS < head {
+        let why = format!("heads of {head} elements are larger than {HEADS}");
         return Err(Error::new("", why));
     }
     Ok(Sizes {
         width,
         heads,
-        head: width / heads,
-        layers,
+        head,
+        layers: most(keys[2], LAYERS)? as usize,
         inner: s.size_or(keys[3], 4 * width)?,
     })
 }
@@ -285,15 +296,8 @@ fn like_llama(s: &Settings, part: bool) -> Result<Decoder, Error> {
 
 /// The same with rotary positions of several kinds; the first one is that of all layers.
 fn like_llama_by(s: &Settings, kinds: Vec<Rotary>) -> Result<Decoder, Error> {
-    let keys = [
-        "hidden_size",
-        "num_attention_heads",
-        "num_hidden_layers",
-        "intermediate_size",
-    ];
-    s.size(keys[3])?;
-    let mut sizes = sizes(s, keys)?;
-    sizes.head = head_size(s)?;
+    s.size("intermediate_size")?;
+    let sizes = llama_sizes(s)?;
     let norm = Norm::rms(s.number_or("rms_norm_eps", 1e-6)?);
     let mut decoder = plain(s, &sizes, norm, LLAMA)?;
     decoder.positions = Positions::Rotary(kinds);
@@ -311,17 +315,19 @@ fn like_llama_by(s: &Settings, kinds: Vec<Rotary>) -> Result<Decoder, Error> {
     Ok(decoder)
 }
 
+fn llama_sizes(s: &Settings) -> Result<Sizes, Error> {
+    let keys = [
+        "hidden_size",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "intermediate_size",
+    ];
+    sizes_by(s, keys, s.size_or_none("head_dim")?)
+}
+
 /// Elements of a head.
 fn head_size(s: &Settings) -> Result<u64, Error> {
-    let (width, heads) = (s.size("hidden_size")?, s.size("num_attention_heads")?);
-    match s.size_or_none("head_dim")? {
-        Some(head) => Ok(head),
-        None if width.is_multiple_of(heads) => Ok(width / heads),
-        None => Err(Error::new(
-            "",
-            format!("{heads} heads cannot divide {width} columns"),
-        )),
-    }
+    Ok(llama_sizes(s)?.head)
 }
 
 fn activation(s: &Settings, key: &str) -> Result<Activation, Error> {
