@@ -17,7 +17,7 @@ use passes::graph::{canonical, optimizer};
 use passes::pipeline::{self, Budget, Error, Options};
 use passes::plan::Limits;
 use passes::plan::machine::DEVICE;
-use passes::plan::tuning::RUNGS;
+use passes::plan::tuning::{HALVED, Heuristics, RUNGS};
 use passes::schedule::lives::Variant;
 use passes::schedule::order::{self, Update};
 use passes::{alloc, devices, realise};
@@ -150,6 +150,30 @@ fn ladders_end_early() {
             assert!(wanted < all, "{share}: {wanted} of {all}");
         }
     });
+}
+
+/// In a graph of many lines, taking back tries targets by halves, and finds as fast a plan.
+#[test]
+fn targets_by_halves_miss_nothing() {
+    let graph = prepared(chain::chain(140));
+    let device = devices::named("a100-80g").unwrap();
+    let roofline = Roofline::new(&device);
+    let cost = Tabled::new(&roofline, &graph);
+    let micros = |halve_fills: bool| {
+        let problem = Problem::new(&graph, &device, &cost).with_heuristics(Heuristics {
+            halve_fills,
+            ..Heuristics::ALL
+        });
+        assert!(HALVED <= problem.lines.len(), "{}", problem.lines.len());
+        let (problems, budget) = (std::slice::from_ref(&problem), Budget::Share(0.4));
+        let (_, decided, _) = decide_among(problems, Planner::Auto, budget, Extent::Plan).unwrap();
+        decided.figures.micros
+    };
+    let (halved, all) = (micros(true), micros(false));
+    assert!(
+        halved <= all * (1.0 + 1e-9),
+        "{halved} µs, {all} with all targets"
+    );
 }
 
 /// The first result among drafts is the best of all their records, for any request and any number
