@@ -118,6 +118,13 @@ mod tests {
         says(heads, "n_head");
         let head = r#"{"model_type": "qwen3", "hidden_size": 8, "head_dim": 4294967296}"#;
         says(head, "larger than 65536");
+        let norms = r#"{"model_type": "stablelm", "hidden_size": 262144, "qk_layernorm": true,
+            "num_attention_heads": 32768, "num_hidden_layers": 10000}"#;
+        says(norms, "more than 100000");
+        says(
+            r#"{"model_type": "falcon", "alibi": true}"#,
+            "trace the model in PyTorch",
+        );
         says(
             r#"{"model_type": "gpt2", "activation_function": "mish"}"#,
             "mish is not known",

@@ -6,6 +6,14 @@ use serde_json::{Map, Value as Json};
 /// The largest size of a model that is built: above all published ones, and far below an overflow.
 const LARGEST: u64 = 1 << 32;
 
+/// What helps where this reader has no graph.
+pub(crate) const TRACE: &str = "trace the model in PyTorch, by lighterage.export";
+
+/// The error that a setting of a family has no graph here.
+pub(crate) fn no_graph(key: &str, setting: impl std::fmt::Display) -> Error {
+    Error::new(key, format!("{setting} has no graph here")).help(TRACE)
+}
+
 /// The key of a family's second names of settings.
 const RENAMED: &str = "attribute_map";
 
@@ -152,7 +160,7 @@ impl Settings {
     pub(crate) fn only_flag(&self, key: &str, value: bool) -> Result<(), Error> {
         match self.flag_or(key, value)? == value {
             true => Ok(()),
-            false => Err(Error::new(key, format!("{} has no graph here", !value))),
+            false => Err(no_graph(key, !value)),
         }
     }
 

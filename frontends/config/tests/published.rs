@@ -1,9 +1,9 @@
-//! The published models have the numbers of parameters that their makers say.
+//! Models of the sizes of published ones have the numbers of parameters that transformers counts.
 
 use ir::StateKind;
 use std::collections::BTreeMap;
 
-/// Configurations and numbers of parameters.
+/// Configurations, and the numbers of parameters of transformers' models with them.
 const PUBLISHED: &[(&str, u64)] = &[
     // Apertus 8B.
     (

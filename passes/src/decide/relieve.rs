@@ -53,13 +53,11 @@ pub(super) fn drafts(problem: &Problem<'_>, draft: &Draft, targets: &[u64]) -> V
 /// The drafts that fill the peak of `draft`, then each of `targets`. No step takes less than
 /// `least`, µs.
 fn filled(draft: &Draft, taken: TakenBack<'_>, least: f64, targets: &[u64]) -> Vec<Draft> {
-    let worth = AHEAD_WORTH * draft.micros;
-    let problem = taken.problem;
     let fills = Fills::new(taken, draft, least, targets);
     let mut drafts: Vec<Draft> = vec![];
     let mut fastest = draft.micros;
     for first in fills.fills.iter().filter_map(Fill::filling) {
-        if fastest - worth < first.micros {
+        if fastest - fills.worth < first.micros {
             continue;
         }
         fastest = first.micros;
@@ -72,7 +70,7 @@ fn filled(draft: &Draft, taken: TakenBack<'_>, least: f64, targets: &[u64]) -> V
             draft.live,
         );
         let mut filled = vec![];
-        record::propose(problem, &first.decisions, &mut filled);
+        record::propose(fills.problem, &first.decisions, &mut filled);
         filled
             .iter_mut()
             .for_each(|other| other.origin = draft.origin);

@@ -9,8 +9,8 @@ use ir::Processor;
 /// Switches for the heuristics of the planners. All are on by default. All but the last drop
 /// candidates which are not proved to be worse.
 /// `cargo bench -p lighterage-tests --bench planners -- ablation` switches each one off. At 80, 50
-/// and 30 % of keep, of these only `drop_dominated` ever made a step longer, by at most 1.6 %
-/// (docs/benchmarks.md).
+/// and 30 % of keep, of the first five only `drop_dominated` ever made a step longer, by at most
+/// 1.6 % (docs/benchmarks.md).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Heuristics {
     /// A ladder ends early when its rungs are slower than the possible step time; for one budget

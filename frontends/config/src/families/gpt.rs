@@ -1,11 +1,11 @@
 //! GPT and what is like it: no gate, layer norms, biases.
 
-use super::{LLAMA, activation, plain, sizes};
+use super::{LLAMA, SIZES, activation, plain, sizes};
 use crate::Error;
 use crate::decoder::{Activation, Decoder, HeadNorms, Mlp, Names, Over, Positions, Projections};
 use crate::norm::Norm;
 use crate::rotary::Rotary;
-use crate::settings::Settings;
+use crate::settings::{Settings, no_graph};
 
 const GPT: Names = Names {
     embeddings: "transformer.wte",
@@ -99,20 +99,14 @@ fn local_layers(s: &Settings, layers: usize) -> Result<Vec<bool>, Error> {
     let of = |kind: &str| match kind {
         "global" => Ok(false),
         "local" => Ok(true),
-        other => Err(Error::new(key, format!("{other} has no graph here"))),
+        other => Err(no_graph(key, other)),
     };
     kinds.into_iter().map(of).collect()
 }
 
 /// GPT-NeoX and Pythia. (Black et al., 2022)
 pub(super) fn gpt_neox(s: &Settings) -> Result<Decoder, Error> {
-    let keys = [
-        "hidden_size",
-        "num_attention_heads",
-        "num_hidden_layers",
-        "intermediate_size",
-    ];
-    let sizes = sizes(s, keys)?;
+    let sizes = sizes(s, SIZES)?;
     let names = Names {
         embeddings: "gpt_neox.embed_in",
         blocks: "gpt_neox.layers",
@@ -140,13 +134,7 @@ pub(super) fn gpt_neox(s: &Settings) -> Result<Decoder, Error> {
 
 /// Persimmon: GPT-NeoX with norms of queries and keys, one after the other.
 pub(super) fn persimmon(s: &Settings) -> Result<Decoder, Error> {
-    let keys = [
-        "hidden_size",
-        "num_attention_heads",
-        "num_hidden_layers",
-        "intermediate_size",
-    ];
-    let sizes = sizes(s, keys)?;
+    let sizes = sizes(s, SIZES)?;
     let names = Names {
         output: "dense",
         last_norm: Some("model.final_layernorm"),
@@ -225,12 +213,12 @@ pub(super) fn mpt(s: &Settings) -> Result<Decoder, Error> {
     }
     let only = |group: &Settings, key: &str, only: f64| match group.number_or(key, only)? {
         number if number == only => Ok(()),
-        other => Err(Error::new(key, format!("{other} has no graph here"))),
+        other => Err(no_graph(key, other)),
     };
     only(s, "expansion_ratio", 4.0)?;
     only(&attention, "alibi_bias_max", 8.0)?;
     if s.has("logit_scale") {
-        return Err(Error::new("logit_scale", "has no graph here"));
+        return Err(no_graph("logit_scale", "a factor of logits"));
     }
     if attention.text_or("attn_type", "multihead_attention")? != "multihead_attention" {
         return Err(Error::new("attn_type", "known is multihead_attention"));
@@ -331,11 +319,9 @@ pub(super) fn opt(s: &Settings) -> Result<Decoder, Error> {
     let sizes = sizes(s, keys)?;
     let columns = s.size_or("word_embed_proj_dim", sizes.width)?;
     if columns != sizes.width {
-        let why = format!(
-            "{columns} columns for a width of {} have no graph here",
-            sizes.width
-        );
-        return Err(Error::new("word_embed_proj_dim", why));
+        let width = sizes.width;
+        let what = format!("a table of {columns} columns for a width of {width}");
+        return Err(no_graph("word_embed_proj_dim", what));
     }
     let last_norm = match s.flag_or("_remove_final_layer_norm", false)? {
         true => None,

@@ -12,7 +12,7 @@ use crate::Error;
 use crate::decoder::{Activation, Block, Decoder, Mlp, Names, Positions, Projections};
 use crate::norm::Norm;
 use crate::rotary::Rotary;
-use crate::settings::Settings;
+use crate::settings::{Settings, TRACE, no_graph};
 use serde_json::{Map, Value as Json};
 
 type Family = fn(&Settings) -> Result<Decoder, Error>;
@@ -96,7 +96,7 @@ pub(crate) fn decoder(settings: Settings) -> Result<(Decoder, Vec<String>), Erro
             name => format!("the model_type {name} has no graph here"),
         };
         return Err(Error::new("", why).help(format!(
-            "known are {}; trace other models in PyTorch, by lighterage.export",
+            "known are {}; for others, {TRACE}",
             known.join(", ")
         )));
     };
@@ -199,6 +199,14 @@ const LLAMA: Names = Names {
     rotary: "model.rotary_emb",
     head: "lm_head",
 };
+
+/// LLaMA's keys of sizes.
+const SIZES: [&str; 4] = [
+    "hidden_size",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "intermediate_size",
+];
 
 /// Sizes of a decoder.
 struct Sizes {
@@ -316,13 +324,7 @@ fn like_llama_by(s: &Settings, kinds: Vec<Rotary>) -> Result<Decoder, Error> {
 }
 
 fn llama_sizes(s: &Settings) -> Result<Sizes, Error> {
-    let keys = [
-        "hidden_size",
-        "num_attention_heads",
-        "num_hidden_layers",
-        "intermediate_size",
-    ];
-    sizes_by(s, keys, s.size_or_none("head_dim")?)
+    sizes_by(s, SIZES, s.size_or_none("head_dim")?)
 }
 
 /// Elements of a head.
@@ -361,10 +363,7 @@ fn sliding(
     let of = |kind: &&str| match *kind {
         "full_attention" => Ok(false),
         "sliding_attention" => Ok(true),
-        other => Err(Error::new(
-            "layer_types",
-            format!("{other} has no graph here"),
-        )),
+        other => Err(no_graph("layer_types", other)),
     };
     kinds.iter().map(of).collect()
 }

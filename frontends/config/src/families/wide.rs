@@ -5,7 +5,7 @@ use crate::Error;
 use crate::decoder::{Decoder, HeadNorms, Mlp, Names, Over, Positions, Projections};
 use crate::norm::Norm;
 use crate::rotary::Rotary;
-use crate::settings::Settings;
+use crate::settings::{Settings, no_graph};
 
 /// One norm, which attention and MLP read.
 const SHARED: [Option<&str>; 4] = [Some("input_layernorm"), None, None, None];
@@ -50,6 +50,13 @@ pub(super) fn stablelm(s: &Settings) -> Result<Decoder, Error> {
         decoder.names.norms = SHARED;
     }
     if s.flag_or("qk_layernorm", false)? {
+        /// More than any model has; each is a parameter of its own.
+        const NORMS: u64 = 100_000;
+        let norms = decoder.heads * decoder.blocks.len() as u64;
+        if NORMS < norms {
+            let why = format!("norms of {norms} heads in all layers are more than {NORMS}");
+            return Err(Error::new("qk_layernorm", why));
+        }
         decoder.head_norms = Some(HeadNorms {
             names: ["q_layernorm", "k_layernorm"],
             norm: Norm {
@@ -133,8 +140,7 @@ pub(super) fn falcon(s: &Settings) -> Result<Decoder, Error> {
         (1.0, _) => SHARED,
         (0.0, false) if !parallel => LLAMA.norms,
         (n, _) => {
-            let why = format!("{n} norms have no graph here");
-            return Err(Error::new("num_ln_in_parallel_attn", why));
+            return Err(no_graph("num_ln_in_parallel_attn", n));
         }
     };
     let names = Names {
