@@ -506,6 +506,7 @@ fn below(op: &Op, i: usize) -> Option<u64> {
         (OpKind::Gather | OpKind::Scatter | OpKind::ScatterAdd | OpKind::ScatterValue, 1) => {
             size(0, usize::try_from(number("dim")?).ok()?)
         }
+        (OpKind::GroupedMatmul | OpKind::GroupedOuter, 2) => Some(size(0, 0)?.saturating_add(1)),
         (OpKind::Index, 1..) => size(0, i - 1),
         (OpKind::IndexPut, 2..) => size(0, i - 2),
         _ => None,

@@ -428,6 +428,8 @@ impl<'a> Lowering<'a> {
             | Op::Matmul(_)
             | Op::Addmm(_)
             | Op::MatmulSum(_)
+            | Op::GroupedMatmul(_)
+            | Op::GroupedOuter
             | Op::Convolution(_)
             | Op::ConvolutionBwd(_)
             | Op::MaxPool2d(_)

@@ -91,6 +91,24 @@ impl Call<'_> {
         self.reshape(y, &shape)
     }
 
+    /// Each row of `x[S,K]` times the matrix of its group in `w[G,K,N]`, where group g ends before
+    /// row `ends[g]`.
+    pub fn grouped_product(&mut self, x: Ref, w: Ref, ends: Ref) -> Result<Ref> {
+        let attrs = [("tb", Attr::Bool(false))];
+        self.step(OpKind::GroupedMatmul, &attrs, &[x, w, ends])
+    }
+
+    /// The same with the matrices transposed: `w[G,N,K]`.
+    pub fn grouped_product_transposed(&mut self, x: Ref, w: Ref, ends: Ref) -> Result<Ref> {
+        let attrs = [("tb", Attr::Bool(true))];
+        self.step(OpKind::GroupedMatmul, &attrs, &[x, w, ends])
+    }
+
+    /// `x^T y` of each group's rows.
+    pub fn grouped_outer(&mut self, x: Ref, y: Ref, ends: Ref) -> Result<Ref> {
+        self.step(OpKind::GroupedOuter, &[], &[x, y, ends])
+    }
+
     /// Images for an op on batches: `x[C,H,W]` becomes a batch of one image.
     pub fn images(&mut self, x: Ref) -> Result<Ref> {
         let shape = self.shape_of(x);

@@ -300,6 +300,11 @@ attributes! {
         /// The same for the right factor.
         tb: bool,
     }
+    /// Of `grouped_matmul`.
+    GroupedProduct {
+        /// True if the last two dimensions of the matrices are read transposed.
+        tb: bool,
+    }
     /// Of `convolution`. The lists have a number for each spatial dimension.
     Convolution {
         /// Distance between the kernel's elements.

@@ -420,6 +420,36 @@ pub(super) fn matmul_sum(a: &Product, c: &Call<'_>) -> Shapes {
     Ok(vec![sum])
 }
 
+/// Operand 2 has the ends of this many groups.
+fn expect_ends(c: &Call<'_>) -> Result<u64, Misfit> {
+    c.expect_index(2)?;
+    c.expect_rank(2, |rank| rank == 1, "1")?;
+    Ok(c.shape(2)[0])
+}
+pub(super) fn grouped_matmul(a: &GroupedProduct, c: &Call<'_>) -> Shapes {
+    c.expect_dtype(1, 0)?;
+    c.expect_rank(0, |rank| rank == 2, "2")?;
+    c.expect_rank(1, |rank| rank == 3, "3")?;
+    let (&[rows, inner], &[groups, p, q]) = (c.shape(0), c.shape(1)) else {
+        return Err(operands("a factor has another rank"));
+    };
+    let (k, n) = if a.tb { (q, p) } else { (p, q) };
+    ensure(k == inner, || operands("inner dimensions differ"))?;
+    let fits = expect_ends(c)? == groups;
+    ensure(fits, || operands("each matrix should have an end"))?;
+    Ok(vec![TensorType::new(c.at(0).dtype(), [rows, n])?])
+}
+pub(super) fn grouped_outer(_: &(), c: &Call<'_>) -> Shapes {
+    c.expect_dtype(1, 0)?;
+    for i in 0..2 {
+        c.expect_rank(i, |rank| rank == 2, "2")?;
+    }
+    let (x, y) = (c.shape(0), c.shape(1));
+    ensure(x[0] == y[0], || operands("the numbers of rows differ"))?;
+    let shape = [expect_ends(c)?, x[1], y[1]];
+    Ok(vec![TensorType::new(c.at(0).dtype(), shape)?])
+}
+
 // --- windows ---
 
 /// How windows lie in a tensor.

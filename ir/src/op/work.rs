@@ -124,6 +124,13 @@ pub(super) fn matmul_sum_work(a: &Product, c: &Call<'_>, outputs: &[TensorType])
         ..matrix(flops)
     }
 }
+/// Every row is in a group. No scratch: a processor widens rows in a workspace of each thread.
+pub(super) fn grouped_matmul_work(_: &GroupedProduct, c: &Call<'_>, y: &[TensorType]) -> Work {
+    matrix(2.0 * y[0].numel() as f64 * c.shape(0)[1] as f64)
+}
+pub(super) fn grouped_outer_work(_: &(), c: &Call<'_>, _: &[TensorType]) -> Work {
+    matrix(2.0 * c.at(0).numel() as f64 * c.shape(1)[1] as f64)
+}
 /// Bytes that a GPU's library may use for a product: NVIDIA's advice for cuBLASLt on Hopper, and
 /// room to align them to 256. They do not depend on the plan, so the library's choice does not
 /// either. A product of less than about 10 µs has none.

@@ -237,6 +237,12 @@ impl<'a> Rewrite<'a> {
                     }
                 }
             }
+            Op::GroupedMatmul(product) => {
+                while let Some(source) = self.transposed(inputs[1]) {
+                    inputs[1] = source;
+                    product.tb = !product.tb;
+                }
+            }
             Op::Reshape(_) => {
                 while let Some(source) = self.operand_of(inputs[0], OpKind::Reshape) {
                     inputs[0] = source;
@@ -245,12 +251,8 @@ impl<'a> Rewrite<'a> {
             Op::Permute(permute) => {
                 // (a b)^T = b^T a^T: the product writes its result transposed, and no copy is
                 // needed.
-                if let Some((product, a, b)) = self.only_product(data, inputs[0], &permute.dims) {
-                    let product = Product {
-                        ta: !product.tb,
-                        tb: !product.ta,
-                    };
-                    return (Op::Matmul(product), vec![b, a]);
+                if let Some(transposed) = self.only_product(data, inputs[0], &permute.dims) {
+                    return transposed;
                 }
                 while let Some((inner, source)) = self.permuted(inputs[0]) {
                     permute
@@ -295,21 +297,29 @@ impl<'a> Rewrite<'a> {
         }
     }
 
-    /// The product whose only reader is this node, if `dims` transpose its result.
+    /// The transposed of the product whose only reader is this node, if `dims` transpose its
+    /// result.
     fn only_product(
         &self,
         data: &NodeData,
         value: Value,
         dims: &[i64],
-    ) -> Option<(&Product, Value, Value)> {
-        let product = &self.new.nodes[self.new.def_node(value)?];
-        let only = self.n_uses[data.inputs[0]] == 1;
-        match &product.op {
-            Op::Matmul(flags) if only && swaps_last_two(dims) => {
-                Some((flags, product.inputs[0], product.inputs[1]))
-            }
-            _ => None,
+    ) -> Option<(Op, Vec<Value>)> {
+        if self.n_uses[data.inputs[0]] != 1 || !swaps_last_two(dims) {
+            return None;
         }
+        let product = &self.new.nodes[self.new.def_node(value)?];
+        let mut inputs = product.inputs.clone();
+        let op = match &product.op {
+            Op::Matmul(flags) => Op::Matmul(Product {
+                ta: !flags.tb,
+                tb: !flags.ta,
+            }),
+            Op::GroupedOuter => Op::GroupedOuter,
+            _ => return None,
+        };
+        inputs.swap(0, 1);
+        Some((op, inputs))
     }
 
     /// The operand of the node that computes `value`, if its op is of this kind.

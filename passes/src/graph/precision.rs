@@ -56,6 +56,7 @@ fn place(op: &Op, phase: Phase) -> Place {
     use OpKind as K;
     match op.kind() {
         K::Matmul | K::Addmm | K::MatmulSum | K::Convolution | K::ConvolutionBwd => Place::Half,
+        K::GroupedMatmul | K::GroupedOuter => Place::Half,
         K::Sdpa | K::SdpaBwd | K::SdpaRows | K::SdpaRowsBwd => Place::Half,
         // Their backward reads what the forward computed.
         K::Softmax | K::SoftmaxBwd | K::LogSoftmax | K::LogSoftmaxBwd => Place::Full,

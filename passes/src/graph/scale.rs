@@ -296,7 +296,7 @@ fn linear_in(op: &Op, n: usize) -> LinearIn {
         K::Scatter | K::ScatterAdd => (vec![0, 2], vec![]),
         K::Where => (vec![1, 2], vec![]),
         K::Cat => ((0..n).collect(), vec![]),
-        K::Mul | K::Matmul => (vec![], vec![0, 1]),
+        K::Mul | K::Matmul | K::GroupedMatmul | K::GroupedOuter => (vec![], vec![0, 1]),
         K::Addmm => (vec![0], vec![1, 2]),
         K::MatmulSum | K::Convolution => ((2..n).collect(), vec![0, 1]),
         _ => (vec![], vec![]),

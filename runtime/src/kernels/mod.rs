@@ -16,6 +16,7 @@ mod conv;
 mod elementwise;
 mod error;
 mod gemm;
+mod grouped;
 pub mod halves;
 mod index;
 mod loss;
@@ -396,6 +397,14 @@ const fn kernel(op: OpKind) -> Option<Kernel> {
         OpKind::MatmulSum => k(gemm::check_matmul_sum, gemm::matmul_sum)
             .prepared(gemm::prepare)
             .cut_by(gemm::cut_sum),
+        OpKind::GroupedMatmul => k(grouped::check_matmul, grouped::matmul)
+            .indices(grouped::ends)
+            .prepared(grouped::prepare)
+            .cut_by(grouped::cut_matmul),
+        OpKind::GroupedOuter => k(grouped::check_outer, grouped::outer)
+            .indices(grouped::ends)
+            .prepared(grouped::prepare)
+            .cut_by(grouped::cut_outer),
         OpKind::Convolution => k(conv::check_convolution, conv::convolution)
             .prepared(conv::prepare)
             .cut_by(conv::cut),

@@ -47,6 +47,9 @@ fn work(kernel: &Kernel, ins: &[Operand], outs: &[Operand]) -> u128 {
             let depth = x.shape.iter().rev().nth(from_end);
             times(elements(out), depth.copied().unwrap_or(1))
         }
+        // Each row meets one matrix.
+        (OpKind::GroupedMatmul, [x, ..]) => times(elements(out), size(x, 1)),
+        (OpKind::GroupedOuter, [x, y, _]) => times(elements(x), size(y, 1)),
         (OpKind::Convolution, [_, w, ..]) => windows(out, w),
         (OpKind::ConvolutionBwd, [dy, _, w]) => times(windows(dy, w), 2),
         (OpKind::Sdpa, [q, k, v, ..]) => attention(q, k, v),
@@ -60,7 +63,7 @@ fn work(kernel: &Kernel, ins: &[Operand], outs: &[Operand]) -> u128 {
         }
         (
             any_of!(
-                Matmul Addmm MatmulSum Convolution ConvolutionBwd Sdpa SdpaBwd SdpaRows SdpaRowsBwd
+                Matmul Addmm MatmulSum GroupedMatmul GroupedOuter Convolution ConvolutionBwd Sdpa SdpaBwd SdpaRows SdpaRowsBwd
             ),
             _,
         ) => 0,

@@ -2,7 +2,9 @@
 
 use super::Family;
 use ir::op::OpKind;
-use lower::{Call, Operand, Ref, Result, Results, Scalar, count, ensure, one, transposed, wrap};
+use lower::{
+    Call, Operand, Ref, Result, Results, Scalar, all, count, ensure, one, transposed, wrap,
+};
 
 pub(super) const OPS: Family = &[
     ("mm", |c| product(c, 2)),
@@ -48,6 +50,19 @@ pub(super) const OPS: Family = &[
         let keepdim = c.bool_or("keepdim", false)?;
         one(distance(c, [a, b], keepdim)?)
     }),
+    ("_grouped_mm", grouped_product),
+    // Those of transformers for types that PyTorch cannot compile.
+    ("transformers.grouped_mm_fallback", |c| {
+        let (x, w, ends) = (c.tensor("input")?, c.tensor("weight")?, c.tensor("offs")?);
+        one(c.grouped_product(x, w, ends)?)
+    }),
+    ("transformers.grouped_mm_fallback_backward", |c| {
+        let (x, w, ends) = (c.tensor("input")?, c.tensor("weight")?, c.tensor("offs")?);
+        let dy = c.tensor("grad_output")?;
+        let dw = c.grouped_outer(x, dy, ends)?;
+        let dx = c.grouped_product_transposed(dy, w, ends)?;
+        all(vec![dx, dw])
+    }),
     ("cdist", all_distances),
     ("triplet_margin_loss", triplet_margin_loss),
 ];
@@ -56,6 +71,31 @@ fn product(c: &mut Call<'_>, rank: usize) -> Result<Results> {
     let (a, b) = (c.tensor("self")?, c.tensor("mat2")?);
     ensure(c.rank(a) == rank, "the factors have another rank")?;
     one(c.product(a, b)?)
+}
+
+/// A product for each group of rows, of terms or of columns: that of which both factors have as
+/// many dimensions decides.
+fn grouped_product(c: &mut Call<'_>) -> Result<Results> {
+    let (a, b) = (c.tensor("self")?, c.tensor("mat2")?);
+    let ends = c.opt_tensor("offs")?;
+    let y = match (c.rank(a), c.rank(b), ends) {
+        (2, 3, Some(ends)) => c.grouped_product(a, b, ends)?,
+        (2, 2, Some(ends)) => {
+            let a = c.permute(a, &[1, 0])?;
+            c.grouped_outer(a, b, ends)?
+        }
+        // Groups of columns of b: the transposed of groups of rows.
+        (3, 2, Some(ends)) => {
+            let b = c.permute(b, &[1, 0])?;
+            let y = c.grouped_product_transposed(b, a, ends)?;
+            c.permute(y, &[1, 0])?
+        }
+        (3, 3, None) => c.product(a, b)?,
+        _ => return Err("the factors and the ends of groups do not fit".into()),
+    };
+    let dtype = c.result()?.dtype();
+    c.ignore(&["out_dtype"]);
+    one(c.cast(y, dtype)?)
 }
 
 /// `beta x + alpha a b`

@@ -38,7 +38,7 @@ pub fn derivative(op: OpKind) -> Derivative {
         Add | Sub | Mul | Div | Pow | Maximum | Minimum | Where => rule(rules::binary),
         Sum | Mean | Amax | Amin | Cumsum | TopK | Softmax | LogSoftmax => rule(rules::reduction),
         LayerNorm | BatchNorm => rule(rules::norm),
-        Matmul | Addmm | MatmulSum => rule(rules::product),
+        Matmul | Addmm | MatmulSum | GroupedMatmul | GroupedOuter => rule(rules::product),
         // Of an operand alone, it is a transposed convolution.
         Convolution | ConvolutionBwd | MaxPool2d => rule(rules::window),
         Sdpa | SdpaRows => rule(rules::attention),

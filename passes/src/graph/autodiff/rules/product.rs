@@ -3,7 +3,7 @@
 use super::{Call, Fault, Given};
 use crate::graph::autodiff::adjoints::Adjoint;
 use crate::graph::autodiff::tape::{Made, Tape};
-use ir::op::attrs::Product;
+use ir::op::attrs::{GroupedProduct, Product};
 use ir::{Op, Value};
 
 pub(in super::super) fn product(t: &mut Tape<'_>, c: &Call<'_>) -> Given {
@@ -32,8 +32,38 @@ pub(in super::super) fn product(t: &mut Tape<'_>, c: &Call<'_>) -> Given {
             given.push(Some(dy.into()));
             Ok(given)
         }
+        // The weights' adjoint comes first, as in `factors_of`.
+        Op::GroupedMatmul(GroupedProduct { tb }) => {
+            let [x, w, ends] = [c.inputs[0], c.inputs[1], c.inputs[2]];
+            let [first, second] = if *tb { [dy, x] } else { [x, dy] };
+            let dw = match c.needs[1] {
+                true => Some(t.one(Op::GroupedOuter, &[first, second, ends])?.into()),
+                false => None,
+            };
+            let dx = match c.needs[0] {
+                true => Some(t.one(grouped(!tb), &[dy, w, ends])?.into()),
+                false => None,
+            };
+            Ok(vec![dx, dw, None])
+        }
+        Op::GroupedOuter => {
+            let [x, y, ends] = [c.inputs[0], c.inputs[1], c.inputs[2]];
+            let mut of = |needed: bool, other: Value, tb: bool| -> Result<_, Fault> {
+                match needed {
+                    true => Ok(Some(t.one(grouped(tb), &[other, dy, ends])?.into())),
+                    false => Ok(None),
+                }
+            };
+            let dx = of(c.needs[0], y, true)?;
+            let dy = of(c.needs[1], x, false)?;
+            Ok(vec![dx, dy, None])
+        }
         _ => Err(Fault::STRAY),
     }
+}
+
+fn grouped(tb: bool) -> Op {
+    Op::GroupedMatmul(GroupedProduct { tb })
 }
 
 /// The adjoints of the factors of a b, of which `flags` transposes some. That of a parameter comes
