@@ -352,6 +352,32 @@ def sums_of_products():
                 case("matmul_sum", [*stored, before], (before.double() + product).float(), ta=ta, tb=tb)
 
 
+def grouped_products():
+    for dtype in ["f32", "f64", "bf16", "f16"]:
+        for ends in [[2, 2, 5, 6], [0, 9, 9, 9], [7, 3, 8, 8], [0, 0, 0, 0]]:
+            seed("grouped", dtype, *ends)
+            rows, w, dy = x(9, 5, dtype=dtype), x(4, 5, 3, dtype=dtype), x(9, 3, dtype=dtype)
+            y, dw = torch.zeros(9, 3, dtype=torch.float64), torch.zeros(4, 5, 3, dtype=torch.float64)
+            start = 0
+            for g, end in enumerate(ends):
+                end = max(start, end)
+                y[start:end] = rows[start:end].double() @ w[g].double()
+                dw[g] = rows[start:end].double().t() @ dy[start:end].double()
+                start = end
+            y, dw = y.to(rows.dtype), dw.to(rows.dtype)
+            for of in [torch.int64, torch.int32]:
+                at = torch.tensor(ends, dtype=of)
+                case("grouped_matmul", [rows, w, at], y, tb=False)
+                case("grouped_outer", [rows, dy, at], dw)
+            case("grouped_matmul", [rows, w.transpose(1, 2).contiguous(), at], y, tb=True)
+    seed("grouped, nothing")
+    for rows, inner in [(0, 3), (4, 0)]:
+        a, w, dy = x(rows, inner), x(2, inner, 5), x(rows, 5)
+        at = torch.tensor([0, rows])
+        case("grouped_matmul", [a, w, at], torch.zeros(rows, 5), tb=False)
+        case("grouped_outer", [a, dy, at], torch.zeros(2, inner, 5))
+
+
 def convolutions():
     settings = [
         # image, weight, stride, padding, dilation, groups
@@ -698,7 +724,7 @@ def merged(old, new, again):
 def main():
     torch.set_num_threads(1)
     for part in [elementwise, reductions, norms, products, convolutions, attention, tables, shapes, optimizers,
-                 sums_of_losses, sums_of_products]:
+                 sums_of_losses, sums_of_products, grouped_products]:
         part()
     again = set(sys.argv[1:])
     unknown = again - {line[field] for line in cases for field in ("name", "op")}

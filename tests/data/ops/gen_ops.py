@@ -7,6 +7,7 @@ Usage: gen_ops.py   (torch 2.11.0; writes beside itself)
 import os
 
 import torch
+import transformers.integrations.moe  # noqa: F401  (registers operators)
 from safetensors.torch import save_file
 
 aten = torch.ops.aten
@@ -109,6 +110,8 @@ def calls(x, p, i, b, img):
     yield "cumsum", lambda f: aten.cumsum(b, 1)
     yield "topk", lambda f: aten.topk(x, 3)
     yield "topk_least", lambda f: aten.topk(x, 2, 0, False)
+    yield "histc", lambda f: aten.histc(x, 7, -0.8, 1.1)
+    yield "histc_ends", lambda f: aten.histc(i.float(), bins=4, min=0, max=3)
     yield "sort", lambda f: aten.sort(x, 0, True)
     yield "var", lambda f: aten.var.correction(x, [1], correction=1, keepdim=True)
     yield "var_all", lambda f: aten.var.correction(x)
@@ -158,6 +161,19 @@ def calls(x, p, i, b, img):
     yield "addmm", lambda f: aten.addmm(v, x[:, :4], p)
     yield "addmm_scaled", lambda f: aten.addmm(v, x[:, :4], p, beta=0.5, alpha=2)
     yield "baddbmm", lambda f: aten.baddbmm(r, r[:, :, :2], r, beta=0, alpha=0.5)
+    # Of groups of rows: those behind the last group are left to chance by PyTorch.
+    ends = torch.tensor([1, 1, 4], dtype=torch.int32)
+    wide, other = torch.cat([h, h[:, :2]], 1), torch.cat([h[:, 2:], h[:, :4]], 1)
+    experts = torch.stack([wide[:, None] * other] * 2, 2).reshape(4, 8, 8)[:3]
+    yield "grouped_mm", lambda f: aten._grouped_mm(wide, experts, ends)
+    yield "grouped_mm_turned", lambda f: aten._grouped_mm(wide, experts.transpose(1, 2), ends)
+    yield "grouped_mm_terms", lambda f: aten._grouped_mm(
+        torch.cat([wide, wide], 1).t(), torch.cat([other, wide], 0)[:4], ends)
+    yield "grouped_mm_all", lambda f: aten._grouped_mm(experts, experts)
+    for_any, weights = torch.ops.transformers, torch.stack([x[:, :4], p[:, :4], x[:, 2:]])
+    yield "grouped_mm_fallback", lambda f: for_any.grouped_mm_fallback(x[:, 2:], weights, ends)
+    yield "grouped_mm_fallback_backward", lambda f: for_any.grouped_mm_fallback_backward(
+        x[:, 2:], weights, ends, p[:, 1:5])
     yield "mv", lambda f: aten.mv(x, v)
     yield "dot", lambda f: aten.dot(v, w)
     yield "matmul", lambda f: aten.matmul(r, p.t())

@@ -101,6 +101,12 @@ const SMOOTH: &[&str] = &[
     "param a f64[3,2] ; param b f64[4,3] ; %y = matmul %a, %b ta=true tb=true : f64[2,4]",
     "param a f64[2,3,2] ; param b f64[2,4,3] ; %y = matmul %a, %b ta=true tb=true : f64[2,2,4]",
     "param a f64[0,3] ; param b f64[3,4] ; %y = matmul %a, %b ta=false tb=false : f64[0,4]",
+    "param a f64[5,2] ; param w f64[3,2,4] ; input e i64[3]=1,1,4 ;
+     %y = grouped_matmul %a, %w, %e tb=false : f64[5,4]",
+    "param a f64[5,2] ; param w f64[3,4,2] ; input e i32[3]=2,0,5 ;
+     %y = grouped_matmul %a, %w, %e tb=true : f64[5,4]",
+    "param a f64[5,2] ; param b f64[5,3] ; input e i64[3]=1,1,4 ;
+     %y = grouped_outer %a, %b, %e : f64[3,2,3]",
     "param c f64[4] ; param a f64[2,3] ; param b f64[4,3] ; %y = addmm %c, %a, %b ta=false tb=true :
      f64[2,4]",
     "param c f64[2,1] ; param a f64[3,2] ; input b f64[3,4] ; %y = addmm %c, %a, %b ta=true tb=false

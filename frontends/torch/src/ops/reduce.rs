@@ -41,6 +41,7 @@ pub(super) const OPS: Family = &[
     ("aminmax", aminmax),
     ("kthvalue", kthvalue),
     ("median", median),
+    ("histc", histc),
     ("argsort", argsort),
     ("msort", msort),
 ];
@@ -355,6 +356,56 @@ fn median(c: &mut Call<'_>) -> Result<Results> {
 fn argsort(c: &mut Call<'_>) -> Result<Results> {
     c.ignore(&["stable"]);
     one(sort(c)?[1].ok_or("has no order")?)
+}
+
+/// How many elements lie in each of `bins` equal parts of `min..=max`.
+fn histc(c: &mut Call<'_>) -> Result<Results> {
+    let x = c.tensor("self")?;
+    let bins = c.int_or("bins", 100)?;
+    let min = c.scalar_or("min", Scalar::Int(0))?.float();
+    let max = c.scalar_or("max", Scalar::Int(0))?.float();
+    ensure(bins > 0, "no bins")?;
+    ensure(min < max, "the bins' range depends on the elements")?;
+    let dtype = c.dtype(x);
+    let n = c.ty(x).numel();
+    let x = c.reshape(x, &[n])?;
+    let x = match dtype {
+        DType::F32 | DType::F64 => x,
+        DType::BF16 | DType::F16 => c.cast(x, DType::F32)?,
+        _ => c.cast(x, DType::F64)?,
+    };
+    // torch rounds the ends to the elements' type, then computes in this order.
+    let rounded = |end: f64| match dtype {
+        DType::F32 => f64::from(end as f32),
+        _ => end,
+    };
+    let (min, max) = (rounded(min), rounded(max));
+    let width = match dtype {
+        DType::F32 => f64::from(max as f32 - min as f32),
+        _ => max - min,
+    };
+    let place = c.scalar_step(OpKind::AddScalar, x, Scalar::Float(-min))?;
+    let place = c.scalar_step(OpKind::MulScalar, place, Scalar::Float(bins as f64))?;
+    let place = c.scalar_step(OpKind::DivScalar, place, Scalar::Float(width))?;
+    let place = c.cast(place, DType::I64)?;
+    // The last bin has its end.
+    let place = c.clamp(place, None, Some(Scalar::Int(bins - 1)), DType::I64)?;
+    let above = c.scalar_step(OpKind::GeScalar, x, Scalar::Float(min))?;
+    let below = c.scalar_step(OpKind::LeScalar, x, Scalar::Float(max))?;
+    let counts = c.step(OpKind::LogicalAnd, &[], &[above, below])?;
+    // The others are counted in a bin that is dropped.
+    let outside = c.full(Scalar::Int(bins), DType::I64, &[])?;
+    let place = c.step(OpKind::Where, &[], &[counts, place, outside])?;
+    let none = c.full(Scalar::Int(0), dtype, &[bins as u64 + 1])?;
+    let one_each = c.full(Scalar::Int(1), dtype, &[n])?;
+    let along = [("dim", Attr::Int(0))];
+    let found = c.step(OpKind::ScatterAdd, &along, &[none, place, one_each])?;
+    let range = Range {
+        start: Some(0),
+        end: Some(bins),
+        step: 1,
+    };
+    one(c.slice(found, 0, range)?)
 }
 
 fn msort(c: &mut Call<'_>) -> Result<Results> {
