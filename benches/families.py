@@ -124,9 +124,9 @@ def causal(family: str, config: str | None = None, **sizes: Any) -> Case:
 
 
 def mixture(family: str, **sizes: Any) -> Case:
-    """The same with experts. All tokens go through one product with the weights of their experts."""
+    """The same with experts. Tokens are sorted by expert: a product of groups of rows."""
     made = causal(family, **sizes)
-    made.model.set_experts_implementation("batched_mm")  # type: ignore[operator]
+    made.model.set_experts_implementation("grouped_mm")  # type: ignore[operator]
     return made
 
 
