@@ -71,11 +71,11 @@ impl Decoder {
                 norms.norm.of(net, &path, x, weights)
             };
             let mut part = part;
-            if let Some(bound) = self.clip {
-                part = clipped(net, part, bound)?;
-            }
             if let Some(norms) = norms.filter(|norms| norms.over == Over::Heads) {
                 part = norm(net, norms, part)?;
+            }
+            if let Some(bound) = self.clip {
+                part = clipped(net, part, bound)?;
             }
             part = net.reshape(part, &[batch, sequence, heads, self.head])?;
             let norms = norms.filter(|norms| norms.over != Over::Heads);

@@ -1,6 +1,7 @@
 //! What a decoder is made of: blocks of attention and an MLP, and a head over the vocabulary.
 
 use crate::Error;
+use crate::experts::Mixture;
 use crate::norm::Norm;
 use crate::rotary::Rotary;
 
@@ -34,6 +35,8 @@ pub(crate) struct Decoder {
     /// Columns inside the MLP.
     pub(crate) inner: u64,
     pub(crate) mlp_bias: bool,
+    /// What blocks have that mix experts.
+    pub(crate) mixture: Option<Mixture>,
     pub(crate) activation: Activation,
     /// Whether attention and MLP read the same input. Without a norm before the MLP it reads
     /// what attention reads.
@@ -57,6 +60,8 @@ pub(crate) struct Block {
     pub(crate) window: Option<u64>,
     /// Which rotary positions turn queries and keys, if any do.
     pub(crate) rotary: Option<usize>,
+    /// Whether it has a mixture of experts in place of the MLP.
+    pub(crate) mixes: bool,
 }
 
 /// The paths of a family's modules.

@@ -186,7 +186,10 @@ impl Decoder {
             "" => path.clone(),
             mlp => format!("{path}.{mlp}"),
         };
-        let result = self.mlp(net, input)?;
+        let result = match self.mixture.as_ref().filter(|_| block.mixes) {
+            Some(mixture) => self.mixture(net, mixture, input)?,
+            None => self.dense(net, input, self.inner)?,
+        };
         let result = self.normalised(net, after_mlp, result)?;
         net.module = path;
         let result = scaled(net, result, self.residual_scale)?;

@@ -11,6 +11,7 @@
 
 mod attention;
 mod decoder;
+mod experts;
 mod families;
 mod forward;
 mod mlp;

@@ -101,6 +101,31 @@ impl Settings {
         }
     }
 
+    /// A number of things, which may be 0.
+    pub(crate) fn count_or(&self, key: &str, default: u64) -> Result<u64, Error> {
+        let Some(value) = self.get(key) else {
+            return Ok(default);
+        };
+        match value.as_u64() {
+            Some(count) if count <= LARGEST => Ok(count),
+            _ => Err(Self::wrong(key, value, "a number from 0 to 2^32")),
+        }
+    }
+
+    /// A size that the file may repeat for each layer.
+    pub(crate) fn same_size(&self, key: &str) -> Result<u64, Error> {
+        let Some(Json::Array(sizes)) = self.get(key) else {
+            return self.size(key);
+        };
+        match sizes.first() {
+            Some(first) if sizes.iter().all(|size| size == first) => {
+                let all = [(key.to_string(), first.clone())].into_iter().collect();
+                Settings { all }.size(key)
+            }
+            _ => Err(no_graph(key, "a list of different sizes")),
+        }
+    }
+
     /// A token's number.
     pub(crate) fn token(&self, key: &str) -> Result<Option<u64>, Error> {
         let Some(value) = self.get(key) else {
