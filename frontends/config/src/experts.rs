@@ -23,11 +23,14 @@ const LOWEST: f64 = f32::MIN as f64;
 pub(crate) struct Mixture {
     /// The module with the router's weight.
     pub(crate) router: &'static str,
+    /// Whether the router adds a bias.
+    pub(crate) router_bias: bool,
     /// The number of experts, and how many a token has.
     pub(crate) experts: u64,
     pub(crate) chosen: u64,
     /// Columns inside an expert.
     pub(crate) inner: u64,
+    pub(crate) form: Form,
     pub(crate) scores: Scores,
     /// What is added to scores while experts are chosen. It is not trained by gradients.
     pub(crate) correction: Option<Correction>,
@@ -37,6 +40,16 @@ pub(crate) struct Mixture {
     pub(crate) factor: f64,
     /// An MLP that all tokens have in addition.
     pub(crate) shared: Option<Shared>,
+}
+
+/// What an expert computes.
+#[derive(Clone, Copy)]
+pub(crate) enum Form {
+    /// `down(f(gate(x)) up(x))`. A matrix is `[out, in]`; the columns of gate are the first half.
+    Halves,
+    /// `down(g sigmoid(alpha g) (u + 1))`, where g is gate(x) and at most `limit`, and u is up(x)
+    /// and within `limit` of 0. Matrices are `[in, out]` and have biases; gate and up alternate.
+    Pairs { alpha: f64, limit: f64 },
 }
 
 /// What a router makes of its logits.
@@ -59,11 +72,13 @@ pub(crate) struct Correction {
 }
 
 /// Groups of experts with consecutive numbers. A token has experts of a few groups: those with the
-/// largest sums of their two best scores. (DeepSeek-AI, DeepSeek-V3, 2024)
+/// largest sums of their best scores. (DeepSeek-AI, DeepSeek-V3, 2024)
 #[derive(Clone, Copy)]
 pub(crate) struct Groups {
     pub(crate) count: u64,
     pub(crate) chosen: u64,
+    /// How many scores of a group count.
+    pub(crate) best: u64,
 }
 
 /// What the weights of a token's experts are divided by.
@@ -114,14 +129,15 @@ impl Mixture {
         let Groups {
             count,
             chosen: groups,
+            best,
         } = self.groups;
         let of_group = experts / count;
         let why = if EXPERTS < experts {
             format!("{experts} experts are more than {EXPERTS}")
         } else if experts < chosen {
             format!("a token cannot have {chosen} of {experts} experts")
-        } else if !experts.is_multiple_of(count) || (1 < count && of_group < 2) {
-            format!("{experts} experts cannot be {count} groups of at least two")
+        } else if !experts.is_multiple_of(count) || (1 < count && of_group < best) {
+            format!("{experts} experts cannot be {count} groups of {best} or more")
         } else if count < groups || groups * of_group < chosen {
             format!(
                 "a token cannot have {chosen} experts of {groups} of {count} groups of {of_group}"
@@ -138,7 +154,11 @@ impl Mixture {
         let outer = std::mem::replace(&mut net.module, module.clone());
         let width = net.shape(x)[1];
         let weight = net.parameter(&format!("{module}.weight"), &[self.experts, width])?;
-        let logits = net.product(x, weight, false, None)?;
+        let bias = match self.router_bias {
+            true => Some(net.parameter(&format!("{module}.bias"), &[self.experts])?),
+            false => None,
+        };
+        let logits = net.product(x, weight, false, bias)?;
         let along = || Along { dim: 1 };
         let scores = match self.scores {
             Scores::Softmax => net.op(Op::Softmax(along()), &[logits])?,
@@ -175,14 +195,18 @@ impl Mixture {
             let row = net.reshape(bias, &[1, self.experts])?;
             preferred = net.op(Op::Add, &[preferred, row])?;
         }
-        let Groups { count, chosen } = self.groups;
+        let Groups {
+            count,
+            chosen,
+            best,
+        } = self.groups;
         if chosen == count {
             return Ok(preferred);
         }
         let tokens = net.shape(preferred)[0];
         let members = self.experts / count;
         let grouped = net.reshape(preferred, &[tokens * count, members])?;
-        let [best, _] = largest(net, grouped, 2)?;
+        let [best, _] = largest(net, grouped, best)?;
         let sums = sum_of_rows(net, best)?;
         let sums = net.reshape(sums, &[tokens, count])?;
         let [_, groups] = largest(net, sums, chosen)?;
@@ -289,31 +313,80 @@ impl Decoder {
     ) -> Result<Value, Error> {
         let path = net.module.clone();
         let (experts, inner) = (mixture.experts, mixture.inner);
-        let joint = [experts, inner.saturating_mul(2), self.width];
-        let joint = net.parameter(&format!("{path}.gate_up_proj"), &joint)?;
-        let down = [experts, self.width, inner];
-        let down = net.parameter(&format!("{path}.down_proj"), &down)?;
+        let outer = inner.saturating_mul(2);
+        let (tb, shapes) = match mixture.form {
+            Form::Halves => (true, [[outer, self.width], [self.width, inner]]),
+            Form::Pairs { .. } => (false, [[self.width, outer], [inner, self.width]]),
+        };
+        let [joint, down] = [("gate_up_proj", shapes[0]), ("down_proj", shapes[1])]
+            .map(|(name, [p, q])| net.parameter(&format!("{path}.{name}"), &[experts, p, q]));
+        let (joint, down) = (joint?, down?);
         let rows = mixture.sorted(net, route.experts)?;
-        let product = || Op::GroupedMatmul(GroupedProduct { tb: true });
+        let n = net.shape(rows.places)[0];
+        let product = || Op::GroupedMatmul(GroupedProduct { tb });
         let read = net.op(Op::Index, &[x, rows.tokens])?;
         let both = net.op(product(), &[read, joint, rows.ends])?;
-        let gate = net.columns(both, 0, inner)?;
-        let up = net.columns(both, inner, 2 * inner)?;
-        let active = self.activation.of(net, gate)?;
-        let gated = net.op(Op::Mul, &[active, up])?;
+        let (gated, bias) = match mixture.form {
+            Form::Halves => {
+                let gate = net.columns(both, 0, inner)?;
+                let up = net.columns(both, inner, outer)?;
+                let active = self.activation.of(net, gate)?;
+                (net.op(Op::Mul, &[active, up])?, None)
+            }
+            Form::Pairs { alpha, limit } => {
+                let numbers = net.reshape(route.experts, &[n])?;
+                let numbers = net.op(Op::Index, &[numbers, rows.places])?;
+                let bias = net.parameter(&format!("{path}.gate_up_proj_bias"), &[experts, outer])?;
+                let bias = net.op(Op::Index, &[bias, numbers])?;
+                let both = net.op(Op::Add, &[both, bias])?;
+                let bias = [experts, self.width];
+                let bias = net.parameter(&format!("{path}.down_proj_bias"), &bias)?;
+                let bias = net.op(Op::Index, &[bias, numbers])?;
+                (pairs(net, both, alpha, limit)?, Some(bias))
+            }
+        };
         // The last product is linear, so that a row has its weight before it: there it has fewer
         // columns, and the backward needs no result of the product.
-        let n = net.shape(rows.places)[0];
         let weights = net.reshape(route.weights, &[n])?;
         let weights = net.op(Op::Index, &[weights, rows.places])?;
         let weights = net.reshape(weights, &[n, 1])?;
         let gated = net.op(Op::Mul, &[gated, weights])?;
-        let result = net.op(product(), &[gated, down, rows.ends])?;
+        let mut result = net.op(product(), &[gated, down, rows.ends])?;
+        if let Some(bias) = bias {
+            let bias = net.op(Op::Mul, &[bias, weights])?;
+            result = net.op(Op::Add, &[result, bias])?;
+        }
         let shape = net.shape(x).to_vec();
         let zeros = zeros(net, DType::F32, &shape)?;
         let add = Op::IndexPut(IndexPut { accumulate: true });
         net.op(add, &[zeros, result, rows.tokens])
     }
+}
+
+/// The function of [`Form::Pairs`].
+fn pairs(net: &mut Net, both: Value, alpha: f64, limit: f64) -> Result<Value, Error> {
+    let end = net.shape(both)[1] as i64;
+    let mut alternate = |start: i64, least: f64| {
+        let slice = Slice {
+            dim: 1,
+            start,
+            end,
+            step: 2,
+        };
+        let part = net.op(Op::Slice(slice), &[both])?;
+        let clamp = Clamp {
+            max: Number::Float(limit),
+            min: Number::Float(least),
+        };
+        net.op(Op::Clamp(clamp), &[part])
+    };
+    let gate = alternate(0, f64::NEG_INFINITY)?;
+    let up = alternate(1, -limit)?;
+    let steep = net.by(Op::MulScalar, gate, alpha)?;
+    let share = net.op(Op::Sigmoid, &[steep])?;
+    let active = net.op(Op::Mul, &[gate, share])?;
+    let up = net.by(Op::AddScalar, up, 1.0)?;
+    net.op(Op::Mul, &[up, active])
 }
 
 /// The largest numbers of each row, and where they are.

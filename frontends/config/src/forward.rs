@@ -82,7 +82,7 @@ impl Decoder {
             ..*block
         });
         for block in blocks.clone() {
-            shared.prepare(&mut net, block.window, self.score_cap.is_some())?;
+            shared.prepare(&mut net, block.window, self.keeps_scores())?;
         }
         for (i, block) in blocks.enumerate() {
             x = self.block(&mut net, i, x, block, &shared)?;

@@ -3,11 +3,12 @@
 use super::glm::ernie4_5;
 use super::llama::{head_norms, hunyuan_v1_dense};
 use super::olmo::normed_behind;
-use super::{like_llama, sliding};
+use super::{like_llama, like_llama_by, sliding};
 use crate::Error;
-use crate::decoder::{Decoder, HeadNorms, Over};
-use crate::experts::{Correction, Groups, Mixture, Scores, Shared, Total};
-use crate::settings::Settings;
+use crate::decoder::{Decoder, HeadNorms, Latent, Over, Projections};
+use crate::experts::{Correction, Form, Groups, Mixture, Scores, Shared, Total};
+use crate::rotary::{self, Rotary};
+use crate::settings::{Settings, no_graph};
 
 /// Mixtral: Mistral with experts; the weights of a token's experts have the sum 1.
 /// (Jiang et al., 2024)
@@ -197,6 +198,93 @@ pub(super) fn minimax_m2(s: &Settings) -> Result<Decoder, Error> {
     Ok(decoder)
 }
 
+/// gpt-oss: biases everywhere, sinks beside the scores, and experts with a function of their own.
+/// (OpenAI, 2025)
+pub(super) fn gpt_oss(s: &Settings) -> Result<Decoder, Error> {
+    let mut decoder = like_llama(s, false)?;
+    decoder.mlp_bias = false;
+    decoder.sinks = true;
+    let slides = sliding(s, decoder.blocks.len(), |i| i % 2 == 0)?;
+    decoder.slide(&slides, s.size_or_none("sliding_window")?);
+    let mixture = Mixture {
+        router: "router",
+        router_bias: true,
+        form: Form::Pairs {
+            alpha: s.number_or("swiglu_alpha", 1.702)?,
+            limit: s.number_or("swiglu_limit", 7.0)?,
+        },
+        scores: Scores::SoftmaxOfChosen,
+        ..plain(s, "num_local_experts", "intermediate_size")?
+    };
+    mix(&mut decoder, mixture, |_| true);
+    Ok(decoder)
+}
+
+/// DeepSeek-V3: keys and values by way of narrow rows; dense layers first.
+pub(super) fn deepseek_v3(s: &Settings) -> Result<Decoder, Error> {
+    let mut decoder = narrow(s, s.flag_or("rope_interleave", true)?)?;
+    let first = s.count_or("first_k_dense_replace", 0)?;
+    mix(&mut decoder, by_sigmoid(s)?, |i| first <= i);
+    Ok(decoder)
+}
+
+/// DeepSeek-V2: a token's weights are shares of all experts; the best score of a group counts.
+pub(super) fn deepseek_v2(s: &Settings) -> Result<Decoder, Error> {
+    let mut decoder = narrow(s, true)?;
+    let plain = plain(s, "n_routed_experts", "moe_intermediate_size")?;
+    let groups = match s.text_or("topk_method", "greedy")? {
+        "greedy" => plain.groups,
+        "group_limited_greedy" => Groups {
+            count: s.size("n_group")?,
+            chosen: s.size("topk_group")?,
+            best: 1,
+        },
+        other => return Err(no_graph("topk_method", other)),
+    };
+    let mixture = Mixture {
+        chosen: s.size("num_experts_per_tok")?,
+        groups,
+        factor: s.number_or("routed_scaling_factor", 1.0)?,
+        shared: shared(s.size("n_shared_experts")?, plain.inner),
+        ..plain
+    };
+    let first = s.count_or("first_k_dense_replace", 0)?;
+    mix(&mut decoder, mixture, |i| first <= i);
+    Ok(decoder)
+}
+
+/// LLaMA with keys and values by way of narrow rows.
+fn narrow(s: &Settings, neighbours: bool) -> Result<Decoder, Error> {
+    let turning = s.size("qk_rope_head_dim")?;
+    let latent = Latent {
+        queries: s.size_or_none("q_lora_rank")?,
+        keys: s.size("kv_lora_rank")?,
+        plain: s.size("qk_nope_head_dim")?,
+        turning,
+        values: s.size("v_head_dim")?,
+    };
+    for (key, size) in [
+        ("qk_nope_head_dim", latent.plain),
+        ("qk_rope_head_dim", turning),
+        ("v_head_dim", latent.values),
+    ] {
+        const MOST: u64 = 1 << 16;
+        if MOST < size {
+            return Err(Error::new(key, format!("{size} elements are more than {MOST}")));
+        }
+    }
+    let mut rotary = Rotary::of(s, turning, false)?;
+    rotary.neighbours = neighbours;
+    let mut decoder = like_llama_by(s, vec![rotary])?;
+    decoder.projections = Projections::Latent(latent);
+    // All heads have keys of their own, whatever the file says.
+    decoder.shared_heads = decoder.heads;
+    decoder.head = latent.plain + turning;
+    let grown = rotary::growth_of_scores(&rotary::parameters(s)?)?;
+    decoder.scale = (decoder.head as f64).powf(-0.5) * grown;
+    Ok(decoder)
+}
+
 /// Gives a mixture to the layers that mix.
 fn mix(decoder: &mut Decoder, mixture: Mixture, mixes: impl Fn(u64) -> bool) {
     for (block, i) in decoder.blocks.iter_mut().zip(0..) {
@@ -220,14 +308,17 @@ fn sparse(s: &Settings) -> Result<impl Fn(u64) -> bool + use<>, Error> {
 fn plain(s: &Settings, experts: &str, inner: &str) -> Result<Mixture, Error> {
     Ok(Mixture {
         router: "gate",
+        router_bias: false,
         experts: s.size(experts)?,
         chosen: s.size_or("num_experts_per_tok", 1)?,
         inner: s.size(inner)?,
+        form: Form::Halves,
         scores: Scores::Softmax,
         correction: None,
         groups: Groups {
             count: 1,
             chosen: 1,
+            best: 2,
         },
         total: Total::Any,
         factor: 1.0,
@@ -268,6 +359,7 @@ fn by_sigmoid(s: &Settings) -> Result<Mixture, Error> {
         groups: Groups {
             count: s.size_or("n_group", 1)?,
             chosen: s.size_or("topk_group", 1)?,
+            best: 2,
         },
         total: match s.flag_or("norm_topk_prob", true)? {
             true => Total::Sum(1e-20),

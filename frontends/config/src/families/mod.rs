@@ -19,7 +19,7 @@ use serde_json::{Map, Value as Json};
 type Family = fn(&Settings) -> Result<Decoder, Error>;
 
 /// Each `model_type` and its decoder.
-pub(crate) const FAMILIES: [(&str, Family); 57] = [
+pub(crate) const FAMILIES: [(&str, Family); 60] = [
     ("apertus", llama::apertus),
     ("arcee", llama::arcee),
     ("bloom", gpt::bloom),
@@ -27,6 +27,8 @@ pub(crate) const FAMILIES: [(&str, Family); 57] = [
     ("cohere", wide::cohere),
     ("cohere2", wide::cohere2),
     ("cwm", llama::cwm),
+    ("deepseek_v2", experts::deepseek_v2),
+    ("deepseek_v3", experts::deepseek_v3),
     ("dots1", experts::dots1),
     ("ernie4_5", glm::ernie4_5),
     ("ernie4_5_moe", experts::ernie4_5_moe),
@@ -43,6 +45,7 @@ pub(crate) const FAMILIES: [(&str, Family); 57] = [
     ("gpt_bigcode", gpt::gpt_bigcode),
     ("gpt_neo", gpt::gpt_neo),
     ("gpt_neox", gpt::gpt_neox),
+    ("gpt_oss", experts::gpt_oss),
     ("gptj", gpt::gptj),
     ("granite", llama::granite),
     ("granitemoe", experts::granitemoe),
@@ -127,6 +130,15 @@ pub(crate) fn decoder(settings: Settings) -> Result<(Decoder, Vec<String>), Erro
         if p != 0.0 {
             notes.push(format!("{key} {p} is left out: the graph has no dropout"));
         }
+    }
+    let jitter = settings.number_or("router_jitter_noise", 0.0)?;
+    if jitter != 0.0 {
+        notes.push(format!(
+            "router_jitter_noise {jitter} is left out: the graph has no noise"
+        ));
+    }
+    if settings.flag_or("output_router_logits", false)? {
+        notes.push("output_router_logits: the loss has no term that balances experts".to_string());
     }
     Ok((decoder, notes))
 }
@@ -298,6 +310,7 @@ fn plain(s: &Settings, sizes: &Sizes, norm: Norm, names: Names) -> Result<Decode
         projections: Projections::Separate,
         biases: [false; 2],
         head_norms: None,
+        sinks: false,
         mlp: Mlp::Gated,
         inner: sizes.inner,
         mlp_bias: false,
