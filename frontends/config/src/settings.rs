@@ -57,7 +57,7 @@ impl Settings {
     }
 
     /// The settings with a number if they lack it.
-    pub(crate) fn or_number(mut self, key: &str, number: f64) -> Settings {
+    pub(crate) fn or_number(mut self, key: &str, number: impl Into<Json>) -> Settings {
         if !self.has(key) {
             self.all.insert(key.to_string(), number.into());
         }

@@ -82,6 +82,8 @@ GROUPS = {
     "norm_topk_prob": True,
     "routed_scaling_factor": 1.5,
 }
+NARROW = {**MIXED, "num_key_value_heads": 2, "kv_lora_rank": 6, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5}
+DEEP = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
 FAMILIES: dict[str, dict[str, Any]] = {
     "apertus": {**LLAMA, **PAD},
     "arcee": {**LLAMA, "mlp_bias": True, "rope_parameters": YARN},
@@ -90,6 +92,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "cohere": {**LLAMA, **PAD, "use_qk_norm": True, "logit_scale": 0.5},
     "cohere2": {**LLAMA, **PAD, **ALTERNATING, "attention_bias": True, "logit_scale": 1.0},
     "cwm": {**LLAMA, **ALTERNATING, "head_dim": 8, "bos_token_id": 1, "rope_parameters": LLAMA3},
+    "deepseek_v2": {
+        **NARROW,
+        "n_routed_experts": 6,
+        "n_shared_experts": 1,
+        "n_group": 2,
+        "topk_group": 1,
+        "topk_method": "group_limited_greedy",
+        "q_lora_rank": None,
+        "first_k_dense_replace": 1,
+    },
+    "deepseek_v3": {**NARROW, **GROUPS, "q_lora_rank": 10, "first_k_dense_replace": 1, "rope_parameters": DEEP},
     "dots1": {**MIXED, **GROUPS, **ALTERNATING},
     "ernie4_5": {**LLAMA, **PAD, "head_dim": 8, "use_bias": True},
     "ernie4_5_moe": {**MIXED, "use_bias": True, "moe_num_experts": 5, "moe_num_shared_experts": 2},
@@ -131,6 +144,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "gpt_neox": {**SIX, "hidden_dropout": 0.0, "rotary_pct": 0.5, "num_attention_heads": 2},
     "gptj": {**GPT, "n_inner": 40, "rotary_dim": 4},
+    "gpt_oss": {**ROUTED, "head_dim": 8, "num_local_experts": 4, "sliding_window": 5, "swiglu_limit": 0.5},
     "granite": {
         **LLAMA,
         "attention_multiplier": 0.3,

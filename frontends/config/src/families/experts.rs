@@ -114,6 +114,7 @@ pub(super) fn hunyuan_v1_moe(s: &Settings) -> Result<Decoder, Error> {
 /// Ernie 4.5 with experts. A correction takes part in the choice.
 pub(super) fn ernie4_5_moe(s: &Settings) -> Result<Decoder, Error> {
     let mut decoder = ernie4_5(s)?;
+    decoder.head_bias = decoder.mlp_bias;
     let n_shared = s.count_or("moe_num_shared_experts", 0)?;
     let plain = plain(s, "moe_num_experts", "moe_intermediate_size")?;
     let mixture = Mixture {
@@ -166,7 +167,7 @@ pub(super) fn dots1(s: &Settings) -> Result<Decoder, Error> {
 
 /// Solar Open: GLM 4.5 without dense layers.
 pub(super) fn solar_open(s: &Settings) -> Result<Decoder, Error> {
-    let inner = s.number("moe_intermediate_size")?;
+    let inner = s.size("moe_intermediate_size")?;
     glm4_moe(&s.clone().or_number("intermediate_size", inner))
 }
 
@@ -277,8 +278,11 @@ fn narrow(s: &Settings, neighbours: bool) -> Result<Decoder, Error> {
     rotary.neighbours = neighbours;
     let mut decoder = like_llama_by(s, vec![rotary])?;
     decoder.projections = Projections::Latent(latent);
-    // All heads have keys of their own, whatever the file says.
-    decoder.shared_heads = decoder.heads;
+    if decoder.shared_heads != decoder.heads {
+        let (heads, shared) = (decoder.heads, decoder.shared_heads);
+        let why = format!("{shared} is not {heads}: each head of this family has keys of its own");
+        return Err(Error::new("num_key_value_heads", why));
+    }
     decoder.head = latent.plain + turning;
     let grown = rotary::growth_of_scores(&rotary::parameters(s)?)?;
     decoder.scale = (decoder.head as f64).powf(-0.5) * grown;
