@@ -144,7 +144,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "gpt_neox": {**SIX, "hidden_dropout": 0.0, "rotary_pct": 0.5, "num_attention_heads": 2},
     "gptj": {**GPT, "n_inner": 40, "rotary_dim": 4},
-    "gpt_oss": {**ROUTED, "head_dim": 8, "num_local_experts": 4, "sliding_window": 5, "swiglu_limit": 0.5},
+    "gpt_oss": {**ROUTED, "head_dim": 8, "num_local_experts": 4, "sliding_window": 5, "swiglu_limit": 0.05},
     "granite": {
         **LLAMA,
         "attention_multiplier": 0.3,
@@ -260,7 +260,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 # Families whose weights stay near 0. Those of the others are large, so that attention is sharp.
-QUIET = ("gemma", "gpt2", "gpt_neox", "helium", "llama", "mistral", "mpt", "nemotron", "qwen2", "qwen3")
+QUIET = """
+    ernie4_5_moe gemma gpt2 gpt_neox gpt_oss helium llama mistral mpt nemotron qwen2 qwen3
+""".split()  # noqa: SIM905
 # Families that know the longest document of a batch; its rows are not packed.
 WHOLE = ("phi3",)
 # Settings that change no numbers, or that belong to other classes of a family.
