@@ -164,7 +164,13 @@ impl Decoder {
         let joint = net.linear(&at("kv_a_proj_with_mqa"), x, joint, bias, false)?;
         let narrow = net.columns(joint, 0, latent.keys)?;
         let normal = norm.of(net, &at("kv_a_layernorm"), narrow, Weights::Row)?;
-        let both = net.linear(&at("kv_b_proj"), normal, heads * (plain + values), false, false)?;
+        let both = net.linear(
+            &at("kv_b_proj"),
+            normal,
+            heads * (plain + values),
+            false,
+            false,
+        )?;
         let both = net.reshape(both, &[batch, sequence, heads, plain + values])?;
         let both = net.permute(both, &[0, 2, 1, 3])?;
         let mut turning_q = net.columns(q, plain, plain + turning)?;

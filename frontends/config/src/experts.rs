@@ -132,20 +132,24 @@ impl Mixture {
             best,
         } = self.groups;
         let of_group = experts / count;
-        let why = if EXPERTS < experts {
-            format!("{experts} experts are more than {EXPERTS}")
+        let (key, why) = if EXPERTS < experts {
+            let why = format!("{experts} experts are more than {EXPERTS}");
+            ("num_experts", why)
         } else if experts < chosen {
-            format!("a token cannot have {chosen} of {experts} experts")
+            let why = format!("a token cannot have {chosen} of {experts} experts");
+            ("num_experts_per_tok", why)
         } else if !experts.is_multiple_of(count) || (1 < count && of_group < best) {
-            format!("{experts} experts cannot be {count} groups of {best} or more")
+            let why = format!("{experts} experts cannot be {count} groups of {best} or more");
+            ("n_group", why)
         } else if count < groups || groups * of_group < chosen {
-            format!(
+            let why = format!(
                 "a token cannot have {chosen} experts of {groups} of {count} groups of {of_group}"
-            )
+            );
+            ("topk_group", why)
         } else {
             return Ok(());
         };
-        Err(Error::new("num_experts_per_tok", why))
+        Err(Error::new(key, why))
     }
 
     /// Chooses the experts of each token. x is `[tokens, width]`.
@@ -336,7 +340,8 @@ impl Decoder {
             Form::Pairs { alpha, limit } => {
                 let numbers = net.reshape(route.experts, &[n])?;
                 let numbers = net.op(Op::Index, &[numbers, rows.places])?;
-                let bias = net.parameter(&format!("{path}.gate_up_proj_bias"), &[experts, outer])?;
+                let bias =
+                    net.parameter(&format!("{path}.gate_up_proj_bias"), &[experts, outer])?;
                 let bias = net.op(Op::Index, &[bias, numbers])?;
                 let both = net.op(Op::Add, &[both, bias])?;
                 let bias = [experts, self.width];

@@ -271,7 +271,10 @@ fn narrow(s: &Settings, neighbours: bool) -> Result<Decoder, Error> {
     ] {
         const MOST: u64 = 1 << 16;
         if MOST < size {
-            return Err(Error::new(key, format!("{size} elements are more than {MOST}")));
+            return Err(Error::new(
+                key,
+                format!("{size} elements are more than {MOST}"),
+            ));
         }
     }
     let mut rotary = Rotary::of(s, turning, false)?;
