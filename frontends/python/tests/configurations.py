@@ -82,7 +82,14 @@ GROUPS = {
     "norm_topk_prob": True,
     "routed_scaling_factor": 1.5,
 }
-NARROW = {**MIXED, "num_key_value_heads": 2, "kv_lora_rank": 6, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5}
+NARROW = {
+    **MIXED,
+    "num_key_value_heads": 2,
+    "kv_lora_rank": 6,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+}
 DEEP = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
 FAMILIES: dict[str, dict[str, Any]] = {
     "apertus": {**LLAMA, **PAD},
