@@ -34,12 +34,10 @@ pub(super) fn qwen2_moe(s: &Settings) -> Result<Decoder, Error> {
     };
     let mixes = sparse(s)?;
     mix(&mut decoder, mixture, mixes);
-    let slides = s.flag_or("use_sliding_window", false)?;
     let most = s.number_or("max_window_layers", 28.0)?;
     let layers = decoder.blocks.len();
     let windows = sliding(s, layers, |i| i % 2 == 0 && (i as f64) < most)?;
-    let size = s.size_or_none("sliding_window")?;
-    decoder.slide(&windows, size.filter(|_| slides));
+    decoder.slide(&windows, window(s)?);
     Ok(decoder)
 }
 
@@ -54,9 +52,7 @@ pub(super) fn qwen3_moe(s: &Settings) -> Result<Decoder, Error> {
     };
     let mixes = sparse(s)?;
     mix(&mut decoder, mixture, mixes);
-    let slides = s.flag_or("use_sliding_window", false)?;
-    let size = s.size_or_none("sliding_window")?;
-    decoder.slide_everywhere(size.filter(|_| slides));
+    decoder.slide_everywhere(window(s)?);
     Ok(decoder)
 }
 
@@ -298,6 +294,14 @@ fn mix(decoder: &mut Decoder, mixture: Mixture, mixes: impl Fn(u64) -> bool) {
         block.mixes = mixes(i);
     }
     decoder.mixture = Some(mixture);
+}
+
+/// The window of a Qwen model. Without one, a file may have the size 0.
+fn window(s: &Settings) -> Result<Option<u64>, Error> {
+    match s.flag_or("use_sliding_window", false)? {
+        true => s.size_or_none("sliding_window"),
+        false => Ok(None),
+    }
 }
 
 /// Which layers mix: each n-th, except some.
