@@ -260,7 +260,8 @@ mod tests {
     #[test]
     fn layers_without_experts_have_an_mlp() {
         let text = r#"{"model_type": "qwen3_moe", "num_hidden_layers": 3, "mlp_only_layers": [1],
-            "use_sliding_window": false, "sliding_window": 0, "num_experts": 4, "num_experts_per_tok": 2}"#;
+            "use_sliding_window": false, "sliding_window": 0,
+            "num_experts": 4, "num_experts_per_tok": 2}"#;
         let graph = parse(text, &dims(8), false).unwrap().graph;
         let has = |path: &str| graph.states.values().any(|state| state.path == path);
         for (i, mixes) in [true, false, true].into_iter().enumerate() {

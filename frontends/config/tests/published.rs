@@ -84,7 +84,7 @@ const PUBLISHED: &[(&str, u64)] = &[
            "vocab_size": 103424, "head_dim": 128}"#,
         360_748_032,
     ),
-    // ERNIE 4.5 21B-A3B.
+    // ERNIE 4.5 21B-A3B, without its corrections of scores, which have no gradients.
     (
         r#"{"model_type": "ernie4_5_moe", "hidden_size": 2560, "intermediate_size": 12288,
            "moe_intermediate_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 20,
