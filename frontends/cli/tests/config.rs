@@ -70,6 +70,24 @@ fn a_configuration_is_planned_without_further_options() {
     assert!(!graph.gradients.is_empty());
 }
 
+/// Published files have a tensor for each expert, and the error says what joins them.
+#[test]
+fn experts_that_are_apart_are_named() {
+    let at = folder("mixtral");
+    let apart = Folder::new("config-experts");
+    let file = apart.file("model.safetensors");
+    let header = r#"{"model.layers.0.block_sparse_moe.experts.0.w1.weight":
+        {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}"#;
+    let length = (header.len() as u64).to_le_bytes();
+    std::fs::write(&file, [&length[..], header.as_bytes(), &[0; 4]].concat()).unwrap();
+    run(&format!(
+        "train {at}/config.json {DIMS} --optimizer adamw --kernels plain --steps 1 --init {file} \
+         --batches {at}/reference.safetensors"
+    ))
+    .expect(2)
+    .says(&["for each expert", "save_original_format=False"]);
+}
+
 /// The estimate from a graph is the plan; and a configuration needs what the traced model needs.
 #[test]
 fn an_estimate_is_the_plan_that_keeps_everything() {

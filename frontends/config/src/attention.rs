@@ -1,11 +1,11 @@
 //! Attention: heads, positions, and what a query sees.
 
 use crate::Error;
-use crate::decoder::{Block, Decoder, HeadNorms, Over, Projections};
+use crate::decoder::{Block, Decoder, HeadNorms, Latent, Over, Projections};
 use crate::net::Net;
-use crate::norm::Weights;
+use crate::norm::{Norm, Weights};
 use ir::op::Number;
-use ir::op::attrs::{Along, Attention, Clamp, Product};
+use ir::op::attrs::{Along, Attention, Clamp, Product, Sizes};
 use ir::{DType, Op, Value};
 use std::collections::BTreeMap;
 
@@ -36,6 +36,11 @@ pub(crate) struct Turns {
 }
 
 impl Decoder {
+    /// Whether attention is made of products and a softmax, and keeps its scores.
+    pub(crate) fn keeps_scores(&self) -> bool {
+        self.score_cap.is_some() || self.sinks
+    }
+
     pub(crate) fn attention(
         &self,
         net: &mut Net,
@@ -44,12 +49,42 @@ impl Decoder {
         shared: &Shared,
     ) -> Result<Value, Error> {
         let path = net.module.clone();
-        let (batch, sequence) = match net.shape(x) {
-            [batch, sequence, ..] => (*batch, *sequence),
-            _ => (1, 1),
-        };
+        let (batch, sequence) = (net.shape(x)[0], net.shape(x)[1]);
         let turns = block.rotary.map(|i| shared.turns[i]);
-        let [q, k, v] = self.projected(net, &path, x)?;
+        let [q, k, v] = match self.projections {
+            Projections::Latent(latent) => self.latent(net, &path, latent, x, turns)?,
+            _ => self.heads(net, &path, x, turns)?,
+        };
+        let mask = shared.masks.get(&block.window).copied().flatten();
+        let result = match self.keeps_scores() {
+            true => {
+                let mask = mask.expect("attention that keeps its scores should have a mask");
+                self.scored_attention(net, &path, [q, k, v], mask)?
+            }
+            false => {
+                let causal = block.window.is_none() && shared.documents.is_none();
+                let scale = self.scale;
+                let parts: Vec<Value> = [q, k, v].into_iter().chain(mask).collect();
+                net.op(Op::Sdpa(Attention { causal, scale }), &parts)?
+            }
+        };
+        let columns = self.heads * net.shape(result)[3];
+        let rows = net.permute(result, &[0, 2, 1, 3])?;
+        let rows = net.reshape(rows, &[batch, sequence, columns])?;
+        let output = format!("{path}.{}", self.names.output);
+        net.linear(&output, rows, self.width, self.biases[1], self.conv)
+    }
+
+    /// Queries, keys and values by head: `[batch, heads, sequence, head]` each.
+    fn heads(
+        &self,
+        net: &mut Net,
+        path: &str,
+        x: Value,
+        turns: Option<Turns>,
+    ) -> Result<[Value; 3], Error> {
+        let (batch, sequence) = (net.shape(x)[0], net.shape(x)[1]);
+        let [q, k, v] = self.projected(net, path, x)?;
         let mut parts = vec![];
         for (i, (part, heads)) in [
             (q, self.heads),
@@ -71,11 +106,11 @@ impl Decoder {
                 norms.norm.of(net, &path, x, weights)
             };
             let mut part = part;
-            if let Some(bound) = self.clip {
-                part = clipped(net, part, bound)?;
-            }
             if let Some(norms) = norms.filter(|norms| norms.over == Over::Heads) {
                 part = norm(net, norms, part)?;
+            }
+            if let Some(bound) = self.clip {
+                part = clipped(net, part, bound)?;
             }
             part = net.reshape(part, &[batch, sequence, heads, self.head])?;
             let norms = norms.filter(|norms| norms.over != Over::Heads);
@@ -91,32 +126,79 @@ impl Decoder {
             }
             parts.push(part);
         }
-        let mask = shared.masks.get(&block.window).copied().flatten();
-        let result = match self.score_cap {
-            Some(cap) => {
-                let mask = mask.expect("capped attention should have a mask");
-                self.capped_attention(net, [parts[0], parts[1], parts[2]], cap, mask)?
-            }
-            None => {
-                let causal = block.window.is_none() && shared.documents.is_none();
-                let scale = self.scale;
-                parts.extend(mask);
-                net.op(Op::Sdpa(Attention { causal, scale }), &parts)?
-            }
-        };
-        let rows = net.permute(result, &[0, 2, 1, 3])?;
-        let rows = net.reshape(rows, &[batch, sequence, self.heads * self.head])?;
-        let output = format!("{path}.{}", self.names.output);
-        net.linear(&output, rows, self.width, self.biases[1], self.conv)
+        Ok([parts[0], parts[1], parts[2]])
     }
 
-    /// Attention with scores that stay within a cap. The queries that share a head of keys are rows
-    /// of one product.
-    fn capped_attention(
+    /// The same from narrow rows. All heads of keys have the same turning elements.
+    fn latent(
         &self,
         net: &mut Net,
+        path: &str,
+        latent: Latent,
+        x: Value,
+        turns: Option<Turns>,
+    ) -> Result<[Value; 3], Error> {
+        let Latent {
+            plain,
+            turning,
+            values,
+            ..
+        } = latent;
+        let (batch, sequence, heads) = (net.shape(x)[0], net.shape(x)[1], self.heads);
+        let at = |name: &str| format!("{path}.{name}");
+        let bias = self.biases[0];
+        // The norms of narrow rows have the default of the class, whatever the file says.
+        let norm = Norm::rms(1e-6);
+        let all = heads * (plain + turning);
+        let q = match latent.queries {
+            None => net.linear(&at("q_proj"), x, all, false, false)?,
+            Some(columns) => {
+                let narrow = net.linear(&at("q_a_proj"), x, columns, bias, false)?;
+                let normal = norm.of(net, &at("q_a_layernorm"), narrow, Weights::Row)?;
+                net.linear(&at("q_b_proj"), normal, all, false, false)?
+            }
+        };
+        let q = net.reshape(q, &[batch, sequence, heads, plain + turning])?;
+        let q = net.permute(q, &[0, 2, 1, 3])?;
+        let joint = latent.keys + turning;
+        let joint = net.linear(&at("kv_a_proj_with_mqa"), x, joint, bias, false)?;
+        let narrow = net.columns(joint, 0, latent.keys)?;
+        let normal = norm.of(net, &at("kv_a_layernorm"), narrow, Weights::Row)?;
+        let both = net.linear(
+            &at("kv_b_proj"),
+            normal,
+            heads * (plain + values),
+            false,
+            false,
+        )?;
+        let both = net.reshape(both, &[batch, sequence, heads, plain + values])?;
+        let both = net.permute(both, &[0, 2, 1, 3])?;
+        let mut turning_q = net.columns(q, plain, plain + turning)?;
+        let mut turning_k = net.columns(joint, latent.keys, latent.keys + turning)?;
+        turning_k = net.reshape(turning_k, &[batch, 1, sequence, turning])?;
+        if let Some(turns) = turns {
+            turning_q = turned(net, turning_q, turns)?;
+            turning_k = turned(net, turning_k, turns)?;
+        }
+        let shape = [batch, heads, sequence, turning].map(|size| size as i64);
+        let shape = shape.to_vec();
+        let turning_k = net.op(Op::Expand(Sizes { shape }), &[turning_k])?;
+        let plain_q = net.columns(q, 0, plain)?;
+        let plain_k = net.columns(both, 0, plain)?;
+        Ok([
+            net.cat(&[plain_q, turning_q])?,
+            net.cat(&[plain_k, turning_k])?,
+            net.columns(both, plain, plain + values)?,
+        ])
+    }
+
+    /// Attention with scores that stay within a cap, or that have sinks beside them. The queries
+    /// that share a head of keys are rows of one product.
+    fn scored_attention(
+        &self,
+        net: &mut Net,
+        path: &str,
         [q, k, v]: [Value; 3],
-        cap: f64,
         mask: Value,
     ) -> Result<Value, Error> {
         let (batch, sequence) = (net.shape(q)[0], net.shape(q)[2]);
@@ -129,10 +211,22 @@ impl Decoder {
         let product = |tb: bool| Op::Matmul(Product { ta: false, tb });
         let scores = net.op(product(true), &[q, k])?;
         let scores = net.by(Op::MulScalar, scores, self.scale)?;
-        let scores = net.capped(scores, cap)?;
+        let scores = match self.score_cap {
+            Some(cap) => net.capped(scores, cap)?,
+            None => scores,
+        };
         let scores = net.reshape(scores, &whole)?;
-        let scores = net.or(mask, scores, LOWEST)?;
+        let mut scores = net.or(mask, scores, LOWEST)?;
+        if self.sinks {
+            let sinks = net.parameter(&format!("{path}.sinks"), &[self.heads])?;
+            let sinks = net.reshape(sinks, &[1, self.heads, 1, 1])?;
+            let shape = [batch, self.heads, sequence, 1].map(|size| size as i64);
+            let shape = shape.to_vec();
+            let sinks = net.op(Op::Expand(Sizes { shape }), &[sinks])?;
+            scores = net.cat(&[scores, sinks])?;
+        }
         let shares = net.op(Op::Softmax(Along { dim: 3 }), &[scores])?;
+        let shares = net.columns(shares, 0, sequence)?;
         let shares = net.reshape(shares, &[groups, rows, sequence])?;
         let result = net.op(product(false), &[shares, v])?;
         net.reshape(result, &[batch, self.heads, sequence, self.head])
@@ -144,7 +238,7 @@ impl Decoder {
         let columns = [self.heads, self.shared_heads, self.shared_heads].map(|n| n * self.head);
         let bias = self.biases[0];
         match self.projections {
-            Projections::Separate => {
+            Projections::Separate | Projections::Latent(_) => {
                 let mut product = |name: &str, columns: u64| {
                     net.linear(&format!("{path}.{name}"), x, columns, bias, self.conv)
                 };

@@ -1,6 +1,7 @@
 //! What a decoder is made of: blocks of attention and an MLP, and a head over the vocabulary.
 
 use crate::Error;
+use crate::experts::Mixture;
 use crate::norm::Norm;
 use crate::rotary::Rotary;
 
@@ -30,10 +31,14 @@ pub(crate) struct Decoder {
     /// Whether queries, keys and values, and attention's result, have biases.
     pub(crate) biases: [bool; 2],
     pub(crate) head_norms: Option<HeadNorms>,
+    /// A score of each head that takes part in the softmax and has no value.
+    pub(crate) sinks: bool,
     pub(crate) mlp: Mlp,
     /// Columns inside the MLP.
     pub(crate) inner: u64,
     pub(crate) mlp_bias: bool,
+    /// What blocks have that mix experts.
+    pub(crate) mixture: Option<Mixture>,
     pub(crate) activation: Activation,
     /// Whether attention and MLP read the same input. Without a norm before the MLP it reads
     /// what attention reads.
@@ -57,6 +62,8 @@ pub(crate) struct Block {
     pub(crate) window: Option<u64>,
     /// Which rotary positions turn queries and keys, if any do.
     pub(crate) rotary: Option<usize>,
+    /// Whether it has a mixture of experts in place of the MLP.
+    pub(crate) mixes: bool,
 }
 
 /// The paths of a family's modules.
@@ -95,11 +102,27 @@ pub(crate) enum Positions {
     Slopes(Vec<f32>),
 }
 
+/// Queries, keys and values by way of narrow rows. (DeepSeek-AI, DeepSeek-V2, 2024)
+#[derive(Clone, Copy)]
+pub(crate) struct Latent {
+    /// The columns of the rows of queries; `None` if they are made at once.
+    pub(crate) queries: Option<u64>,
+    /// The columns of the rows of keys and values.
+    pub(crate) keys: u64,
+    /// Elements of a head of queries and keys that do not turn, and of those that do.
+    pub(crate) plain: u64,
+    pub(crate) turning: u64,
+    /// Elements of a head of values.
+    pub(crate) values: u64,
+}
+
 /// The products that make queries, keys and values.
 #[derive(Clone, Copy)]
 pub(crate) enum Projections {
     /// Three.
     Separate,
+    /// Those of narrow rows.
+    Latent(Latent),
     /// One. Its columns are so many groups of heads; a group's are queries, keys, values, or
     /// queries, values, keys.
     Joint {

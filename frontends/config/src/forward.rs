@@ -82,7 +82,7 @@ impl Decoder {
             ..*block
         });
         for block in blocks.clone() {
-            shared.prepare(&mut net, block.window, self.score_cap.is_some())?;
+            shared.prepare(&mut net, block.window, self.keeps_scores())?;
         }
         for (i, block) in blocks.enumerate() {
             x = self.block(&mut net, i, x, block, &shared)?;
@@ -186,7 +186,10 @@ impl Decoder {
             "" => path.clone(),
             mlp => format!("{path}.{mlp}"),
         };
-        let result = self.mlp(net, input)?;
+        let result = match self.mixture.as_ref().filter(|_| block.mixes) {
+            Some(mixture) => self.mixture(net, mixture, input)?,
+            None => self.dense(net, input, self.inner)?,
+        };
         let result = self.normalised(net, after_mlp, result)?;
         net.module = path;
         let result = scaled(net, result, self.residual_scale)?;

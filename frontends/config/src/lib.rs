@@ -11,6 +11,7 @@
 
 mod attention;
 mod decoder;
+mod experts;
 mod families;
 mod forward;
 mod mlp;
@@ -206,6 +207,13 @@ mod tests {
             (r#""codegen", "n_head": 2"#, "n_head"),
             (r#""helium", "head_dim": 64"#, "head_dim"),
             (r#""granite", "hidden_act": "mish""#, "hidden_act"),
+            (r#""phimoe""#, "trace the model in PyTorch"),
+            (
+                r#""deepseek_v2", "num_experts_per_tok": 2, "topk_method": "noaux_tc""#,
+                "topk_method",
+            ),
+            (r#""deepseek_v3", "num_key_value_heads": 8"#, "8 is not 128"),
+            (r#""hunyuan_v1_moe", "moe_topk": [1, 2]"#, "moe_topk"),
         ] {
             let text = format!(r#"{{"model_type": {settings}}}"#);
             let error = refused(&text, &dims(8));
@@ -214,6 +222,53 @@ mod tests {
         let kinds = r#"{"model_type": "olmo3", "num_hidden_layers": 1,
             "layer_types": ["chunked_attention"]}"#;
         assert!(refused(kinds, &dims(8)).contains("chunked_attention"));
+    }
+
+    /// The experts of a token are some of all, and of some groups.
+    #[test]
+    fn experts_that_cannot_be_chosen_are_named() {
+        for (settings, words) in [
+            (
+                r#""mixtral", "num_experts_per_tok": 9"#,
+                "num_experts_per_tok: a token cannot have 9 of 8 experts",
+            ),
+            (
+                r#""glm4_moe", "head_dim": 128, "n_group": 3"#,
+                "n_group: 128 experts cannot be 3 groups",
+            ),
+            (
+                r#""glm4_moe", "head_dim": 128, "n_group": 64, "topk_group": 3"#,
+                "topk_group: a token cannot have 8 experts of 3 of 64 groups of 2",
+            ),
+            (
+                r#""qwen2_moe", "num_experts": 100000"#,
+                "num_experts: 100000 experts are more than 65536",
+            ),
+            (r#""dots1", "n_routed_experts": 8"#, "num_experts_per_tok"),
+            (
+                r#""olmoe", "num_experts_per_tok": 0"#,
+                "num_experts_per_tok: 0",
+            ),
+        ] {
+            let text = format!(r#"{{"model_type": {settings}}}"#);
+            let error = refused(&text, &dims(8));
+            assert!(error.contains(words), "{error}");
+        }
+    }
+
+    /// A family's file may list the layers that mix; the others have an MLP.
+    #[test]
+    fn layers_without_experts_have_an_mlp() {
+        let text = r#"{"model_type": "qwen3_moe", "num_hidden_layers": 3, "mlp_only_layers": [1],
+            "use_sliding_window": false, "sliding_window": 0,
+            "num_experts": 4, "num_experts_per_tok": 2}"#;
+        let graph = parse(text, &dims(8), false).unwrap().graph;
+        let has = |path: &str| graph.states.values().any(|state| state.path == path);
+        for (i, mixes) in [true, false, true].into_iter().enumerate() {
+            let experts = format!("model.layers.{i}.mlp.experts.down_proj");
+            let dense = format!("model.layers.{i}.mlp.down_proj.weight");
+            assert_eq!([has(&experts), has(&dense)], [mixes, !mixes]);
+        }
     }
 
     /// In packed rows, frequencies that depend on the longest document are refused.
@@ -245,5 +300,10 @@ mod tests {
         // The others are what transformers takes for a file without them.
         assert_eq!(notes.len(), 3);
         assert!(notes[2].contains("resid_pdrop 0.2"));
+        let text = r#"{"model_type": "mixtral", "num_hidden_layers": 1,
+            "output_router_logits": true, "router_jitter_noise": 0.1}"#;
+        let notes = parse(text, &dims(8), false).unwrap().notes;
+        assert!(notes[0].contains("router_jitter_noise 0.1"), "{notes:?}");
+        assert!(notes[1].contains("output_router_logits"), "{notes:?}");
     }
 }

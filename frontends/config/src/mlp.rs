@@ -7,7 +7,7 @@ use ir::op::attrs::Gelu;
 use ir::{Op, Value};
 
 impl Activation {
-    fn of(self, net: &mut Net, x: Value) -> Result<Value, Error> {
+    pub(crate) fn of(self, net: &mut Net, x: Value) -> Result<Value, Error> {
         match self {
             Activation::Gelu { tanh } => net.op(Op::Gelu(Gelu { tanh }), &[x]),
             Activation::Silu => net.op(Op::Silu, &[x]),
@@ -49,9 +49,10 @@ fn xielu(net: &mut Net, x: Value) -> Result<Value, Error> {
 }
 
 impl Decoder {
-    pub(crate) fn mlp(&self, net: &mut Net, x: Value) -> Result<Value, Error> {
+    /// The MLP of the module that is built, with this many columns inside.
+    pub(crate) fn dense(&self, net: &mut Net, x: Value, inner: u64) -> Result<Value, Error> {
         let path = net.module.clone();
-        let (bias, conv, inner) = (self.mlp_bias, self.conv, self.inner);
+        let (bias, conv) = (self.mlp_bias, self.conv);
         let at = |name: &str| format!("{path}.{name}");
         match self.mlp {
             Mlp::Plain { up, down } => {

@@ -25,6 +25,11 @@ impl Net {
 
     /// Adds a node; returns its first result.
     pub(crate) fn op(&mut self, op: Op, inputs: &[Value]) -> Result<Value, Error> {
+        Ok(self.results(op, inputs)?[0])
+    }
+
+    /// Adds a node; returns its results.
+    pub(crate) fn results(&mut self, op: Op, inputs: &[Value]) -> Result<Vec<Value>, Error> {
         let types = self.graph.types(inputs);
         let refused = |e: String| Error::new(op.name(), e);
         let results = op
@@ -41,7 +46,7 @@ impl Net {
         let added = self
             .graph
             .add_node(op, inputs, &names, Phase::Forward, module);
-        Ok(added.map_err(|e| Error::new(name, e.to_string()))?[0])
+        added.map_err(|e| Error::new(name, e.to_string()))
     }
 
     pub(crate) fn input(&mut self, name: &str, shape: &[u64]) -> Result<Value, Error> {

@@ -133,10 +133,7 @@ impl Rotary {
     fn yarn(&mut self, group: &Settings, trained: u64, base: f64) -> Result<(), Error> {
         let n = self.frequencies.len() as f64;
         let factor = group.number("factor")?;
-        let grown = |by: f64| match factor {
-            factor if factor <= 1.0 => 1.0,
-            factor => 0.1 * by * factor.ln() + 1.0,
-        };
+        let grown = |by: f64| grown(factor, by);
         let (some, all) = (
             group.number_or("mscale", 0.0)?,
             group.number_or("mscale_all_dim", 0.0)?,
@@ -205,6 +202,24 @@ pub(crate) fn parameters(settings: &Settings) -> Result<Settings, Error> {
 /// The kind of rotary positions.
 pub(crate) fn kind(group: &Settings) -> Result<&str, Error> {
     group.text_or("rope_type", group.text_or("type", "default")?)
+}
+
+/// The factor of scores that YaRN's `mscale_all_dim` asks for, in families that know it.
+pub(crate) fn growth_of_scores(group: &Settings) -> Result<f64, Error> {
+    let by = group.number_or("mscale_all_dim", 0.0)?;
+    if kind(group)? == "default" || by == 0.0 {
+        return Ok(1.0);
+    }
+    let grown = grown(group.number("factor")?, by);
+    Ok(grown * grown)
+}
+
+/// How much sharper scores become if there are `factor` times as many positions, by a share.
+fn grown(factor: f64, by: f64) -> f64 {
+    match factor {
+        factor if factor <= 1.0 => 1.0,
+        factor => 0.1 * by * factor.ln() + 1.0,
+    }
 }
 
 /// The positions that a model was first trained with.

@@ -57,7 +57,7 @@ impl Settings {
     }
 
     /// The settings with a number if they lack it.
-    pub(crate) fn or_number(mut self, key: &str, number: f64) -> Settings {
+    pub(crate) fn or_number(mut self, key: &str, number: impl Into<Json>) -> Settings {
         if !self.has(key) {
             self.all.insert(key.to_string(), number.into());
         }
@@ -98,6 +98,31 @@ impl Settings {
         match value.as_u64() {
             Some(size) if (1..=LARGEST).contains(&size) => Ok(Some(size)),
             _ => Err(Self::wrong(key, value, "a size from 1 to 2^32")),
+        }
+    }
+
+    /// A number of things, which may be 0.
+    pub(crate) fn count_or(&self, key: &str, default: u64) -> Result<u64, Error> {
+        let Some(value) = self.get(key) else {
+            return Ok(default);
+        };
+        match value.as_u64() {
+            Some(count) if count <= LARGEST => Ok(count),
+            _ => Err(Self::wrong(key, value, "a number from 0 to 2^32")),
+        }
+    }
+
+    /// A size that the file may repeat for each layer.
+    pub(crate) fn same_size(&self, key: &str) -> Result<u64, Error> {
+        let Some(Json::Array(sizes)) = self.get(key) else {
+            return self.size(key);
+        };
+        match sizes.first() {
+            Some(first) if sizes.iter().all(|size| size == first) => {
+                let all = [(key.to_string(), first.clone())].into_iter().collect();
+                Settings { all }.size(key)
+            }
+            _ => Err(no_graph(key, "a list of different sizes")),
         }
     }
 

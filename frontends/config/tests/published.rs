@@ -52,12 +52,44 @@ const PUBLISHED: &[(&str, u64)] = &[
            "vocab_size": 128256, "head_dim": 128}"#,
         32_581_097_472,
     ),
+    // DeepSeek-V2-Lite.
+    (
+        r#"{"model_type": "deepseek_v2", "hidden_size": 2048, "intermediate_size": 10944,
+           "moe_intermediate_size": 1408, "num_hidden_layers": 27, "num_attention_heads": 16,
+           "num_key_value_heads": 16, "n_shared_experts": 2, "n_routed_experts": 64,
+           "num_experts_per_tok": 6, "first_k_dense_replace": 1, "q_lora_rank": null,
+           "kv_lora_rank": 512, "vocab_size": 102400}"#,
+        15_706_484_224,
+    ),
+    // DeepSeek-V3.
+    (
+        r#"{"model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432,
+           "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 128,
+           "num_key_value_heads": 128, "vocab_size": 129280}"#,
+        671_026_404_352,
+    ),
+    // dots.llm1.
+    (
+        r#"{"model_type": "dots1", "hidden_size": 4096, "intermediate_size": 10944,
+           "moe_intermediate_size": 1408, "num_hidden_layers": 62, "num_attention_heads": 32,
+           "num_key_value_heads": 32, "n_shared_experts": 2, "n_routed_experts": 128,
+           "num_experts_per_tok": 6, "first_k_dense_replace": 1, "norm_topk_prob": true,
+           "routed_scaling_factor": 2.5, "vocab_size": 152064}"#,
+        142_774_373_888,
+    ),
     // ERNIE 4.5 0.3B.
     (
         r#"{"model_type": "ernie4_5", "hidden_size": 1024, "intermediate_size": 3072,
            "num_hidden_layers": 18, "num_attention_heads": 16, "num_key_value_heads": 2,
            "vocab_size": 103424, "head_dim": 128}"#,
         360_748_032,
+    ),
+    // ERNIE 4.5 21B-A3B, without its corrections of scores, which have no gradients.
+    (
+        r#"{"model_type": "ernie4_5_moe", "hidden_size": 2560, "intermediate_size": 12288,
+           "moe_intermediate_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 20,
+           "num_key_value_heads": 4, "moe_num_experts": 64, "moe_k": 6, "vocab_size": 103424}"#,
+        21_825_436_160,
     ),
     // EXAONE 4 1.2B.
     (
@@ -80,6 +112,13 @@ const PUBLISHED: &[(&str, u64)] = &[
            "num_attention_heads": 71, "vocab_size": 65024, "multi_query": true, "parallel_attn":
            true}"#,
         6_921_720_704,
+    ),
+    // FlexOlmo 7x7B.
+    (
+        r#"{"model_type": "flex_olmo", "hidden_size": 4096, "intermediate_size": 11008,
+           "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+           "num_experts": 7, "num_experts_per_tok": 5, "vocab_size": 100352}"#,
+        33_270_665_216,
     ),
     // Gemma 2B.
     (
@@ -116,6 +155,14 @@ const PUBLISHED: &[(&str, u64)] = &[
            "vocab_size": 151552, "head_dim": 128, "attention_bias": false}"#,
         9_400_094_720,
     ),
+    // GLM 4.5 Air.
+    (
+        r#"{"model_type": "glm4_moe", "hidden_size": 4096, "intermediate_size": 10944,
+           "moe_intermediate_size": 1408, "num_hidden_layers": 46, "num_attention_heads": 96,
+           "num_key_value_heads": 8, "head_dim": 128, "attention_bias": true, "n_routed_experts":
+           128, "vocab_size": 151552}"#,
+        106_852_245_504,
+    ),
     // GPT-2.
     (r#"{"model_type": "gpt2"}"#, 124_439_808),
     // StarCoderBase 1B.
@@ -137,6 +184,20 @@ const PUBLISHED: &[(&str, u64)] = &[
            "rotary_emb_base": 10000, "vocab_size": 50304}"#,
         1_414_647_808,
     ),
+    // gpt-oss-20b.
+    (
+        r#"{"model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880,
+           "num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8,
+           "num_local_experts": 32, "vocab_size": 201088}"#,
+        20_914_757_184,
+    ),
+    // gpt-oss-120b.
+    (
+        r#"{"model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880,
+           "num_hidden_layers": 36, "num_attention_heads": 64, "num_key_value_heads": 8,
+           "num_local_experts": 128, "vocab_size": 201088}"#,
+        116_829_156_672,
+    ),
     // GPT-J 6B.
     (
         r#"{"model_type": "gptj", "vocab_size": 50400}"#,
@@ -149,6 +210,15 @@ const PUBLISHED: &[(&str, u64)] = &[
            "vocab_size": 49155, "tie_word_embeddings": true, "attention_multiplier": 0.015625,
            "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0}"#,
         2_533_531_648,
+    ),
+    // Granite 3.1 3B-A800M.
+    (
+        r#"{"model_type": "granitemoe", "hidden_size": 1536, "intermediate_size": 512,
+           "num_hidden_layers": 32, "num_attention_heads": 24, "num_key_value_heads": 8,
+           "num_local_experts": 40, "num_experts_per_tok": 8, "tie_word_embeddings": true,
+           "attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "residual_multiplier":
+           0.22, "logits_scaling": 6.0, "vocab_size": 49155}"#,
+        3_298_793_472,
     ),
     // Helium 1 2B.
     (
@@ -163,6 +233,14 @@ const PUBLISHED: &[(&str, u64)] = &[
            "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 8,
            "vocab_size": 120818, "head_dim": 128, "tie_word_embeddings": true}"#,
         539_010_048,
+    ),
+    // Hunyuan A13B.
+    (
+        r#"{"model_type": "hunyuan_v1_moe", "hidden_size": 4096, "intermediate_size": 3072,
+           "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+           "head_dim": 128, "num_experts": 64, "moe_topk": 8, "tie_word_embeddings": true,
+           "vocab_size": 128167}"#,
+        80_393_183_232,
     ),
     // HyperCLOVA X SEED 14B.
     (
@@ -187,6 +265,14 @@ const PUBLISHED: &[(&str, u64)] = &[
            "llama3"}, "tie_word_embeddings": false, "vocab_size": 128256}"#,
         8_030_261_248,
     ),
+    // MiniMax M2.
+    (
+        r#"{"model_type": "minimax_m2", "hidden_size": 3072, "intermediate_size": 1536,
+           "num_hidden_layers": 62, "num_attention_heads": 48, "num_key_value_heads": 8,
+           "head_dim": 128, "num_local_experts": 256, "num_experts_per_tok": 8, "rotary_dim": 64,
+           "vocab_size": 200064}"#,
+        228_689_748_992,
+    ),
     // Ministral 8B.
     (
         r#"{"model_type": "ministral", "hidden_size": 4096, "intermediate_size": 12288,
@@ -200,6 +286,13 @@ const PUBLISHED: &[(&str, u64)] = &[
            "intermediate_size": 14336, "num_hidden_layers": 32, "num_key_value_heads": 8,
            "sliding_window": 4096, "tie_word_embeddings": false, "vocab_size": 32000}"#,
         7_241_732_096,
+    ),
+    // Mixtral 8x7B.
+    (
+        r#"{"model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336,
+           "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+           "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000}"#,
+        46_702_792_704,
     ),
     // MPT 7B.
     (
@@ -242,6 +335,13 @@ const PUBLISHED: &[(&str, u64)] = &[
            "vocab_size": 100278}"#,
         7_298_011_136,
     ),
+    // OLMoE 1B-7B.
+    (
+        r#"{"model_type": "olmoe", "hidden_size": 2048, "intermediate_size": 1024,
+           "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 16,
+           "num_experts": 64, "num_experts_per_tok": 8, "vocab_size": 50304}"#,
+        6_919_161_856,
+    ),
     // OPT 125M.
     (
         r#"{"model_type": "opt", "hidden_size": 768, "ffn_dim": 3072, "num_hidden_layers": 12,
@@ -276,12 +376,28 @@ const PUBLISHED: &[(&str, u64)] = &[
            "vocab_size": 152064}"#,
         7_615_616_512,
     ),
+    // Qwen 1.5 MoE A2.7B.
+    (
+        r#"{"model_type": "qwen2_moe", "hidden_size": 2048, "intermediate_size": 5632,
+           "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632,
+           "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 16,
+           "num_experts": 60, "num_experts_per_tok": 4, "vocab_size": 151936}"#,
+        14_315_784_192,
+    ),
     // Qwen 3 0.6B.
     (
         r#"{"model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "head_dim":
            128, "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8,
            "tie_word_embeddings": true, "vocab_size": 151936}"#,
         596_049_920,
+    ),
+    // Qwen 3 30B-A3B.
+    (
+        r#"{"model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144,
+           "moe_intermediate_size": 768, "num_hidden_layers": 48, "num_attention_heads": 32,
+           "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8,
+           "norm_topk_prob": true, "vocab_size": 151936}"#,
+        30_532_122_624,
     ),
     // Seed-OSS 36B.
     (
@@ -296,6 +412,14 @@ const PUBLISHED: &[(&str, u64)] = &[
            "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 4,
            "vocab_size": 128256}"#,
         3_075_098_624,
+    ),
+    // Solar Open 100B.
+    (
+        r#"{"model_type": "solar_open", "hidden_size": 4096, "moe_intermediate_size": 1280,
+           "num_hidden_layers": 48, "num_attention_heads": 64, "num_key_value_heads": 8,
+           "head_dim": 128, "n_routed_experts": 128, "num_experts_per_tok": 8, "vocab_size":
+           196608}"#,
+        102_651_793_408,
     ),
     // StableLM 2 1.6B.
     (

@@ -61,6 +61,36 @@ SIX = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads
 ALTERNATING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 GPT = {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 64, **NO_DROPOUT}
 PAD = {"pad_token_id": 0}
+ROUTED = {
+    "hidden_size": 16,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "attention_dropout": 0.0,
+    "pad_token_id": None,
+    "num_experts_per_tok": 2,
+}
+MIXED = {**ROUTED, "moe_intermediate_size": 8}
+# Of two groups of three experts a token has one.
+GROUPS = {
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+}
+NARROW = {
+    **MIXED,
+    "num_key_value_heads": 2,
+    "kv_lora_rank": 6,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+}
+DEEP = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
 FAMILIES: dict[str, dict[str, Any]] = {
     "apertus": {**LLAMA, **PAD},
     "arcee": {**LLAMA, "mlp_bias": True, "rope_parameters": YARN},
@@ -69,7 +99,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "cohere": {**LLAMA, **PAD, "use_qk_norm": True, "logit_scale": 0.5},
     "cohere2": {**LLAMA, **PAD, **ALTERNATING, "attention_bias": True, "logit_scale": 1.0},
     "cwm": {**LLAMA, **ALTERNATING, "head_dim": 8, "bos_token_id": 1, "rope_parameters": LLAMA3},
+    "deepseek_v2": {
+        **NARROW,
+        "n_routed_experts": 6,
+        "n_shared_experts": 1,
+        "n_group": 2,
+        "topk_group": 1,
+        "topk_method": "group_limited_greedy",
+        "q_lora_rank": None,
+        "first_k_dense_replace": 1,
+    },
+    "deepseek_v3": {**NARROW, **GROUPS, "q_lora_rank": 10, "first_k_dense_replace": 1, "rope_parameters": DEEP},
+    "dots1": {**MIXED, **GROUPS, **ALTERNATING},
     "ernie4_5": {**LLAMA, **PAD, "head_dim": 8, "use_bias": True},
+    "ernie4_5_moe": {**MIXED, "use_bias": True, "moe_num_experts": 5, "moe_num_shared_experts": 2},
     "exaone4": {**LLAMA, **ALTERNATING},
     "falcon": {
         "hidden_size": 24,
@@ -80,6 +123,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "new_decoder_architecture": True,
         "bias": True,
     },
+    "flex_olmo": {**ROUTED, "num_experts": 4},
     "gemma": {**LLAMA, "head_dim": 8},
     "gemma2": {
         **LLAMA,
@@ -93,6 +137,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {**LLAMA, **PAD, **ALTERNATING, "head_dim": 8, "query_pre_attn_scalar": 6},
     "glm": {**LLAMA, **PAD, "head_dim": 8},
     "glm4": {**LLAMA, **PAD, "head_dim": 8, "attention_bias": False},
+    "glm4_moe": {**MIXED, **GROUPS, "attention_bias": True, "use_qk_norm": True, "first_k_dense_replace": 1},
     "gpt2": GPT,
     "gpt_bigcode": {**GPT, "n_inner": 40},
     "gpt_neo": {
@@ -106,8 +151,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "gpt_neox": {**SIX, "hidden_dropout": 0.0, "rotary_pct": 0.5, "num_attention_heads": 2},
     "gptj": {**GPT, "n_inner": 40, "rotary_dim": 4},
+    "gpt_oss": {**ROUTED, "head_dim": 8, "num_local_experts": 4, "sliding_window": 5, "swiglu_limit": 0.05},
     "granite": {
         **LLAMA,
+        "attention_multiplier": 0.3,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 2.0,
+    },
+    "granitemoe": {
+        **ROUTED,
+        "num_local_experts": 4,
         "attention_multiplier": 0.3,
         "embedding_multiplier": 3.0,
         "residual_multiplier": 0.5,
@@ -120,6 +174,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "head_dim": 8,
         "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 10.0, "factor": 1.0},
     },
+    "hunyuan_v1_moe": {
+        **{key: value for key, value in ROUTED.items() if key != "num_experts_per_tok"},
+        "head_dim": 8,
+        "num_experts": 4,
+        "moe_topk": 2,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 10.0, "factor": 1.0},
+    },
     "hyperclovax": {
         **LLAMA,
         "attention_multiplier": 0.3,
@@ -129,8 +190,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "jais2": LLAMA,
     "llama": {**LLAMA, "rope_parameters": LLAMA3},
+    "minimax_m2": {**ROUTED, "head_dim": 8, "num_local_experts": 5, "rotary_dim": 4},
     "ministral": {**LLAMA, **ALTERNATING, "head_dim": 8},
     "mistral": {**LLAMA, "sliding_window": 5},
+    "mixtral": {**ROUTED, "num_local_experts": 4, "sliding_window": 5},
     "mpt": {"d_model": 18, "n_layers": 2, "n_heads": 6, "max_seq_len": 64, "attn_config": {"clip_qkv": 0.3}},
     "nanochat": {**LLAMA, **PAD},
     "nemotron": {**LLAMA, "num_attention_heads": 2},
@@ -142,6 +205,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **ALTERNATING,
         "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default"}},
     },
+    "olmoe": {**ROUTED, "num_experts": 4, "clip_qkv": 0.3},
     "opt": {
         "hidden_size": 24,
         "num_hidden_layers": 2,
@@ -162,7 +226,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_parameters": LONG,
     },
     "qwen2": {**LLAMA, "tie_word_embeddings": True},
+    "qwen2_moe": {
+        **MIXED,
+        "num_experts": 4,
+        "shared_expert_intermediate_size": 10,
+        "num_hidden_layers": 3,
+        "mlp_only_layers": [1],
+        "use_sliding_window": True,
+        "sliding_window": 5,
+    },
     "qwen3": {**LLAMA, "head_dim": 8},
+    "qwen3_moe": {**MIXED, "head_dim": 6, "num_experts": 4, "decoder_sparse_step": 2, "norm_topk_prob": True},
     "seed_oss": {
         **LLAMA,
         **PAD,
@@ -172,6 +246,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "residual_dropout": 0.0,
     },
     "smollm3": {**LLAMA, **PAD, "no_rope_layer_interval": 2},
+    "solar_open": {**{key: MIXED[key] for key in MIXED if key != "intermediate_size"}, **GROUPS, "head_dim": 8},
     "stablelm": {
         **LLAMA,
         "head_dim": None,
@@ -192,7 +267,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 # Families whose weights stay near 0. Those of the others are large, so that attention is sharp.
-QUIET = ("gemma", "gpt2", "gpt_neox", "helium", "llama", "mistral", "mpt", "nemotron", "qwen2", "qwen3")
+QUIET = """
+    ernie4_5_moe gemma gpt2 gpt_neox gpt_oss helium llama mistral mpt nemotron qwen2 qwen3
+""".split()  # noqa: SIM905
 # Families that know the longest document of a batch; its rows are not packed.
 WHOLE = ("phi3",)
 # Settings that change no numbers, or that belong to other classes of a family.
@@ -208,7 +285,8 @@ def defaults(family: str) -> dict[str, Any]:
     kind: Any = CONFIG_MAPPING[family]
     shared = {field.name for field in dataclasses.fields(PreTrainedConfig)}
     fields = [field for field in dataclasses.fields(kind) if field.name not in {*shared, *UNUSED}]
-    settings = {field.name: field.default for field in fields}
+    renamed = kind.attribute_map
+    settings = {renamed.get(field.name, field.name): field.default for field in fields}
     config = kind()
     rope = getattr(config, "rope_parameters", None) or {}
     if "rope_theta" in rope:
@@ -217,8 +295,8 @@ def defaults(family: str) -> dict[str, Any]:
         settings["partial_rotary_factor"] = rope["partial_rotary_factor"]
     if rope.get("rope_type", "default") != "default":
         settings["rope_parameters"] = rope
-    if kind.attribute_map:
-        settings["attribute_map"] = kind.attribute_map
+    if renamed:
+        settings["attribute_map"] = renamed
     return settings
 
 
@@ -228,12 +306,15 @@ def fixture(family: str, folder: Path) -> None:
     settings = {"bos_token_id": None, "eos_token_id": None, **FAMILIES[family]}
     config = AutoConfig.for_model(family, vocab_size=VOCABULARY, **settings)
     make: Any = AutoModelForCausalLM.from_config
-    model = make(config, dtype=torch.float32)
+    model = make(config, dtype=torch.float32, experts_implementation="eager")
     noise = 0.05 if family in QUIET else 0.3
+    corrections = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in [*model.parameters(), *corrections]:
             parameter.add_(torch.randn_like(parameter) * noise)
-    model.save_pretrained(folder)
+    # The experts of a layer stay one tensor, as in the model; by default each is saved alone.
+    is_mixture = any(name.endswith("experts.down_proj") for name, _ in model.named_parameters())
+    model.save_pretrained(folder, save_original_format=not is_mixture)
     (folder / "generation_config.json").unlink(missing_ok=True)
     batches = torch.randint(VOCABULARY, (STEPS, BATCH, SEQUENCE))
     inputs = [{"input_ids": batch, "labels": batch} for batch in batches]

@@ -197,7 +197,10 @@ fn outer_of<T: Factor>(call: &Call<'_>) -> Ran {
             w: &w[group.start * n..group.end * n],
         };
         let (from, to) = (ours.start - part.start, ours.end - part.start);
-        product.rows(ours.start - g * m..ours.end - g * m, &mut y[from * n..to * n]);
+        product.rows(
+            ours.start - g * m..ours.end - g * m,
+            &mut y[from * n..to * n],
+        );
     }
     Ok(())
 }

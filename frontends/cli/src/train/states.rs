@@ -122,9 +122,10 @@ pub(super) fn give(
                 has.join(", ")
             };
             return Err(Failure::Input(format!(
-                "{}: no tensor for {}; the file has {has}, ..",
+                "{}: no tensor for {}; the file has {has}, ..{}",
                 tensors.path().display(),
-                listed(&missing)
+                listed(&missing),
+                help_with_experts(tensors, &missing)
             )));
         }
     }
@@ -142,6 +143,23 @@ pub(super) fn give(
         "no value for {}; {help}",
         listed(&lacking)
     )))
+}
+
+/// What helps if a file has a tensor for each expert of a mixture, as published files do, and the
+/// model has one for all experts of a layer.
+fn help_with_experts(tensors: &Tensors, missing: &[String]) -> &'static str {
+    let joint = missing.iter().any(|path| path.contains(".experts."));
+    let is_apart = |name: &str| {
+        let numbered = name.split_once(".experts.").map(|(_, rest)| rest);
+        numbered.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    match joint && tensors.names().any(is_apart) {
+        true => {
+            "\n  The file has a tensor for each expert, and the model one for all of a layer. \
+             transformers joins them: model.save_pretrained(FOLDER, save_original_format=False)"
+        }
+        false => "",
+    }
 }
 
 /// The name of a state in a file: its path, or a tied path.

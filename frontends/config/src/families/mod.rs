@@ -1,6 +1,7 @@
 //! The families: which decoder a `model_type` is, by the settings and defaults that transformers
 //! gives it.
 
+mod experts;
 mod gemma;
 mod glm;
 mod gpt;
@@ -18,7 +19,7 @@ use serde_json::{Map, Value as Json};
 type Family = fn(&Settings) -> Result<Decoder, Error>;
 
 /// Each `model_type` and its decoder.
-pub(crate) const FAMILIES: [(&str, Family); 45] = [
+pub(crate) const FAMILIES: [(&str, Family); 60] = [
     ("apertus", llama::apertus),
     ("arcee", llama::arcee),
     ("bloom", gpt::bloom),
@@ -26,41 +27,56 @@ pub(crate) const FAMILIES: [(&str, Family); 45] = [
     ("cohere", wide::cohere),
     ("cohere2", wide::cohere2),
     ("cwm", llama::cwm),
+    ("deepseek_v2", experts::deepseek_v2),
+    ("deepseek_v3", experts::deepseek_v3),
+    ("dots1", experts::dots1),
     ("ernie4_5", glm::ernie4_5),
+    ("ernie4_5_moe", experts::ernie4_5_moe),
     ("exaone4", olmo::exaone4),
     ("falcon", wide::falcon),
+    ("flex_olmo", experts::flex_olmo),
     ("gemma", gemma::gemma),
     ("gemma2", gemma::gemma2),
     ("gemma3_text", gemma::gemma3_text),
     ("glm", glm::glm),
     ("glm4", glm::glm4),
+    ("glm4_moe", experts::glm4_moe),
     ("gpt2", gpt::gpt2),
     ("gpt_bigcode", gpt::gpt_bigcode),
     ("gpt_neo", gpt::gpt_neo),
     ("gpt_neox", gpt::gpt_neox),
+    ("gpt_oss", experts::gpt_oss),
     ("gptj", gpt::gptj),
     ("granite", llama::granite),
+    ("granitemoe", experts::granitemoe),
     ("helium", glm::helium),
     ("hunyuan_v1_dense", llama::hunyuan_v1_dense),
+    ("hunyuan_v1_moe", experts::hunyuan_v1_moe),
     ("hyperclovax", llama::hyperclovax),
     ("jais2", llama::jais2),
     ("llama", llama::llama),
+    ("minimax_m2", experts::minimax_m2),
     ("ministral", llama::ministral),
     ("mistral", llama::mistral),
+    ("mixtral", experts::mixtral),
     ("mpt", gpt::mpt),
     ("nanochat", llama::nanochat),
     ("nemotron", llama::nemotron),
     ("olmo", olmo::olmo),
     ("olmo2", olmo::olmo2),
     ("olmo3", olmo::olmo3),
+    ("olmoe", experts::olmoe),
     ("opt", gpt::opt),
     ("persimmon", gpt::persimmon),
     ("phi", wide::phi),
     ("phi3", llama::phi3),
     ("qwen2", llama::qwen2),
+    ("qwen2_moe", experts::qwen2_moe),
     ("qwen3", llama::qwen3),
+    ("qwen3_moe", experts::qwen3_moe),
     ("seed_oss", llama::seed_oss),
     ("smollm3", llama::smollm3),
+    ("solar_open", experts::solar_open),
     ("stablelm", wide::stablelm),
     ("starcoder2", llama::starcoder2),
     ("vaultgemma", gemma::vaultgemma),
@@ -115,6 +131,15 @@ pub(crate) fn decoder(settings: Settings) -> Result<(Decoder, Vec<String>), Erro
             notes.push(format!("{key} {p} is left out: the graph has no dropout"));
         }
     }
+    let jitter = settings.number_or("router_jitter_noise", 0.0)?;
+    if jitter != 0.0 {
+        notes.push(format!(
+            "router_jitter_noise {jitter} is left out: the graph has no noise"
+        ));
+    }
+    if settings.flag_or("output_router_logits", false)? {
+        notes.push("output_router_logits: the loss has no term that balances experts".to_string());
+    }
     Ok((decoder, notes))
 }
 
@@ -133,6 +158,9 @@ impl Decoder {
             let (heads, shared) = (self.heads, self.shared_heads);
             let why = format!("{heads} heads cannot share {shared} heads of keys and values");
             return Err(Error::new("num_key_value_heads", why));
+        }
+        if let Some(mixture) = &self.mixture {
+            mixture.check()?;
         }
         if let Some(token) = self.padding.filter(|&token| self.vocabulary <= token) {
             let why = format!("{token} is no token of a vocabulary of {}", self.vocabulary);
@@ -261,6 +289,7 @@ fn plain(s: &Settings, sizes: &Sizes, norm: Norm, names: Names) -> Result<Decode
     let block = Block {
         window: None,
         rotary: None,
+        mixes: false,
     };
     Ok(Decoder {
         name: String::new(),
@@ -281,9 +310,11 @@ fn plain(s: &Settings, sizes: &Sizes, norm: Norm, names: Names) -> Result<Decode
         projections: Projections::Separate,
         biases: [false; 2],
         head_norms: None,
+        sinks: false,
         mlp: Mlp::Gated,
         inner: sizes.inner,
         mlp_bias: false,
+        mixture: None,
         activation: Activation::Gelu { tanh: true },
         parallel: false,
         residual_scale: 1.0,

@@ -63,7 +63,7 @@ pub(super) fn exaone4(s: &Settings) -> Result<Decoder, Error> {
     Ok(decoder)
 }
 
-fn normed_behind(mut decoder: Decoder) -> Result<Decoder, Error> {
+pub(super) fn normed_behind(mut decoder: Decoder) -> Result<Decoder, Error> {
     decoder.mlp_bias = false;
     decoder.names.norms = BEHIND;
     decoder.head_norms = Some(HeadNorms {
