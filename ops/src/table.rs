@@ -122,11 +122,11 @@ macro_rules! ops {
             // the result in f32, so that a sum over several products is rounded once, at its end.
             MatmulSum(Product) "matmul_sum": takes(2, 3).real().inplace(&[(2, 0)])
                 => matmul_sum, matmul_sum_work;
-            // Products of groups of rows. Group g ends before row ends[g] and begins where the largest
-            // end before it is, so that it may be empty. grouped_matmul(x[S,K], w[G,K,N], ends[G])
-            // -> [S,N]: each row times the matrix of its group, and zeros behind the last group;
-            // tb: w[G,N,K]. grouped_outer(x[S,M], y[S,N], ends[G]) -> [G,M,N]: the sum of x[s,m]
-            // y[s,n] over each group's rows.
+            // Products of groups of rows. Group g ends before row ends[g] and begins where the
+            // largest end before it is, so that it may be empty. grouped_matmul(x[S,K], w[G,K,N],
+            // ends[G]) -> [S,N]: each row times the matrix of its group, and zeros behind the last
+            // group; tb: w[G,N,K]. grouped_outer(x[S,M], y[S,N], ends[G]) -> [G,M,N]: the sum of
+            // x[s,m] y[s,n] over each group's rows.
             GroupedMatmul(GroupedProduct) "grouped_matmul": takes(3, 3).real()
                 => grouped_matmul, grouped_matmul_work;
             GroupedOuter "grouped_outer": takes(3, 3).real()

@@ -309,3 +309,36 @@ fn a_backward_without_a_start_is_refused() {
     let none = message("%dp = mul %e, %one : f32[2,2]", "%dp = relu %e : f32[2,2]");
     assert!(none.contains("does not depend on %one"), "{none}");
 }
+
+/// Tokens of experts: a table of embeddings, a norm, a row for each token of an expert.
+const EXPERTS: &str = r#"graph experts {
+  input  %x : f32[6,16]
+  input  %at : i64[9]
+  input  %ends : i64[3]
+  state  param  %w -> %w : f32[3,8,16] "experts.up.weight"
+  fwd experts %t = tanh %x : f32[6,16]
+  fwd experts %rows = index %t, %at : f32[9,16]
+  fwd experts %y = grouped_matmul %rows, %w, %ends tb=true : f32[9,8]
+  fwd experts %q = mul %y, %y : f32[9,8]
+  fwd experts %loss = sum %q dims=[0,1] keepdim=false : f32[]
+  output loss = %loss
+}"#;
+
+/// There are more rows of experts than tokens: tokens are cast, and rows are never in f32.
+#[test]
+fn rows_of_experts_are_taken_in_half_precision() {
+    let mut options = options();
+    options.precision = Precision::Bf16;
+    options.differentiate = true;
+    let compiled = compile(parse_graph(EXPERTS).unwrap(), &options).unwrap();
+    let graph = &compiled.program.graph;
+    let dtype = |&value: &Value| graph.values[value].ty.dtype();
+    let lines = lines(&compiled);
+    let of = |name: &str| {
+        let found = lines.iter().filter(|line| line.op.name() == name);
+        found.map(|line| dtype(&line.outputs[0])).collect::<Vec<_>>()
+    };
+    assert_eq!(of("index"), [DType::BF16]);
+    assert_eq!(of("grouped_matmul"), [DType::BF16]);
+    assert_eq!(of("grouped_outer"), [DType::BF16]);
+}

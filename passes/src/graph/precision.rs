@@ -19,7 +19,7 @@
 //! Fourier transform, which autocast leaves in f32.
 
 use super::optimizer::Master;
-use ir::graph::{self, Output};
+use ir::graph::{self, Output, Readers};
 use ir::op::attrs::Cast;
 use ir::op::{Op, OpKind};
 use ir::{DType, Graph, Node, Phase, StateKind, Table, TensorType, Value};
@@ -118,6 +118,7 @@ fn read_in_half(graph: &Graph, half: DType) -> BTreeSet<String> {
 
 struct Mixed<'a> {
     old: &'a Graph,
+    readers: Readers,
     half: DType,
     graph: Graph,
     /// Names that are in use.
@@ -138,6 +139,7 @@ impl<'a> Mixed<'a> {
     fn new(old: &'a Graph, half: DType, stored: &BTreeSet<String>) -> Mixed<'a> {
         let mut it = Mixed {
             old,
+            readers: old.readers(),
             half,
             graph: Graph::new(old.name.clone()),
             names: old.values.values().map(|data| data.name.clone()).collect(),
@@ -271,6 +273,7 @@ impl<'a> Mixed<'a> {
             Place::Full => DType::F32,
             Place::Half if !self.is_exact(node, learnt) => self.half,
             Place::Widest if !free.is_empty() && free.iter().all(is_half) => self.half,
+            Place::Widest if !free.is_empty() && self.is_for_products(node, learnt) => self.half,
             Place::Half | Place::Widest => DType::F32,
         };
         // A sum over products stays in f32.
@@ -319,6 +322,22 @@ impl<'a> Mixed<'a> {
         let shape = self.old.values[data.inputs[0]].ty.shape();
         let inner = shape.iter().rev().nth(usize::from(product.ta));
         inner == Some(&1)
+    }
+
+    /// True for rows that are taken by index and then only multiplied, such as the tokens of
+    /// experts. There are more of them than of what they are taken from, so that is cast instead:
+    /// the numbers are the same.
+    fn is_for_products(&self, node: Node, learnt: bool) -> bool {
+        let data = &self.old.nodes[node];
+        let is_product = |reader: &Option<Node>| {
+            reader.is_some_and(|reader| {
+                use OpKind as K;
+                let kind = self.old.nodes[reader].op.kind();
+                matches!(kind, K::Matmul | K::GroupedMatmul | K::GroupedOuter)
+                    && !self.is_exact(reader, learnt)
+            })
+        };
+        matches!(data.op, Op::Index) && self.readers[data.outputs[0]].iter().all(is_product)
     }
 
     /// True for `addmm` that adds a product to a tensor of its shape, such as a gradient so far,

@@ -63,7 +63,8 @@ fn work(kernel: &Kernel, ins: &[Operand], outs: &[Operand]) -> u128 {
         }
         (
             any_of!(
-                Matmul Addmm MatmulSum GroupedMatmul GroupedOuter Convolution ConvolutionBwd Sdpa SdpaBwd SdpaRows SdpaRowsBwd
+                Matmul Addmm MatmulSum GroupedMatmul GroupedOuter Convolution ConvolutionBwd Sdpa
+                SdpaBwd SdpaRows SdpaRowsBwd
             ),
             _,
         ) => 0,
