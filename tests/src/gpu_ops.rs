@@ -165,6 +165,11 @@ fn rounded(w: &mut Wishes) {
     w.on("matmul", &flags, &batch, close);
     let added = [&[ty(F32, &[3, 5, 12])], &batch[..]].concat();
     w.on("addmm", &flags, &added, close);
+    for (i, (rows, ends)) in ENDS.into_iter().enumerate() {
+        // Lines that are multiples of 16 bytes, others, and lines of one number.
+        let [m, n] = [[72, 136], [19, 11], [1, 40]][i % 3];
+        grouped(w, (F32, [rows, m, n]), ends, close);
+    }
 }
 
 /// The scratch in a plan for it.
@@ -864,6 +869,7 @@ fn attention(w: &mut Wishes) {
         (BF16, [2, 1, 1, 5, 5, 64, 64], Some((I64, &[1, 5]))),
         // Wider than tiles.
         (F32, [1, 1, 1, 3, 4, 130, 4], None),
+    groups(w);
     ];
     for case in cases {
         for causal in [false, true] {
@@ -891,6 +897,68 @@ fn attention(w: &mut Wishes) {
     for (causal, case) in tiles {
         attend(w, case, causal);
     }
+/// Ends of groups. The first and the last case have rows behind the last group.
+const ENDS: [(u64, &[i64]); 7] = [
+    (75, &[0, 3, 3, 73]),
+    (70, &[70]),
+    (9, &[2, 1, 5, 5, 9]),
+    (1, &[1, 1]),
+    (5, &[0, 0, 0]),
+    (
+        20,
+        &[
+            0, 1, 1, 3, 4, 4, 5, 9, 9, 9, 12, 13, 14, 14, 14, 17, 18, 19, 20,
+        ],
+    ),
+    (131, &[129, 130]),
+];
+
+/// Products of groups of rows: uneven ones, and empty ones. Ends go down and have both types.
+fn groups(w: &mut Wishes) {
+    for (i, (rows, ends)) in ENDS.into_iter().enumerate() {
+        for dtype in [[F32, BF16], [F16, F64]][i % 2] {
+            grouped(w, (dtype, [rows, 19, 11]), ends, PRODUCT);
+        }
+    }
+    // Sums that are cut, several tiles of columns, none of some size.
+    grouped(w, (F32, [1203, 5, 3]), &[2, 1102, 1200], PRODUCT);
+    grouped(w, (F32, [5, 1100, 67]), &[1, 4], PRODUCT);
+    grouped(w, (F32, [5, 70, 1]), &[5, 5], PRODUCT);
+    grouped(w, (F32, [5, 0, 3]), &[1, 4], PRODUCT);
+    grouped(w, (F32, [0, 4, 3]), &[0, 0], PRODUCT);
+    grouped(w, (F32, [3, 4, 2]), &[], PRODUCT);
+    // By tensor cores.
+    for (rows, ends) in ENDS {
+        grouped(w, (BF16, [rows, 72, 136]), ends, Close::OfLargest(1.0));
+    }
+    grouped(
+        w,
+        (BF16, [300, 136, 8]),
+        &[7, 140, 150],
+        Close::OfLargest(1.0),
+    );
+}
+
+/// Both products of rows of `m` and of `n` numbers in groups.
+fn grouped(w: &mut Wishes, (dtype, [s, m, n]): (DType, [u64; 3]), ends: &[i64], close: Close) {
+    let groups = ends.len() as u64;
+    for (tb, ty) in [(false, I64), (true, I32)] {
+        let last: Vec<f64> = ends.iter().map(|&end| end as f64).collect();
+        let ends = w.of_numbers(ty, &[groups], &last);
+        let weight = if tb { [groups, n, m] } else { [groups, m, n] };
+        let ins = vec![
+            w.small(dtype, &[s, m]),
+            w.small(dtype, &weight),
+            ends.clone(),
+        ];
+        w.of("grouped_matmul", &[("tb", Attr::Bool(tb))], ins, close);
+        if !tb {
+            let ins = vec![w.small(dtype, &[s, m]), w.small(dtype, &[s, n]), ends];
+            w.of("grouped_outer", &[], ins, close);
+        }
+    }
+}
+
 }
 
 fn attend(w: &mut Wishes, (dtype, [b, h, g, s, t, d, e], mask): Attention, causal: bool) {

@@ -15,6 +15,7 @@ mod attention;
 mod blocks;
 mod functions;
 mod grid;
+mod groups;
 mod lines;
 mod loss;
 mod moves;
@@ -108,6 +109,8 @@ fn write(k: &mut Kernel<'_>, op: &Op) -> Result<(), &'static str> {
         Op::Addmm(a) => product::addmm(k, a),
         Op::MatmulSum(a) => product::matmul_sum(k, a),
         Op::Convolution(a) => windows::convolution(k, a),
+        Op::GroupedMatmul(a) => product::grouped_matmul(k, a),
+        Op::GroupedOuter => product::grouped_outer(k),
         Op::ConvolutionBwd(a) => windows::convolution_bwd(k, a),
         Op::MaxPool2d(a) => windows::max_pool2d(k, a),
         Op::MaxPool2dBwd(a) => windows::max_pool2d_bwd(k, a),

@@ -4,6 +4,7 @@
 use super::attention::Sizes;
 use super::attrs::*;
 use super::body::sum_parts;
+use super::groups::Groups;
 use super::shape::{Call, attending, points, product};
 use super::sorting::Sorting;
 use super::windows::Windows;
@@ -124,17 +125,37 @@ pub(super) fn matmul_sum_work(a: &Product, c: &Call<'_>, outputs: &[TensorType])
         ..matrix(flops)
     }
 }
-/// Every row is in a group. No scratch: a processor widens rows in a workspace of each thread.
+/// Every row is in a group. No scratch on a processor, which widens rows in a workspace of each
+/// thread; on a GPU, a table of the tiles.
 pub(super) fn grouped_matmul_work(_: &GroupedProduct, c: &Call<'_>, y: &[TensorType]) -> Work {
-    matrix(2.0 * y[0].numel() as f64 * c.shape(0)[1] as f64)
+    Work {
+        scratch: Scratch {
+            cpu: 0,
+            gpu: groups(c).scratch_of_tiles(),
+        },
+        ..matrix(2.0 * y[0].numel() as f64 * c.shape(0)[1] as f64)
+    }
 }
 pub(super) fn grouped_outer_work(_: &(), c: &Call<'_>, _: &[TensorType]) -> Work {
-    matrix(2.0 * c.at(0).numel() as f64 * c.shape(1)[1] as f64)
+    Work {
+        scratch: Scratch {
+            cpu: 0,
+            gpu: groups(c).scratch_of_groups(),
+        },
+        ..matrix(2.0 * c.at(0).numel() as f64 * c.shape(1)[1] as f64)
+    }
+}
+fn groups(c: &Call<'_>) -> Groups {
+    Groups {
+        rows: c.shape(0)[0],
+        groups: c.shape(2)[0],
+    }
 }
 /// Bytes that a GPU's library may use for a product: NVIDIA's advice for cuBLASLt on Hopper, and
 /// room to align them to 256. They do not depend on the plan, so the library's choice does not
 /// either. A product of less than about 10 µs has none.
 fn workspace(dtype: DType, flops: f64) -> u64 {
+/// The same; on a GPU, the table is of the groups.
     /// Operations from which a product has a workspace.
     const FEWEST: f64 = (1_u64 << 30) as f64;
     let is_of_library = matches!(dtype, DType::F32 | DType::BF16);
