@@ -9,7 +9,7 @@ use ir::op::Attr;
 use ir::{DType, TensorType};
 use runtime::kernels::owned::OwnedTensor;
 
-use DType::{BF16, Bool, F16, F32, F64, I32, I64, U8};
+use DType::{BF16, Bool, F16, F32, F64, I8, I16, I32, I64, U8};
 
 /// Exactly the same.
 const SAME: Close = Close::Ulps(0.0);
@@ -590,6 +590,54 @@ fn lines(w: &mut Wishes) {
         ("largest", Attr::Bool(true)),
     ];
     w.on("topk", &attrs, &[ty(F32, &[2])], SAME);
+    sorted(w);
+}
+
+/// Long lines, which are sorted: every type, several lines, several tiles, along each dimension.
+fn sorted(w: &mut Wishes) {
+    let cases: [(DType, &[u64], i64, i64); 13] = [
+        (F32, &[300], 0, 300),
+        (BF16, &[2, 700], 1, 500),
+        (F16, &[3, 400, 2], 1, 399),
+        (F64, &[2, 300], 1, 100),
+        (I64, &[1100], 0, 1100),
+        (I64, &[130, 9], 0, 130),
+        (I32, &[600], 0, 65),
+        (I16, &[2, 2, 300], 2, 300),
+        (I8, &[500], 0, 500),
+        (U8, &[33, 300], 1, 299),
+        // A few numbers many times.
+        (F32, &[1030], 0, 1030),
+        // By insertion: several elements of short lines, and few of a long one.
+        (F32, &[40, 66], 1, 66),
+        (BF16, &[700], 0, 64),
+    ];
+    for (i, (dtype, shape, dim, k)) in cases.into_iter().enumerate() {
+        for largest in [true, false] {
+            let attrs = [
+                ("dim", Attr::Int(dim)),
+                ("k", Attr::Int(k)),
+                ("largest", Attr::Bool(largest)),
+            ];
+            let x = if i == 10 {
+                let some = [
+                    1.5,
+                    -0.0,
+                    0.0,
+                    f64::NAN,
+                    -2.0,
+                    f64::INFINITY,
+                    f64::NEG_INFINITY,
+                ];
+                let n = shape[0] as usize;
+                let numbers: Vec<f64> = (0..n).map(|i| some[i * i % 7]).collect();
+                w.of_numbers(dtype, shape, &numbers)
+            } else {
+                w.wild(dtype, shape)
+            };
+            w.of("topk", &attrs, vec![x], SAME);
+        }
+    }
 }
 
 /// Reductions that generated kernels cannot compute, or need scratch for.
@@ -821,6 +869,7 @@ fn products(w: &mut Wishes) {
         w.on("matmul", &flags(false, false), &ins, PRODUCT);
     }
     tensor_cores(w);
+    groups(w);
     let none = [ty(F32, &[2, 1]), ty(F32, &[2, 0]), ty(F32, &[0, 3])];
     w.on("addmm", &flags(false, false), &none, PRODUCT);
 }
@@ -848,55 +897,6 @@ fn tensor_cores(w: &mut Wishes) {
     w.on("matmul_sum", &flags, &wide, sums);
 }
 
-/// Batch, heads of q and of k, queries, keys, widths of q and of v; a mask.
-type Attention = (DType, [u64; 7], Option<(DType, &'static [u64])>);
-
-fn attention(w: &mut Wishes) {
-    let cases: [Attention; 14] = [
-        // By tensor cores, which round probabilities to bf16.
-        (BF16, [1, 2, 1, 70, 33, 64, 64], None),
-        (BF16, [2, 1, 1, 5, 66, 128, 128], None),
-        (BF16, [1, 1, 1, 64, 64, 64, 64], None),
-        (BF16, [1, 1, 1, 0, 5, 64, 64], None),
-        (F32, [1, 1, 1, 5, 0, 4, 4], None),
-        (F32, [2, 2, 2, 5, 7, 6, 3], None),
-        (F32, [1, 4, 2, 6, 6, 16, 16], None),
-        (BF16, [1, 2, 1, 3, 4, 8, 8], None),
-        (F64, [1, 1, 1, 3, 3, 4, 4], None),
-        (F32, [2, 2, 2, 3, 5, 4, 4], Some((F32, &[2, 1, 1, 5]))),
-        (F32, [2, 2, 2, 3, 5, 4, 4], Some((Bool, &[3, 5]))),
-        (F32, [2, 2, 1, 6, 6, 4, 4], Some((I64, &[2, 6]))),
-        (BF16, [2, 1, 1, 5, 5, 64, 64], Some((I64, &[1, 5]))),
-        // Wider than tiles.
-        (F32, [1, 1, 1, 3, 4, 130, 4], None),
-    groups(w);
-    ];
-    for case in cases {
-        for causal in [false, true] {
-            attend(w, case, causal);
-        }
-    }
-    // By several tiles, whole ones and parts. Their kernels are long.
-    let tiles: [(bool, Attention); 9] = [
-        (true, (F32, [1, 4, 2, 70, 130, 32, 32], None)),
-        (true, (F32, [2, 1, 1, 128, 64, 64, 64], None)),
-        (true, (F32, [1, 2, 1, 40, 70, 96, 128], None)),
-        (false, (BF16, [1, 2, 1, 7, 66, 80, 80], None)),
-        (true, (BF16, [1, 4, 2, 66, 30, 32, 32], None)),
-        (true, (F16, [1, 2, 2, 9, 17, 24, 12], None)),
-        (
-            false,
-            (F32, [2, 2, 1, 70, 33, 12, 20], Some((F32, &[2, 1, 1, 33]))),
-        ),
-        (
-            true,
-            (F32, [1, 2, 1, 66, 20, 5, 7], Some((Bool, &[66, 20]))),
-        ),
-        (true, (F32, [2, 2, 1, 70, 70, 8, 8], Some((I64, &[2, 70])))),
-    ];
-    for (causal, case) in tiles {
-        attend(w, case, causal);
-    }
 /// Ends of groups. The first and the last case have rows behind the last group.
 const ENDS: [(u64, &[i64]); 7] = [
     (75, &[0, 3, 3, 73]),
@@ -959,6 +959,54 @@ fn grouped(w: &mut Wishes, (dtype, [s, m, n]): (DType, [u64; 3]), ends: &[i64], 
     }
 }
 
+/// Batch, heads of q and of k, queries, keys, widths of q and of v; a mask.
+type Attention = (DType, [u64; 7], Option<(DType, &'static [u64])>);
+
+fn attention(w: &mut Wishes) {
+    let cases: [Attention; 14] = [
+        // By tensor cores, which round probabilities to bf16.
+        (BF16, [1, 2, 1, 70, 33, 64, 64], None),
+        (BF16, [2, 1, 1, 5, 66, 128, 128], None),
+        (BF16, [1, 1, 1, 64, 64, 64, 64], None),
+        (BF16, [1, 1, 1, 0, 5, 64, 64], None),
+        (F32, [1, 1, 1, 5, 0, 4, 4], None),
+        (F32, [2, 2, 2, 5, 7, 6, 3], None),
+        (F32, [1, 4, 2, 6, 6, 16, 16], None),
+        (BF16, [1, 2, 1, 3, 4, 8, 8], None),
+        (F64, [1, 1, 1, 3, 3, 4, 4], None),
+        (F32, [2, 2, 2, 3, 5, 4, 4], Some((F32, &[2, 1, 1, 5]))),
+        (F32, [2, 2, 2, 3, 5, 4, 4], Some((Bool, &[3, 5]))),
+        (F32, [2, 2, 1, 6, 6, 4, 4], Some((I64, &[2, 6]))),
+        (BF16, [2, 1, 1, 5, 5, 64, 64], Some((I64, &[1, 5]))),
+        // Wider than tiles.
+        (F32, [1, 1, 1, 3, 4, 130, 4], None),
+    ];
+    for case in cases {
+        for causal in [false, true] {
+            attend(w, case, causal);
+        }
+    }
+    // By several tiles, whole ones and parts. Their kernels are long.
+    let tiles: [(bool, Attention); 9] = [
+        (true, (F32, [1, 4, 2, 70, 130, 32, 32], None)),
+        (true, (F32, [2, 1, 1, 128, 64, 64, 64], None)),
+        (true, (F32, [1, 2, 1, 40, 70, 96, 128], None)),
+        (false, (BF16, [1, 2, 1, 7, 66, 80, 80], None)),
+        (true, (BF16, [1, 4, 2, 66, 30, 32, 32], None)),
+        (true, (F16, [1, 2, 2, 9, 17, 24, 12], None)),
+        (
+            false,
+            (F32, [2, 2, 1, 70, 33, 12, 20], Some((F32, &[2, 1, 1, 33]))),
+        ),
+        (
+            true,
+            (F32, [1, 2, 1, 66, 20, 5, 7], Some((Bool, &[66, 20]))),
+        ),
+        (true, (F32, [2, 2, 1, 70, 70, 8, 8], Some((I64, &[2, 70])))),
+    ];
+    for (causal, case) in tiles {
+        attend(w, case, causal);
+    }
 }
 
 fn attend(w: &mut Wishes, (dtype, [b, h, g, s, t, d, e], mask): Attention, causal: bool) {
