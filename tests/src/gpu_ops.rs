@@ -928,8 +928,9 @@ fn groups(w: &mut Wishes) {
     grouped(w, (F32, [0, 4, 3]), &[0, 0], PRODUCT);
     grouped(w, (F32, [3, 4, 2]), &[], PRODUCT);
     // By tensor cores.
-    for (rows, ends) in ENDS {
-        grouped(w, (BF16, [rows, 72, 136]), ends, Close::OfLargest(1.0));
+    for (i, (rows, ends)) in ENDS.into_iter().enumerate() {
+        let [m, n] = if i == 0 { [72, 136] } else { [24, 16] };
+        grouped(w, (BF16, [rows, m, n]), ends, Close::OfLargest(1.0));
     }
     grouped(
         w,
