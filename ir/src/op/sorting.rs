@@ -11,8 +11,8 @@ use crate::types::{DType, TensorType};
 /// The number of items that a block counts and moves.
 pub const TILE: u64 = 1024;
 
-/// A sort of items `0..items` by keys in `0..=keys`. The last key stands for no destination, if keys
-/// are destinations.
+/// A sort of items `0..items` by keys in `0..=keys`. If keys are destinations, the last one stands
+/// for none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sorting {
     /// The number of items.
