@@ -165,9 +165,10 @@ fn rounded(w: &mut Wishes) {
     w.on("matmul", &flags, &batch, close);
     let added = [&[ty(F32, &[3, 5, 12])], &batch[..]].concat();
     w.on("addmm", &flags, &added, close);
+    grouped(w, (F32, [75, 72, 136]), ENDS[0].1, close);
     for (i, (rows, ends)) in ENDS.into_iter().enumerate() {
         // Lines that are multiples of 16 bytes, others, and lines of one number.
-        let [m, n] = [[72, 136], [19, 11], [1, 40]][i % 3];
+        let [m, n] = [[24, 12], [19, 11], [1, 40]][i % 3];
         grouped(w, (F32, [rows, m, n]), ends, close);
     }
 }
@@ -922,7 +923,8 @@ fn groups(w: &mut Wishes) {
     }
     // Sums that are cut, several tiles of columns, none of some size.
     grouped(w, (F32, [1203, 5, 3]), &[2, 1102, 1200], PRODUCT);
-    grouped(w, (F32, [5, 1100, 67]), &[1, 4], PRODUCT);
+    grouped(w, (F32, [5, 1100, 3]), &[1, 4], PRODUCT);
+    grouped(w, (F32, [5, 3, 67]), &[1, 4], PRODUCT);
     grouped(w, (F32, [5, 70, 1]), &[5, 5], PRODUCT);
     grouped(w, (F32, [5, 0, 3]), &[1, 4], PRODUCT);
     grouped(w, (F32, [0, 4, 3]), &[0, 0], PRODUCT);
