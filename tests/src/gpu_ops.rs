@@ -9,7 +9,7 @@ use ir::op::Attr;
 use ir::{DType, TensorType};
 use runtime::kernels::owned::OwnedTensor;
 
-use DType::{BF16, Bool, F16, F32, F64, I32, I64, U8};
+use DType::{BF16, Bool, F16, F32, F64, I8, I16, I32, I64, U8};
 
 /// Exactly the same.
 const SAME: Close = Close::Ulps(0.0);
@@ -165,6 +165,12 @@ fn rounded(w: &mut Wishes) {
     w.on("matmul", &flags, &batch, close);
     let added = [&[ty(F32, &[3, 5, 12])], &batch[..]].concat();
     w.on("addmm", &flags, &added, close);
+    grouped(w, (F32, [75, 72, 136]), ENDS[0].1, close);
+    for (i, (rows, ends)) in ENDS.into_iter().enumerate() {
+        // Lines that are multiples of 16 bytes, others, and lines of one number.
+        let [m, n] = [[24, 12], [19, 11], [1, 40]][i % 3];
+        grouped(w, (F32, [rows, m, n]), ends, close);
+    }
 }
 
 /// The scratch in a plan for it.
@@ -585,6 +591,54 @@ fn lines(w: &mut Wishes) {
         ("largest", Attr::Bool(true)),
     ];
     w.on("topk", &attrs, &[ty(F32, &[2])], SAME);
+    sorted(w);
+}
+
+/// Long lines, which are sorted: every type, several lines, several tiles, along each dimension.
+fn sorted(w: &mut Wishes) {
+    let cases: [(DType, &[u64], i64, i64); 13] = [
+        (F32, &[300], 0, 300),
+        (BF16, &[2, 700], 1, 500),
+        (F16, &[3, 400, 2], 1, 399),
+        (F64, &[2, 300], 1, 100),
+        (I64, &[1100], 0, 1100),
+        (I64, &[130, 9], 0, 130),
+        (I32, &[600], 0, 65),
+        (I16, &[2, 2, 300], 2, 300),
+        (I8, &[500], 0, 500),
+        (U8, &[33, 300], 1, 299),
+        // A few numbers many times.
+        (F32, &[1030], 0, 1030),
+        // By insertion: several elements of short lines, and few of a long one.
+        (F32, &[40, 66], 1, 66),
+        (BF16, &[700], 0, 64),
+    ];
+    for (i, (dtype, shape, dim, k)) in cases.into_iter().enumerate() {
+        for largest in [true, false] {
+            let attrs = [
+                ("dim", Attr::Int(dim)),
+                ("k", Attr::Int(k)),
+                ("largest", Attr::Bool(largest)),
+            ];
+            let x = if i == 10 {
+                let some = [
+                    1.5,
+                    -0.0,
+                    0.0,
+                    f64::NAN,
+                    -2.0,
+                    f64::INFINITY,
+                    f64::NEG_INFINITY,
+                ];
+                let n = shape[0] as usize;
+                let numbers: Vec<f64> = (0..n).map(|i| some[i * i % 7]).collect();
+                w.of_numbers(dtype, shape, &numbers)
+            } else {
+                w.wild(dtype, shape)
+            };
+            w.of("topk", &attrs, vec![x], SAME);
+        }
+    }
 }
 
 /// Reductions that generated kernels cannot compute, or need scratch for.
@@ -816,6 +870,7 @@ fn products(w: &mut Wishes) {
         w.on("matmul", &flags(false, false), &ins, PRODUCT);
     }
     tensor_cores(w);
+    groups(w);
     let none = [ty(F32, &[2, 1]), ty(F32, &[2, 0]), ty(F32, &[0, 3])];
     w.on("addmm", &flags(false, false), &none, PRODUCT);
 }
@@ -841,6 +896,70 @@ fn tensor_cores(w: &mut Wishes) {
     w.on("matmul", &flags, &odd, rounded);
     let wide = [ty(BF16, &[33, 264]), ty(BF16, &[33, 136])];
     w.on("matmul_sum", &flags, &wide, sums);
+}
+
+/// Ends of groups. The first and the last case have rows behind the last group.
+const ENDS: [(u64, &[i64]); 7] = [
+    (75, &[0, 3, 3, 73]),
+    (70, &[70]),
+    (9, &[2, 1, 5, 5, 9]),
+    (1, &[1, 1]),
+    (5, &[0, 0, 0]),
+    (
+        20,
+        &[
+            0, 1, 1, 3, 4, 4, 5, 9, 9, 9, 12, 13, 14, 14, 14, 17, 18, 19, 20,
+        ],
+    ),
+    (131, &[129, 130]),
+];
+
+/// Products of groups of rows: uneven ones, and empty ones. Ends go down and have both types.
+fn groups(w: &mut Wishes) {
+    for (i, (rows, ends)) in ENDS.into_iter().enumerate() {
+        for dtype in [[F32, BF16], [F16, F64]][i % 2] {
+            grouped(w, (dtype, [rows, 19, 11]), ends, PRODUCT);
+        }
+    }
+    // Sums that are cut, several tiles of columns, none of some size.
+    grouped(w, (F32, [1203, 5, 3]), &[2, 1102, 1200], PRODUCT);
+    grouped(w, (F32, [5, 1100, 3]), &[1, 4], PRODUCT);
+    grouped(w, (F32, [5, 3, 67]), &[1, 4], PRODUCT);
+    grouped(w, (F32, [5, 70, 1]), &[5, 5], PRODUCT);
+    grouped(w, (F32, [5, 0, 3]), &[1, 4], PRODUCT);
+    grouped(w, (F32, [0, 4, 3]), &[0, 0], PRODUCT);
+    grouped(w, (F32, [3, 4, 2]), &[], PRODUCT);
+    // By tensor cores.
+    for (i, (rows, ends)) in ENDS.into_iter().enumerate() {
+        let [m, n] = if i == 0 { [72, 136] } else { [24, 16] };
+        grouped(w, (BF16, [rows, m, n]), ends, Close::OfLargest(1.0));
+    }
+    grouped(
+        w,
+        (BF16, [300, 136, 8]),
+        &[7, 140, 150],
+        Close::OfLargest(1.0),
+    );
+}
+
+/// Both products of rows of `m` and of `n` numbers in groups.
+fn grouped(w: &mut Wishes, (dtype, [s, m, n]): (DType, [u64; 3]), ends: &[i64], close: Close) {
+    let groups = ends.len() as u64;
+    for (tb, ty) in [(false, I64), (true, I32)] {
+        let last: Vec<f64> = ends.iter().map(|&end| end as f64).collect();
+        let ends = w.of_numbers(ty, &[groups], &last);
+        let weight = if tb { [groups, n, m] } else { [groups, m, n] };
+        let ins = vec![
+            w.small(dtype, &[s, m]),
+            w.small(dtype, &weight),
+            ends.clone(),
+        ];
+        w.of("grouped_matmul", &[("tb", Attr::Bool(tb))], ins, close);
+        if !tb {
+            let ins = vec![w.small(dtype, &[s, m]), w.small(dtype, &[s, n]), ends];
+            w.of("grouped_outer", &[], ins, close);
+        }
+    }
 }
 
 /// Batch, heads of q and of k, queries, keys, widths of q and of v; a mask.

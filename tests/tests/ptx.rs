@@ -229,9 +229,9 @@ fn rows_of_heads(target: &Target, places: usize) -> Vec<Generated> {
     kernels
 }
 
-/// Products of f32 by TF32, and convolutions of ResNet-50 in bf16: the first, which has 3
-/// channels; windows of 3 × 3 and of 1 × 1, with strides, and planes whose lines are not multiples
-/// of 16 bytes. The assembler is slow, so only one GPU has all of them.
+/// Products of f32 by TF32, products of groups of rows, and convolutions of ResNet-50 in bf16: the
+/// first, which has 3 channels; windows of 3 × 3 and of 1 × 1, with strides, and planes whose lines
+/// are not multiples of 16 bytes. The assembler is slow, so only one GPU has all of them.
 #[test]
 fn tensor_cores_assemble() {
     let Some(ptxas) = ptxas() else { return };
@@ -295,7 +295,40 @@ fn by_tensor_cores(target: &Target) -> Vec<Generated> {
         assert!(kernel.mlir.contains("nvvm.mma_type<tf32>"));
         kernels.push(kernel);
     }
+    for dtype in [DType::BF16, DType::F32] {
+        kernels.extend(of_groups(dtype, target));
+    }
     kernels
+}
+
+/// Products of tokens sorted by expert.
+fn of_groups(dtype: DType, target: &Target) -> Vec<Generated> {
+    let [tokens, width, hidden, experts] = [16_384, 2048, 1000, 128];
+    let ty = |dtype, shape: &[u64]| TensorType::new(dtype, shape).unwrap();
+    let (x, y) = (ty(dtype, &[tokens, width]), ty(dtype, &[tokens, hidden]));
+    let ends = ty(DType::I32, &[experts]);
+    let forward = |tb, shape| {
+        let op = Op::new("grouped_matmul", [("tb", Attr::Bool(tb))]).unwrap();
+        (op, vec![x.clone(), ty(dtype, shape), ends.clone()])
+    };
+    let all = [
+        forward(false, &[experts, width, hidden]),
+        forward(true, &[experts, hidden, width]),
+        (
+            Op::new("grouped_outer", []).unwrap(),
+            vec![x.clone(), y, ends.clone()],
+        ),
+    ];
+    let kernels = all.iter().map(|(op, types)| {
+        let operands: Vec<&TensorType> = types.iter().collect();
+        let outs = op.infer(&operands).unwrap();
+        let scratch = op.work(&operands, &outs).scratch.gpu;
+        let kernel = codegen::kernel_as(op, types, target, 0, true).unwrap();
+        assert!(kernel.mlir.contains("nvvm.mma.sync"), "{}", kernel.name);
+        assert!(kernel.scratch_bytes <= scratch, "{}", kernel.name);
+        kernel
+    });
+    kernels.collect()
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod attention;
 mod blocks;
 mod functions;
 mod grid;
+mod groups;
 mod lines;
 mod loss;
 mod moves;
@@ -27,6 +28,7 @@ mod sorted;
 mod tables;
 mod tensor;
 mod tensor_windows;
+mod topk;
 mod windows;
 
 use crate::kernels::{Function, Generated, Unsupported, named, nothing};
@@ -101,12 +103,14 @@ fn write(k: &mut Kernel<'_>, op: &Op) -> Result<(), &'static str> {
         Op::Amin(a) => reduce::reduce(k, a, Fold::Smallest),
         Op::Any(a) => reduce::reduce(k, a, Fold::Any),
         Op::Cumsum(a) => lines::cumsum(k, a),
-        Op::TopK(a) => lines::topk(k, a),
+        Op::TopK(a) => topk::topk(k, a),
         Op::BatchNorm(a) => norms::batch_norm(k, a),
         Op::BatchNormBwd(a) => norms::batch_norm_bwd(k, a),
         Op::Matmul(a) => product::matmul(k, a),
         Op::Addmm(a) => product::addmm(k, a),
         Op::MatmulSum(a) => product::matmul_sum(k, a),
+        Op::GroupedMatmul(a) => product::grouped_matmul(k, a),
+        Op::GroupedOuter => product::grouped_outer(k),
         Op::Convolution(a) => windows::convolution(k, a),
         Op::ConvolutionBwd(a) => windows::convolution_bwd(k, a),
         Op::MaxPool2d(a) => windows::max_pool2d(k, a),

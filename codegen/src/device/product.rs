@@ -10,11 +10,13 @@
 
 use super::Kernel;
 use super::grid::{Grid, Tensor};
+use super::groups::{Grouped, Over, Place, Size};
 use super::moves::broadcast;
 use super::tensor;
 use crate::kernels::wide;
 use crate::mlir::{Emit, Kind, Type, Value};
-use ir::op::attrs::Product;
+use ir::op::attrs::{GroupedProduct, Product};
+use ir::op::groups::Groups;
 use ir::{DType, TensorType};
 
 /// Rows and columns of a tile, and its depth.
@@ -48,6 +50,8 @@ pub(super) struct Sizes {
     pub(super) right: Factor,
     /// The operand that is added, with its strides along the result's dimensions.
     pub(super) addend: Option<(usize, Vec<i64>)>,
+    /// What is in groups, if anything is.
+    pub(super) grouped: Option<Grouped>,
     /// The type of sums.
     sums: DType,
 }
@@ -59,11 +63,6 @@ impl Sizes {
         let (x, w) = (last2(&k.operands[first]), last2(&k.operands[first + 1]));
         let [m, n] = last2(k.y());
         let depth = if a.ta { x[0] } else { x[1] };
-        let sums = match wide(k.y().dtype()) {
-            Kind::F64 => DType::F64,
-            Kind::I64 => DType::I64,
-            _ => DType::F32,
-        };
         Sizes {
             batch: k.y().shape()[..k.y().rank() - 2].iter().product(),
             m,
@@ -80,8 +79,51 @@ impl Sizes {
                 steps: if a.tb { [w[1], 1] } else { [1, w[1]] },
             },
             addend: addend.map(|i| (i, broadcast(k.operands[i].shape(), k.y().shape()))),
-            sums,
+            grouped: None,
+            sums: sums(k.y().dtype()),
         }
+    }
+
+    /// The number of rows of tiles of a matrix of the result.
+    pub(super) fn rows(&self, tile: u64) -> u64 {
+        match self.grouped {
+            Some(Grouped {
+                over: Over::Rows,
+                groups,
+            }) => groups.tiles(tile),
+            _ => self.m.div_ceil(tile),
+        }
+    }
+
+    /// What a row of tiles of a matrix of the result computes.
+    pub(super) fn place(&self, g: &mut Grid, [batch, row]: [Value; 2], tile: u64) -> Place {
+        if let Some(grouped) = &self.grouped {
+            return grouped.place(g, [batch, row], [self.m, self.k], tile);
+        }
+        Place {
+            matrices: [batch; 3],
+            top: g.times(row, tile),
+            rows: Size::Known(self.m),
+            first: None,
+            terms: Size::Known(self.k),
+        }
+    }
+
+    /// Adds the phase that finds the groups, if there are any.
+    pub(super) fn find_groups(&self, k: &mut Kernel<'_>, tile: u64) {
+        if let Some(grouped) = &self.grouped {
+            k.scratch_bytes = grouped.scratch_bytes();
+            grouped.write(k, tile);
+        }
+    }
+}
+
+/// The type of sums of elements of a type.
+fn sums(dtype: DType) -> DType {
+    match wide(dtype) {
+        Kind::F64 => DType::F64,
+        Kind::I64 => DType::I64,
+        _ => DType::F32,
     }
 }
 
@@ -98,19 +140,76 @@ pub(super) fn matmul_sum(k: &mut Kernel<'_>, a: &Product) {
     product(k, &Sizes::new(k, a, 0, before));
 }
 
+/// Each row times the matrix of its group.
+pub(super) fn grouped_matmul(k: &mut Kernel<'_>, a: &GroupedProduct) {
+    let (rows, depth) = (k.x().shape()[0], k.x().shape()[1]);
+    let n = k.y().shape()[1];
+    let s = Sizes {
+        batch: 1,
+        m: rows,
+        k: depth,
+        n,
+        left: Factor {
+            operand: 0,
+            outer: rows,
+            steps: [depth, 1],
+        },
+        right: Factor {
+            operand: 1,
+            outer: n,
+            steps: if a.tb { [depth, 1] } else { [1, n] },
+        },
+        addend: None,
+        grouped: Some(grouped(k, Over::Rows)),
+        sums: sums(k.y().dtype()),
+    };
+    product(k, &s);
+}
+
+/// The product of the transposed rows of each group and its other rows.
+pub(super) fn grouped_outer(k: &mut Kernel<'_>) {
+    let (rows, m, n) = (k.x().shape()[0], k.y().shape()[1], k.y().shape()[2]);
+    let side = |operand, outer| Factor {
+        operand,
+        outer,
+        steps: [1, outer],
+    };
+    let s = Sizes {
+        batch: k.y().shape()[0],
+        m,
+        k: rows,
+        n,
+        left: side(0, m),
+        right: side(1, n),
+        addend: None,
+        grouped: Some(grouped(k, Over::Terms)),
+        sums: sums(k.y().dtype()),
+    };
+    product(k, &s);
+}
+
+fn grouped(k: &Kernel<'_>, over: Over) -> Grouped {
+    let groups = Groups {
+        rows: k.x().shape()[0],
+        groups: k.operands[2].numel(),
+    };
+    Grouped { over, groups }
+}
+
 fn product(k: &mut Kernel<'_>, s: &Sizes) {
     if let Some(numbers) = tensor::fits(k, s) {
         return tensor::product(k, s, numbers);
     }
-    let parts = s.batch * s.m.div_ceil(TILE) * s.n.div_ceil(TILE);
+    s.find_groups(k, TILE);
+    let rows = s.rows(TILE);
+    let parts = s.batch * rows * s.n.div_ceil(TILE);
     k.phase(THREADS as u32, parts, |g| {
         g.parts(parts, |g, part| {
             let [rest, left] = g.divided(part, s.n.div_ceil(TILE));
-            let [batch, top] = g.divided(rest, s.m.div_ceil(TILE));
+            let at = g.divided(rest, rows);
             let tile = Tile {
                 s,
-                batch,
-                top: g.times(top, TILE),
+                place: s.place(g, at, TILE),
                 left: g.times(left, TILE),
                 rooms: [(); 2].map(|()| g.shared(DEPTH * PITCH, s.sums)),
             };
@@ -123,8 +222,7 @@ fn product(k: &mut Kernel<'_>, s: &Sizes) {
 /// A tile of the result.
 struct Tile<'a> {
     s: &'a Sizes,
-    batch: Value,
-    top: Value,
+    place: Place,
     left: Value,
     /// Tiles of the factors: row `l` has the numbers of depth `l`.
     rooms: [Tensor; 2],
@@ -135,17 +233,18 @@ impl Tile<'_> {
     fn sums(&self, g: &mut Grid) -> Vec<Value> {
         let zero = zero(g, self.s.sums);
         let nothing = vec![zero; (EACH * EACH) as usize];
-        let steps = self.s.k.div_ceil(DEPTH);
-        if steps <= STEPS {
+        let steps = self.place.steps(g, DEPTH);
+        if let Size::Known(steps @ ..=STEPS) = steps {
             let sums = g.count(steps, &nothing, |g, step, sums| self.step(g, step, sums));
             let starts = self.starts(g);
             let pairs = starts.iter().zip(&sums);
             return pairs.map(|(&start, &sum)| g.add(start, sum)).collect();
         }
         let starts = self.starts(g);
-        g.count(steps.div_ceil(STEPS), &starts, |g, cut, totals| {
+        let cuts = self.cuts(g, steps);
+        g.repeat(cuts, &starts, |g, cut, totals| {
             let first = g.times(cut, STEPS);
-            let (end, all) = (g.plus(first, STEPS as i64), g.b.long(steps));
+            let (end, all) = (g.plus(first, STEPS as i64), steps.value(g));
             let (end, one) = (g.b.minui(end, all), g.b.long(1));
             let sums = g.repeat([first, end, one], &nothing, |g, step, sums| {
                 self.step(g, step, sums)
@@ -155,11 +254,27 @@ impl Tile<'_> {
         })
     }
 
+    /// The bounds of a loop over the parts of sums of so many steps.
+    fn cuts(&self, g: &mut Grid, steps: Size) -> [Value; 3] {
+        let zero = g.b.long(0);
+        let end = match steps {
+            Size::Known(steps) => g.b.long(steps.div_ceil(STEPS)),
+            Size::Found(steps) => {
+                // Of no terms there is one part, too: it makes the sum 0, and not -0.
+                let (one, more) = (g.b.long(1), g.plus(steps, STEPS as i64 - 1));
+                let [cuts, _] = g.divided(more, STEPS);
+                g.b.maxsi(cuts, one)
+            }
+        };
+        [zero, end, g.b.long(1)]
+    }
+
     /// Adds the products of [`DEPTH`] terms.
     fn step(&self, g: &mut Grid, step: Value, sums: &[Value]) -> Vec<Value> {
         let depth = g.times(step, DEPTH);
-        self.fetch(g, self.rooms[0], self.s.left, self.top, depth);
-        self.fetch(g, self.rooms[1], self.s.right, self.left, depth);
+        let depth = self.place.term(g, depth);
+        self.fetch(g, 0, [self.place.top, depth]);
+        self.fetch(g, 1, [self.left, depth]);
         g.b.barrier();
         let [row, column] = g.divided(g.thread, TILE / EACH);
         let [row, column] = [row, column].map(|x| g.times(x, EACH));
@@ -186,10 +301,15 @@ impl Tile<'_> {
         sums
     }
 
-    /// Fills a tile of a factor from row or column `first` and from a depth on; zeros lie beyond
-    /// the matrix.
-    fn fetch(&self, g: &mut Grid, room: Tensor, factor: Factor, first: Value, depth: Value) {
-        let matrix = g.times(self.batch, factor.outer * self.s.k);
+    /// Fills the tile of factor `i` from row or column `first` and from a depth on; zeros lie
+    /// beyond the matrix.
+    fn fetch(&self, g: &mut Grid, i: usize, [first, depth]: [Value; 2]) {
+        let (room, place) = (self.rooms[i], &self.place);
+        let (factor, end) = match i {
+            0 => (self.s.left, place.rows),
+            _ => (self.s.right, Size::Known(self.s.n)),
+        };
+        let matrix = g.times(place.matrices[i], factor.outer * self.s.k);
         let x = g.operand(factor.operand);
         for i in 0..TILE * DEPTH / THREADS {
             let number = g.plus(g.thread, (i * THREADS) as i64);
@@ -201,7 +321,7 @@ impl Tile<'_> {
                 g.divided(number, DEPTH)
             };
             let (row, column) = (g.b.addi(first, outer), g.b.addi(depth, deep));
-            let [a, b] = [g.below(row, factor.outer), g.below(column, self.s.k)];
+            let [a, b] = [(end, row), (place.terms, column)].map(|(end, at)| end.is_above(g, at));
             let inside = g.b.andi(a, b);
             let nothing = zero(g, self.s.sums);
             let number = g.choose(inside, &[nothing], |g| {
@@ -262,7 +382,7 @@ impl Tile<'_> {
     fn places(&self, g: &mut Grid) -> Vec<([Value; 3], Value)> {
         let s = self.s;
         let [row, column] = g.divided(g.thread, TILE / EACH);
-        let [row, column] = [(row, self.top), (column, self.left)].map(|(at, first)| {
+        let [row, column] = [(row, self.place.top), (column, self.left)].map(|(at, first)| {
             let past = g.times(at, EACH);
             g.b.addi(first, past)
         });
@@ -270,9 +390,9 @@ impl Tile<'_> {
         for number in 0..EACH * EACH {
             let row = g.plus(row, (number / EACH) as i64);
             let column = g.plus(column, (number % EACH) as i64);
-            let [a, b] = [g.below(row, s.m), g.below(column, s.n)];
+            let [a, b] = [self.place.rows.is_above(g, row), g.below(column, s.n)];
             let inside = g.b.andi(a, b);
-            places.push(([self.batch, row, column], inside));
+            places.push(([self.place.matrices[2], row, column], inside));
         }
         places
     }

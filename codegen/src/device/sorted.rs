@@ -1,5 +1,6 @@
-//! Items of an op in the order of their destinations: [`Sorting`] as phases of a kernel. Then a
-//! thread for each destination processes its items one after the other, in their own order.
+//! Items of an op in the order of their keys: [`Sorting`] as phases of a kernel. If keys are
+//! destinations, a thread for each destination then processes its items one after the other, in
+//! their own order.
 //!
 //! Each pass has three phases. Blocks count the digits of their tiles, a thread for each digit. One
 //! block adds the counts up to places, digit by digit and tile by tile. Then blocks move their
@@ -152,6 +153,32 @@ impl<K: Fn(&mut Grid, Value) -> Value> Pass<'_, K> {
         }
     }
 
+    /// The item at a place before the pass.
+    fn item(&self, g: &mut Grid, at: Value) -> Value {
+        match self.number {
+            0 => at,
+            number => {
+                let [_, items] = arrays(g, &self.sorting, number - 1);
+                g.get(items, at)
+            }
+        }
+    }
+
+    /// The digit of what is at a place before the pass.
+    fn digit(&self, g: &mut Grid, at: Value) -> Value {
+        let (number, place) = match self.number.checked_sub(self.sorting.key_passes()) {
+            None => (self.before(g, at), self.number),
+            Some(place) => {
+                let item = self.item(g, at);
+                let [line, _] = g.divided(item, self.sorting.length());
+                (line, place)
+            }
+        };
+        let [from, _] = g.divided(number, 1 << (place * self.sorting.digit_bits()));
+        let [_, digit] = g.divided(from, self.sorting.digits());
+        digit
+    }
+
     /// Writes the digits of a tile to shared memory. Returns them, the tile's first place and the
     /// number of its items.
     fn digits(&self, g: &mut Grid, tile: Value) -> (Tensor, Value, Value) {
@@ -160,12 +187,9 @@ impl<K: Fn(&mut Grid, Value) -> Value> Pass<'_, K> {
         let (all, most) = (g.b.long(self.sorting.items), g.b.long(TILE));
         let left = g.b.subi(all, first);
         let n = g.b.minsi(left, most);
-        let below = u64::from(self.number * self.sorting.digit_bits());
         self.together(g, n, |g, i| {
             let at = g.b.addi(first, i);
-            let key = self.before(g, at);
-            let [from, _] = g.divided(key, 1 << below);
-            let [_, digit] = g.divided(from, self.sorting.digits());
+            let digit = self.digit(g, at);
             g.put(digits, i, digit);
         });
         g.b.barrier();
@@ -264,13 +288,7 @@ impl<K: Fn(&mut Grid, Value) -> Value> Pass<'_, K> {
                 self.together(g, n, |g, i| {
                     let (at, to) = (g.b.addi(first, i), g.get(places, i));
                     let key = self.before(g, at);
-                    let item = match self.number {
-                        0 => at,
-                        number => {
-                            let [_, items] = arrays(g, &self.sorting, number - 1);
-                            g.get(items, at)
-                        }
-                    };
+                    let item = self.item(g, at);
                     let [keys, items] = arrays(g, &self.sorting, self.number);
                     g.put(keys, to, key);
                     g.put(items, to, item);

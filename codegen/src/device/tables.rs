@@ -67,6 +67,7 @@ pub(super) fn embedding_bwd(k: &mut Kernel<'_>, a: &EmbeddingBwd) {
     let sorting = Sorting {
         items: k.operands[1].numel(),
         keys: rows,
+        lines: 1,
     };
     k.scratch_bytes = sorting.scratch_bytes();
     k.elements(rows * width, |g, i| {
@@ -288,6 +289,7 @@ pub(super) fn index_put(k: &mut Kernel<'_>, a: &IndexPut) {
     let sorting = Sorting {
         items: points.n(),
         keys: points.sizes.iter().product(),
+        lines: 1,
     };
     k.scratch_bytes = sorting.scratch_bytes();
     copy(k, 0);

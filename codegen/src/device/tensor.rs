@@ -21,6 +21,7 @@
 
 use super::Kernel;
 use super::grid::{Grid, kind_of};
+use super::groups::{Over, Place, Size};
 use super::product::{Factor, Sizes};
 use crate::mlir::{Cache, Convert, Emit, Factors, Kind, Layout, Type, Value};
 use ir::DType;
@@ -77,10 +78,12 @@ fn depth(numbers: Factors) -> u64 {
 impl Side {
     fn new(s: &Sizes, is_left: bool, numbers: Factors) -> Side {
         let factor = if is_left { s.left } else { s.right };
+        // Lines over grouped terms could begin anywhere.
+        let is_grouped = s.grouped.is_some_and(|grouped| grouped.over == Over::Terms);
         Side {
             factor,
             depth: s.k,
-            across: factor.steps[0] == 1 && factor.steps[1] != 1,
+            across: factor.steps[0] == 1 && (factor.steps[1] != 1 || is_grouped),
             numbers,
         }
     }
@@ -133,7 +136,8 @@ pub(super) fn fits(k: &Kernel<'_>, s: &Sizes) -> Option<Factors> {
 
 /// Writes the kernel.
 pub(super) fn product(k: &mut Kernel<'_>, s: &Sizes, numbers: Factors) {
-    let tiles = [s.m, s.n].map(|size| size.div_ceil(TILE));
+    s.find_groups(k, TILE);
+    let tiles = [s.rows(TILE), s.n.div_ceil(TILE)];
     let parts = s.batch * tiles[0] * tiles[1];
     let grouped = GROUPED.min(1 << tiles[0].trailing_zeros());
     k.phase(THREADS, parts, |g| {
@@ -144,8 +148,9 @@ pub(super) fn product(k: &mut Kernel<'_>, s: &Sizes, numbers: Factors) {
             let [column, row] = g.divided(rest, grouped);
             let first = g.times(group, grouped);
             let row = g.b.addi(first, row);
-            let corner = [row, column].map(|at| g.times(at, TILE));
-            tensor.tile(g, batch, corner);
+            let place = s.place(g, [batch, row], TILE);
+            let corner = [place.top, g.times(column, TILE)];
+            tensor.tile(g, &place, corner);
         });
     });
 }
@@ -167,52 +172,60 @@ impl Tensors<'_> {
         }
     }
 
-    /// Computes a tile of the result of a matrix of the batch.
-    fn tile(&self, g: &mut Grid, batch: Value, corner: [Value; 2]) {
-        let n = self.s.k.div_ceil(depth(self.sides[0].numbers));
+    /// Computes a tile of the result.
+    fn tile(&self, g: &mut Grid, place: &Place, corner: [Value; 2]) {
+        let n = place.steps(g, depth(self.sides[0].numbers));
         let zero = g.b.long(0);
-        self.fill(g, batch, corner, zero);
+        self.fill(g, place, corner, zero);
         g.b.commit();
         arrive(g);
-        let starts = self.starts(g, batch, corner);
-        let sums = g.count(n, &starts.concat(), |g, round, sums| {
+        let starts = self.starts(g, place, corner);
+        let bounds = [g.b.long(0), n.value(g), g.b.long(1)];
+        let sums = g.repeat(bounds, &starts.concat(), |g, round, sums| {
             let next = g.plus(round, 1);
-            let more = g.below(next, n);
-            g.when(more, |g| self.fill(g, batch, corner, next));
+            let more = n.is_above(g, next);
+            g.when(more, |g| self.fill(g, place, corner, next));
             g.b.commit();
             let sums = self.tiles.round(g, round, sums);
             arrive(g);
             sums
         });
-        self.write(g, batch, corner, &sums);
+        self.write(g, place, corner, &sums);
     }
 
     /// Begins to fill the tiles of a round.
-    fn fill(&self, g: &mut Grid, batch: Value, corner: [Value; 2], round: Value) {
+    fn fill(&self, g: &mut Grid, place: &Place, corner: [Value; 2], round: Value) {
         let depth = g.times(round, depth(self.sides[0].numbers));
+        let depth = place.term(g, depth);
+        let outer = [place.rows, Size::Known(self.s.n)];
         for (i, side) in self.sides.iter().enumerate() {
             let tile = self.tiles.of(g, i, round);
-            let first = match side.across {
-                true => [depth, corner[i]],
-                false => [corner[i], depth],
+            let (first, ends) = match side.across {
+                true => ([depth, corner[i]], [place.terms, outer[i]]),
+                false => ([corner[i], depth], [outer[i], place.terms]),
+            };
+            let region = Region {
+                matrix: place.matrices[i],
+                first,
+                ends,
             };
             match side.is_turned() == side.across
                 && side.lines()[1].is_multiple_of(chunk(side.numbers))
             {
-                true => fill(g, side, tile, batch, first),
-                false => fill_by_numbers(g, side, tile, batch, first),
+                true => fill(g, side, tile, &region),
+                false => fill_by_numbers(g, side, tile, &region),
             }
         }
     }
 
     /// What a thread's sums start from.
-    fn starts(&self, g: &mut Grid, batch: Value, corner: [Value; 2]) -> Vec<Quad> {
+    fn starts(&self, g: &mut Grid, place: &Place, corner: [Value; 2]) -> Vec<Quad> {
         let zero = g.float(0.0, Kind::F32);
         let Some((operand, steps)) = &self.s.addend else {
             return vec![[zero; 4]; SUMS / 4];
         };
         let mut starts = vec![];
-        for (at, inside) in self.places(g, batch, corner) {
+        for (at, inside) in self.places(g, place, corner) {
             let pair = g.choose(inside, &[zero; 2], |g| {
                 let from = g.offset(&at[3 - steps.len()..], steps, 0);
                 let c = g.operand(*operand);
@@ -231,9 +244,9 @@ impl Tensors<'_> {
     }
 
     /// Writes a thread's sums.
-    fn write(&self, g: &mut Grid, batch: Value, corner: [Value; 2], sums: &[Value]) {
+    fn write(&self, g: &mut Grid, place: &Place, corner: [Value; 2], sums: &[Value]) {
         let steps = [self.s.m * self.s.n, self.s.n, 1].map(|step| step as i64);
-        let places = self.places(g, batch, corner);
+        let places = self.places(g, place, corner);
         for ((at, inside), pair) in places.into_iter().zip(sums.as_chunks::<2>().0) {
             g.when(inside, |g| {
                 let (to, y) = (g.offset(&at, &steps, 0), g.result(0));
@@ -266,13 +279,13 @@ impl Tensors<'_> {
         g.below(next, self.s.n)
     }
 
-    /// The first elements of the pairs of a thread's sums: batch, row and column of each, and
+    /// The first elements of the pairs of a thread's sums: matrix, row and column of each, and
     /// whether it exists.
-    fn places(&self, g: &mut Grid, batch: Value, corner: [Value; 2]) -> Vec<([Value; 3], Value)> {
+    fn places(&self, g: &mut Grid, place: &Place, corner: [Value; 2]) -> Vec<([Value; 3], Value)> {
         let places = self.tiles.places(g, corner).into_iter();
         let within = places.map(|[row, column]| {
-            let [a, b] = [g.below(row, self.s.m), g.below(column, self.s.n)];
-            ([batch, row, column], g.b.andi(a, b))
+            let [a, b] = [place.rows.is_above(g, row), g.below(column, self.s.n)];
+            ([place.matrices[2], row, column], g.b.andi(a, b))
         });
         within.collect()
     }
@@ -450,27 +463,37 @@ fn fragments(
     })
 }
 
-/// Begins to fill a tile with a factor's lines from `first`, a line and a number in it. Zeros lie
-/// beyond the factor. Lines are multiples of 16 bytes.
-fn fill(g: &mut Grid, side: &Side, tile: Value, batch: Value, first: [Value; 2]) {
+/// What fills a tile of a factor.
+struct Region {
+    /// The matrix of the factor.
+    matrix: Value,
+    /// The first line, and the first number in it.
+    first: [Value; 2],
+    /// Where lines end, and numbers in them. Zeros lie beyond.
+    ends: [Size; 2],
+}
+
+/// Begins to fill a tile with a factor's lines, which are multiples of 16 bytes.
+fn fill(g: &mut Grid, side: &Side, tile: Value, region: &Region) {
+    let (first, ends) = (region.first, region.ends);
     let row_bytes = pitch(side.is_turned());
     let [rows, _] = shape(side.is_turned());
-    let [lines, length] = side.lines();
+    let [_, length] = side.lines();
     let chunks = row_bytes / 16;
     let [row, number] = g.divided(g.thread, chunks);
     let to = swizzled(g, row_bytes, row, number);
     let to = g.b.offset(tile, to, Kind::I8);
     let past = g.times(number, chunk(side.numbers));
     let (line, at) = (g.b.addi(first[0], row), g.b.addi(first[1], past));
-    let from = begin(g, side, batch, [line, at]);
+    let from = begin(g, side, region.matrix, [line, at]);
     let (all, none) = (g.b.int(16), g.b.int(0));
-    let within = g.below(at, length);
+    let within = ends[1].is_above(g, at);
     // Rows that all threads fill at once: a multiple of 8, so that a thread's chunk has the same
     // place in all of its rows.
     let each = u64::from(THREADS) / chunks;
     for i in (0..rows).step_by(each as usize) {
         let line = g.plus(line, i as i64);
-        let inside = g.below(line, lines);
+        let inside = ends[0].is_above(g, line);
         let inside = g.b.andi(inside, within);
         let bytes = g.b.select(inside, all, none);
         let (to, from) = (
@@ -482,9 +505,9 @@ fn fill(g: &mut Grid, side: &Side, tile: Value, batch: Value, first: [Value; 2])
 }
 
 /// The address of a number of a line.
-fn begin(g: &mut Grid, side: &Side, batch: Value, [line, at]: [Value; 2]) -> Value {
+fn begin(g: &mut Grid, side: &Side, matrix: Value, [line, at]: [Value; 2]) -> Value {
     let [lines, length] = side.lines();
-    let matrix = g.times(batch, lines * length);
+    let matrix = g.times(matrix, lines * length);
     let start = g.times(line, length);
     let start = g.b.addi(start, at);
     let start = g.b.addi(matrix, start);
@@ -494,8 +517,9 @@ fn begin(g: &mut Grid, side: &Side, batch: Value, [line, at]: [Value; 2]) -> Val
 }
 
 /// The same for f32, number by number, of any lines. A tile's row goes over terms.
-fn fill_by_numbers(g: &mut Grid, side: &Side, tile: Value, batch: Value, first: [Value; 2]) {
-    let [lines, length] = side.lines();
+fn fill_by_numbers(g: &mut Grid, side: &Side, tile: Value, region: &Region) {
+    let (first, ends) = (region.first, region.ends);
+    let [_, length] = side.lines();
     let (deep, threads) = (depth(side.numbers), u64::from(THREADS));
     // Neighbouring threads copy neighbouring numbers of a line.
     let [far, near] = match side.across {
@@ -503,8 +527,8 @@ fn fill_by_numbers(g: &mut Grid, side: &Side, tile: Value, batch: Value, first: 
         false => g.divided(g.thread, deep),
     };
     let (line, at) = (g.b.addi(first[0], far), g.b.addi(first[1], near));
-    let from = begin(g, side, batch, [line, at]);
-    let within = g.below(at, length);
+    let from = begin(g, side, region.matrix, [line, at]);
+    let within = ends[1].is_above(g, at);
     let (all, none) = (g.b.int(4), g.b.int(0));
     // Lines that all threads copy at once.
     let each = if side.across {
@@ -515,7 +539,7 @@ fn fill_by_numbers(g: &mut Grid, side: &Side, tile: Value, batch: Value, first: 
     let of_tile = if side.across { deep } else { TILE };
     for i in (0..of_tile).step_by(each as usize) {
         let line = g.plus(line, i as i64);
-        let inside = g.below(line, lines);
+        let inside = ends[0].is_above(g, line);
         let inside = g.b.andi(inside, within);
         let bytes = g.b.select(inside, all, none);
         let past = g.plus(far, i as i64);

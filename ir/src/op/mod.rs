@@ -11,6 +11,7 @@ pub mod attention;
 pub mod attrs;
 pub mod body;
 mod error;
+pub mod groups;
 mod shape;
 pub mod sorting;
 mod tensor_cores;

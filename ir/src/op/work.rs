@@ -4,6 +4,7 @@
 use super::attention::Sizes;
 use super::attrs::*;
 use super::body::sum_parts;
+use super::groups::Groups;
 use super::shape::{Call, attending, points, product};
 use super::sorting::Sorting;
 use super::windows::Windows;
@@ -55,10 +56,15 @@ pub(super) fn nf4_work(_: &Decoded, _: &Call<'_>, outputs: &[TensorType]) -> Wor
 /// them, a GPU sorts them.
 pub(super) fn embedding_bwd_work(a: &EmbeddingBwd, c: &Call<'_>, outputs: &[TensorType]) -> Work {
     let (keys, items) = (outputs[0].shape()[0], c.at(1).numel());
+    let sorting = Sorting {
+        items,
+        keys,
+        lines: 1,
+    };
     Work {
         scratch: Scratch {
             cpu: 4 * (keys + items),
-            gpu: Sorting { items, keys }.scratch_bytes(),
+            gpu: sorting.scratch_bytes(),
         },
         ..elementwise(a, c, outputs)
     }
@@ -69,6 +75,7 @@ pub(super) fn index_put_work(a: &IndexPut, c: &Call<'_>, outputs: &[TensorType])
     let sorting = Sorting {
         items: points.iter().product(),
         keys: c.shape(0)[..c.types.len() - 2].iter().product(),
+        lines: 1,
     };
     Work {
         scratch: Scratch {
@@ -79,11 +86,12 @@ pub(super) fn index_put_work(a: &IndexPut, c: &Call<'_>, outputs: &[TensorType])
     }
 }
 /// Scratch on a processor: the indices of a line. Lines that follow each other are sorted where
-/// their indices go.
+/// their indices go. Scratch on a GPU: that of a sort, if lines are long.
 pub(super) fn topk_work(a: &TopK, c: &Call<'_>, outputs: &[TensorType]) -> Work {
     let shape = outputs[1].shape();
     let dim = c.dim("dim", a.dim, 0).expect("a typed dim should be one");
     let inner: u64 = shape[dim + 1..].iter().product();
+    let sorting = Sorting::of_lines(c.at(0), dim, shape[dim]);
     Work {
         scratch: Scratch {
             cpu: if inner <= 1 {
@@ -91,7 +99,7 @@ pub(super) fn topk_work(a: &TopK, c: &Call<'_>, outputs: &[TensorType]) -> Work 
             } else {
                 8 * shape[..=dim].iter().product::<u64>()
             },
-            gpu: 0,
+            gpu: sorting.map_or(0, |sorting| sorting.scratch_bytes()),
         },
         ..elementwise(a, c, outputs)
     }
@@ -124,12 +132,32 @@ pub(super) fn matmul_sum_work(a: &Product, c: &Call<'_>, outputs: &[TensorType])
         ..matrix(flops)
     }
 }
-/// Every row is in a group. No scratch: a processor widens rows in a workspace of each thread.
+/// Every row is in a group. No scratch on a processor, which widens rows in a workspace of each
+/// thread; on a GPU, a table of the tiles.
 pub(super) fn grouped_matmul_work(_: &GroupedProduct, c: &Call<'_>, y: &[TensorType]) -> Work {
-    matrix(2.0 * y[0].numel() as f64 * c.shape(0)[1] as f64)
+    Work {
+        scratch: Scratch {
+            cpu: 0,
+            gpu: groups(c).scratch_of_tiles(),
+        },
+        ..matrix(2.0 * y[0].numel() as f64 * c.shape(0)[1] as f64)
+    }
 }
+/// The same; on a GPU, the table is of the groups.
 pub(super) fn grouped_outer_work(_: &(), c: &Call<'_>, _: &[TensorType]) -> Work {
-    matrix(2.0 * c.at(0).numel() as f64 * c.shape(1)[1] as f64)
+    Work {
+        scratch: Scratch {
+            cpu: 0,
+            gpu: groups(c).scratch_of_groups(),
+        },
+        ..matrix(2.0 * c.at(0).numel() as f64 * c.shape(1)[1] as f64)
+    }
+}
+fn groups(c: &Call<'_>) -> Groups {
+    Groups {
+        rows: c.shape(0)[0],
+        groups: c.shape(2)[0],
+    }
 }
 /// Bytes that a GPU's library may use for a product: NVIDIA's advice for cuBLASLt on Hopper, and
 /// room to align them to 256. They do not depend on the plan, so the library's choice does not

@@ -30,7 +30,7 @@ struct Case {
     wrong: i64,
 }
 
-const CASES: [Case; 10] = [
+const CASES: [Case; 12] = [
     Case {
         inputs: "input %x : f32[8,4]\n input %i : i64[6]",
         node: "%y = embedding %x, %i padding=-1 : f32[6,4]",
@@ -110,6 +110,22 @@ const CASES: [Case; 10] = [
         is_wide: true,
         right: -100,
         wrong: 4,
+    },
+    Case {
+        inputs: "input %x : f32[5,4]\n input %i : i64[2]\n input %s : f32[2,4,3]",
+        node: "%y = grouped_matmul %x, %s, %i tb=false : f32[5,3]",
+        n: [2, 20, 24],
+        is_wide: true,
+        right: 5,
+        wrong: 6,
+    },
+    Case {
+        inputs: "input %x : f32[5,4]\n input %i : i32[2]\n input %s : f32[5,3]",
+        node: "%y = grouped_outer %x, %s, %i : f32[2,4,3]",
+        n: [2, 20, 15],
+        is_wide: false,
+        right: 5,
+        wrong: -1,
     },
 ];
 
