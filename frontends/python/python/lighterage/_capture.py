@@ -444,7 +444,7 @@ def _record(step: _Step, values: Sequence[torch.Tensor], mode: FakeTensorMode) -
             raise CaptureError(
                 f"in {step.failed_in or 'the model'}: what runs next depends on the values of tensors, and a plan is "
                 f"made before there are any ({str(error).splitlines()[0]}). Known cases: LayerDrop in train mode (set "
-                f"it to 0); experts that are chosen by index (transformers: set_experts_implementation('batched_mm')); "
+                f"it to 0); a loop over experts (transformers: model.set_experts_implementation('grouped_mm')); "
                 f"`if tensor.max() > ...`"
             ) from error
         except Refusal as error:
