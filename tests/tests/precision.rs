@@ -336,7 +336,9 @@ fn rows_of_experts_are_taken_in_half_precision() {
     let lines = lines(&compiled);
     let of = |name: &str| {
         let found = lines.iter().filter(|line| line.op.name() == name);
-        found.map(|line| dtype(&line.outputs[0])).collect::<Vec<_>>()
+        found
+            .map(|line| dtype(&line.outputs[0]))
+            .collect::<Vec<_>>()
     };
     assert_eq!(of("index"), [DType::BF16]);
     assert_eq!(of("grouped_matmul"), [DType::BF16]);

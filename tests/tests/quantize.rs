@@ -201,6 +201,18 @@ fn dora() -> String {
     LORA.replace(before, norms).replace(after, "tanh %d")
 }
 
+/// The same with the matrices of two experts in the place of the head.
+fn experts() -> String {
+    let [head, product] = [
+        r#"buffer %u -> %u : f32[5,71] "out.weight""#,
+        "fwd out %y = matmul %t, %u ta=false tb=true : f32[8,5]",
+    ];
+    let products = r#"fwd out %n = arange dtype=i64 shape=[2] start=3 step=4 : i64[2]
+  fwd out %y = grouped_matmul %t, %u, %n tb=true : f32[8,5]"#;
+    LORA.replace(head, r#"buffer %u -> %u : f32[2,5,71] "experts.weight""#)
+        .replace(product, products)
+}
+
 fn compile(graph: &Graph, options: &Options) -> Result<Compiled, Error> {
     let device = devices::named("cpu").unwrap();
     let cost = Roofline::new(&device);
@@ -232,6 +244,12 @@ fn a_step_on_nf4_is_the_step_on_its_numbers() {
 #[test]
 fn a_step_of_dora_on_nf4_is_the_step_on_its_numbers() {
     is_the_step_on_its_numbers(&dora(), 4);
+}
+
+/// And one whose frozen matrices are those of experts.
+#[test]
+fn a_step_of_experts_in_nf4_is_the_step_on_their_numbers() {
+    is_the_step_on_its_numbers(&experts(), 3);
 }
 
 /// `decoded`: how often a step decodes matrices.

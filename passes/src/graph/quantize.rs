@@ -8,7 +8,8 @@
 //! to another, in particular not from the forward to the backward.
 //!
 //! DoRA (Liu et al., 2024) also adds its adapters to such a matrix, for norms. Embeddings are not
-//! products, so they stay as they are; so does a head that shares their matrix.
+//! products, so they stay as they are; so does a head that shares their matrix. The matrices of a
+//! layer's experts are one tensor, and stored as one.
 
 use ir::graph::{self, Readers};
 use ir::op::attrs::Decoded;
@@ -91,7 +92,7 @@ fn is_frozen_matrix(graph: &Graph, state: State) -> bool {
     let is_kind = matches!(data.kind, StateKind::Param | StateKind::Buffer);
     is_kind
         && data.before == data.after
-        && ty.rank() == 2
+        && (2..=3).contains(&ty.rank())
         && ty.numel() > 0
         && ty.dtype().is_float()
         && !ty.dtype().is_eight_bit_float()
@@ -107,6 +108,7 @@ impl Reads {
         let is_factor = |&(node, i): &(Node, usize)| match graph.nodes[node].op.kind() {
             OpKind::Matmul | OpKind::MatmulSum => true,
             OpKind::Addmm => i > 0,
+            OpKind::GroupedMatmul => i == 1,
             _ => false,
         };
         self.0.iter().any(is_factor)
@@ -127,6 +129,7 @@ impl Reads {
             let operands = match data.op.kind() {
                 OpKind::Matmul | OpKind::MatmulSum | OpKind::Add => 0..2,
                 OpKind::Addmm => 0..3,
+                OpKind::GroupedMatmul => 1..2,
                 OpKind::Cast if self.collect(graph, readers, data.outputs[0]) => continue,
                 _ => return false,
             };
