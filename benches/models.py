@@ -18,6 +18,7 @@ sys.path[:0] = [str(ROOT / "frontends/python/python"), str(ROOT / "examples/gpt2
 
 import encoders  # noqa: E402 (the models are files of the repository, not packages)
 import llama  # noqa: E402
+import mixture  # noqa: E402
 import model as gpt2  # noqa: E402
 import vision  # noqa: E402
 from lighterage.export import export_joint, save, weightless  # noqa: E402
@@ -33,7 +34,8 @@ LLAMA = llama.Config(VOCABULARY, LAYERS, WIDTH, HEADS, HEADS, 1024, SEQUENCE, BA
 BERT = encoders.Config(VOCABULARY, 6, WIDTH, HEADS, SEQUENCE, BATCH)
 T5 = encoders.Config(VOCABULARY, 3, WIDTH, HEADS, SEQUENCE, BATCH)
 IMAGES = vision.Images()
-NAMES = ("gpt2", "llama", "bert", "vit", "resnet", "t5")
+MIXTURE = mixture.MixtureConfig(VOCABULARY, 6, WIDTH, HEADS, HEADS, 192, SEQUENCE, BATCH, experts=32, chosen=4)
+NAMES = ("gpt2", "llama", "bert", "vit", "resnet", "t5", "moe")
 
 
 def build(name: str) -> nn.Module:
@@ -47,6 +49,8 @@ def build(name: str) -> nn.Module:
             return encoders.Bert(BERT)
         case "t5":
             return encoders.T5(T5)
+        case "moe":
+            return mixture.Mixture(MIXTURE)
         case "vit":
             return vision.Vit(IMAGES)
         case "resnet":

@@ -1,6 +1,6 @@
 """Time a training step on the CPU: lighterage and PyTorch, eager and compiled, in one run on one machine.
 
-usage: step_time.py [--models gpt2 llama bert vit resnet t5] [--threads 2] [--rounds 3] [--steps 6]
+usage: step_time.py [--models gpt2 llama bert vit resnet t5 moe] [--threads 2] [--rounds 3] [--steps 6]
                     [--budgets 0.8 0.6 0.4 0.2] [--quick]
 
 Models, weights and batches come from benches/models.py, written into target/bench. For each model:
