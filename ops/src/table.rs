@@ -184,7 +184,7 @@ macro_rules! ops {
                 .inplace(&[(0, 0)]) => scatter_value;
             // index(x, i0, i1, ..): x[i0, i1, ..] over the leading dimensions; the indices (i64)
             // broadcast against each other. index_put(x, values, i0, i1, ..): values broadcast to
-            // x[i0, i1, ..]'s shape.
+            // x[i0, i1, ..]'s shape. Values that are added to f32 may be in half precision.
             Index "index": takes(2, 9) => index;
             IndexPut(IndexPut) "index_put": takes(3, 10).inplace(&[(0, 0)])
                 => index_put, index_put_work;

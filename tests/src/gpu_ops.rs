@@ -347,6 +347,7 @@ fn tables(w: &mut Wishes) {
     ];
     w.of("scatter", &[("dim", Attr::Int(0))], ins, SAME);
     several(w);
+    added_halves(w);
 }
 
 /// Several indices at once.
@@ -389,6 +390,18 @@ fn several(w: &mut Wishes) {
             ];
             w.of("index_put", &accumulate, ins, SAME);
         }
+    }
+}
+
+/// Values in half precision that are added to f32.
+fn added_halves(w: &mut Wishes) {
+    for dtype in [BF16, F16] {
+        let ins = vec![
+            w.small(F32, &[7, 3]),
+            w.small(dtype, &[40, 3]),
+            w.indices(I64, &[40], [-7, 7]),
+        ];
+        w.of("index_put", &[("accumulate", Attr::Bool(true))], ins, SAME);
     }
 }
 

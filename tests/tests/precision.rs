@@ -310,13 +310,14 @@ fn a_backward_without_a_start_is_refused() {
     assert!(none.contains("does not depend on %one"), "{none}");
 }
 
-/// Tokens of experts: a table of embeddings, a norm, a row for each token of an expert.
+/// Tokens of experts: their features, and a row for each token of an expert.
 const EXPERTS: &str = r#"graph experts {
   input  %x : f32[6,16]
   input  %at : i64[9]
   input  %ends : i64[3]
   state  param  %w -> %w : f32[3,8,16] "experts.up.weight"
-  fwd experts %t = tanh %x : f32[6,16]
+  state  param  %g -> %g : f32[16] "norm.weight"
+  fwd experts %t = mul %x, %g : f32[6,16]
   fwd experts %rows = index %t, %at : f32[9,16]
   fwd experts %y = grouped_matmul %rows, %w, %ends tb=true : f32[9,8]
   fwd experts %q = mul %y, %y : f32[9,8]
@@ -334,13 +335,15 @@ fn rows_of_experts_are_taken_in_half_precision() {
     let graph = &compiled.program.graph;
     let dtype = |&value: &Value| graph.values[value].ty.dtype();
     let lines = lines(&compiled);
-    let of = |name: &str| {
-        let found = lines.iter().filter(|line| line.op.name() == name);
-        found
-            .map(|line| dtype(&line.outputs[0]))
-            .collect::<Vec<_>>()
+    let named = |name: &'static str| lines.iter().filter(move |line| line.op.name() == name);
+    let of = |name| {
+        let results = named(name).map(|line| dtype(&line.outputs[0]));
+        results.collect::<Vec<_>>()
     };
     assert_eq!(of("index"), [DType::BF16]);
-    assert_eq!(of("grouped_matmul"), [DType::BF16]);
+    assert_eq!(of("grouped_matmul"), [DType::BF16; 2]);
     assert_eq!(of("grouped_outer"), [DType::BF16]);
+    // Their gradients are added up in f32, and not copied to it first.
+    let added = named("index_put").map(|line| [0, 1].map(|i| dtype(&line.inputs[i])));
+    assert_eq!(added.collect::<Vec<_>>(), [[DType::F32, DType::BF16]]);
 }

@@ -809,7 +809,11 @@ pub(super) fn index(_: &(), c: &Call<'_>) -> Shapes {
 }
 pub(super) fn index_put(a: &IndexPut, c: &Call<'_>) -> Shapes {
     let shape = index_shape(c, 2)?;
-    c.expect_dtype(1, 0)?;
+    // What is added up in f32 may be in half precision.
+    let is_half = matches!(c.at(1).dtype(), DType::BF16 | DType::F16);
+    if !(a.accumulate && c.at(0).dtype() == DType::F32 && is_half) {
+        c.expect_dtype(1, 0)?;
+    }
     if a.accumulate {
         c.expect_elements_of(0, Elements::Numbers)?;
     }

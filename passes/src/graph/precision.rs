@@ -278,7 +278,12 @@ impl<'a> Mixed<'a> {
         };
         // A sum over products stays in f32.
         let adds_to_sum = dtype == self.half && self.is_sum(node);
-        for &i in free.iter().filter(|&&i| !(adds_to_sum && i == 0)) {
+        // Rows that are added up in f32 need not be copied to f32 first.
+        let adds_rows = dtype == DType::F32
+            && matches!(&op, Op::IndexPut(put) if put.accumulate)
+            && is_half(&1);
+        let stays = |i| (adds_to_sum && i == 0) || (adds_rows && i == 1);
+        for i in free.into_iter().filter(|&i| !stays(i)) {
             inputs[i] = self.cast(inputs[i], dtype, phase, module)?;
         }
         if let (true, Op::Addmm(product)) = (adds_to_sum, &op) {

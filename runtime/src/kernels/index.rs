@@ -3,9 +3,9 @@
 
 use super::elementwise::{is_any, is_number};
 use super::shape::{constant, copied};
-use super::signature::{Checked, MAX_RANK, Signature, broadcast_shapes, ensure, is_float};
+use super::signature::{Checked, MAX_RANK, Signature, broadcast_shapes, ensure, is_float, is_half};
 use super::strides::{Broadcast, Nest, contiguous, count};
-use super::wide::{BLOCK, Wide, bits, blocks, blocks_of, every_number, sink, source};
+use super::wide::{BLOCK, Scalar, Wide, bits, blocks, blocks_of, every_number, sink, source};
 use super::{Cut, DataError, Ran};
 use crate::kernel::Call;
 use artifact::DType;
@@ -95,7 +95,10 @@ pub(super) fn check_index_put(s: &Signature<'_>) -> Checked {
     ensure(points.is_some_and(|n| n <= 1 << 32), || {
         "the indexed tensor is too large".into()
     })?;
-    s.expect_dtype(1, 0)?;
+    // What is added up in f32 may be in half precision.
+    if !(s.bool("accumulate")? && s.dtype(0) == DType::F32 && is_half(s.dtype(1))) {
+        s.expect_dtype(1, 0)?;
+    }
     ensure(broadcast_shapes(s.shape(1), &shape)? == shape, || {
         "the values do not broadcast".into()
     })?;
@@ -439,6 +442,12 @@ pub(super) fn index(call: &Call<'_>) -> Ran {
     })
 }
 pub(super) fn index_put(call: &Call<'_>) -> Ran {
+    match call.in_dtype(1) {
+        dtype if dtype == call.out_dtype(0) => {}
+        DType::BF16 => return add_half::<half::bf16>(call),
+        DType::F16 => return add_half::<half::f16>(call),
+        other => return Err(DataError::NoKernel(other)),
+    }
     if call.bool("accumulate") {
         return every_number!(call.out_dtype(0), T, W => {
             let y = call.output::<T>(0);
@@ -453,8 +462,16 @@ pub(super) fn index_put(call: &Call<'_>) -> Ran {
         put(call, y, call.input_bits::<B>(1), |y, value| *y = value)
     })
 }
+/// Adds values in half precision to numbers in f32.
+fn add_half<T: Scalar>(call: &Call<'_>) -> Ran {
+    let y = call.output::<f32>(0);
+    if call.inplace(0).is_none() {
+        y.copy_from_slice(call.input(0));
+    }
+    put(call, y, call.input::<T>(1), |y, value| *y += value.f32())
+}
 /// Calls `f` with each indexed element of `y` and its value.
-fn put<T: Copy>(call: &Call<'_>, y: &mut [T], values: &[T], f: impl Fn(&mut T, T)) -> Ran {
+fn put<T, V: Copy>(call: &Call<'_>, y: &mut [T], values: &[V], f: impl Fn(&mut T, V)) -> Ran {
     let first = 2;
     let rest = &call.in_shape(0)[call.n_inputs() - first..];
     let width = count(rest);

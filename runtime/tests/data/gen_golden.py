@@ -541,6 +541,10 @@ def tables():
         case("index_put", [a, values, i, k], a.index_put((i, k), values), accumulate=False)
         if dtype != "bool":
             case("index_put", [a, values, i, j], a.index_put((i, j), values, accumulate=True), accumulate=True)
+    for dtype in ["bf16", "f16"]:
+        seed("index_put, half to f32", dtype)
+        a, values, i = x(4, 3), x(5, 3, dtype=dtype), torch.tensor([2, 0, 2, 2, -1])
+        case("index_put", [a, values, i], a.index_put((i,), values.float(), accumulate=True), accumulate=True)
 
 
 def shapes():

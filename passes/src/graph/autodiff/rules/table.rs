@@ -85,6 +85,7 @@ fn put(t: &mut Tape<'_>, c: &Call<'_>, accumulate: bool) -> Given {
         let mut inputs = vec![c.dy];
         inputs.extend(indices);
         let read = t.one(Op::Index, &inputs)?;
+        let read = t.cast(read, t.dtype(values))?;
         given[1] = Some(t.unbroadcast(read, &t.shape(values))?.into());
     }
     Ok(given)
