@@ -123,85 +123,64 @@ pub(super) fn prepare(call: &Call<'_>) -> Ran {
     Ok(())
 }
 
-macro_rules! of_type {
-    ($call:ident, $f:ident) => {
-        match $call.out_dtype(0) {
-            DType::F32 => $f::<f32>($call),
-            DType::F64 => $f::<f64>($call),
-            DType::BF16 => $f::<half::bf16>($call),
-            DType::F16 => $f::<half::f16>($call),
-            other => Err(DataError::NoKernel(other)),
-        }
-    };
-}
-pub(super) fn matmul(call: &Call<'_>) -> Ran {
-    of_type!(call, matmul_of)
-}
-pub(super) fn outer(call: &Call<'_>) -> Ran {
-    of_type!(call, outer_of)
+pub(super) fn products(call: &Call<'_>) -> Ran {
+    match call.out_dtype(0) {
+        DType::F32 => products_of::<f32>(call),
+        DType::F64 => products_of::<f64>(call),
+        DType::BF16 => products_of::<half::bf16>(call),
+        DType::F16 => products_of::<half::f16>(call),
+        other => Err(DataError::NoKernel(other)),
+    }
 }
 
-/// Each row times the matrix of its group.
-fn matmul_of<T: Factor>(call: &Call<'_>) -> Ran {
-    let (x, w) = (call.input::<T>(0), call.input::<T>(1));
-    let (tile, tb) = (T::Wide::tile(), call.bool("tb"));
-    let &[rows, k] = call.in_shape(0) else {
+/// Each row times the matrix of its group, or, if the result has a matrix for each group, the sums
+/// of the outer products of rows.
+fn products_of<T: Factor>(call: &Call<'_>) -> Ran {
+    let (x, w, tile) = (call.input::<T>(0), call.input::<T>(1), T::Wide::tile());
+    let (&[_, width], &[.., rows, n]) = (call.in_shape(0), call.out_shape(0)) else {
         return Ok(());
     };
-    let (n, part) = (call.out_shape(0)[1], call.part(rows));
+    let is_outer = call.out_shape(0).len() == 3;
+    let (units, tb) = match is_outer {
+        true => (call.in_shape(2)[0] * rows, false),
+        false => (rows, call.bool("tb")),
+    };
+    let part = call.part(units);
     let y = call.output::<T>(0);
     let mut end = 0;
     for (g, group) in groups(call).enumerate() {
         let group = group?;
-        end = group.end;
-        let ours = group.start.max(part.start)..group.end.min(part.end);
+        let (result, sizes, of_w) = match is_outer {
+            true => (
+                g * rows..(g + 1) * rows,
+                (width, group.len(), n),
+                group.start * n..group.end * n,
+            ),
+            false => (
+                group.clone(),
+                (group.len(), width, n),
+                g * width * n..(g + 1) * width * n,
+            ),
+        };
+        end = result.end;
+        let ours = result.start.max(part.start)..result.end.min(part.end);
         if ours.is_empty() {
             continue;
         }
         let product = Product {
             tile: &tile,
-            sizes: (group.len(), k, n),
-            flags: (false, tb),
-            x: &x[group.start * k..group.end * k],
-            w: &w[g * k * n..(g + 1) * k * n],
+            sizes,
+            flags: (is_outer, tb),
+            x: &x[group.start * width..group.end * width],
+            w: &w[of_w],
         };
-        let within = ours.start - group.start..ours.end - group.start;
         let (from, to) = (ours.start - part.start, ours.end - part.start);
+        let within = ours.start - result.start..ours.end - result.start;
         product.rows(within, &mut y[from * n..to * n]);
     }
     // No group has the rest.
     let grouped = end.clamp(part.start, part.end) - part.start;
     y[grouped * n..].fill(T::cast_f32(0.0));
-    Ok(())
-}
-
-/// The sum of the outer products of each group's rows.
-fn outer_of<T: Factor>(call: &Call<'_>) -> Ran {
-    let (x, w, tile) = (call.input::<T>(0), call.input::<T>(1), T::Wide::tile());
-    let &[n_groups, m, n] = call.out_shape(0) else {
-        return Ok(());
-    };
-    let part = call.part(n_groups * m);
-    let y = call.output::<T>(0);
-    for (g, group) in groups(call).enumerate() {
-        let group = group?;
-        let ours = (g * m).max(part.start)..((g + 1) * m).min(part.end);
-        if ours.is_empty() {
-            continue;
-        }
-        let product = Product {
-            tile: &tile,
-            sizes: (m, group.len(), n),
-            flags: (true, false),
-            x: &x[group.start * m..group.end * m],
-            w: &w[group.start * n..group.end * n],
-        };
-        let (from, to) = (ours.start - part.start, ours.end - part.start);
-        product.rows(
-            ours.start - g * m..ours.end - g * m,
-            &mut y[from * n..to * n],
-        );
-    }
     Ok(())
 }
 

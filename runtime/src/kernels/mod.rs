@@ -397,11 +397,11 @@ const fn kernel(op: OpKind) -> Option<Kernel> {
         OpKind::MatmulSum => k(gemm::check_matmul_sum, gemm::matmul_sum)
             .prepared(gemm::prepare)
             .cut_by(gemm::cut_sum),
-        OpKind::GroupedMatmul => k(grouped::check_matmul, grouped::matmul)
+        OpKind::GroupedMatmul => k(grouped::check_matmul, grouped::products)
             .indices(grouped::ends)
             .prepared(grouped::prepare)
             .cut_by(grouped::cut_matmul),
-        OpKind::GroupedOuter => k(grouped::check_outer, grouped::outer)
+        OpKind::GroupedOuter => k(grouped::check_outer, grouped::products)
             .indices(grouped::ends)
             .prepared(grouped::prepare)
             .cut_by(grouped::cut_outer),

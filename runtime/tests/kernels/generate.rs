@@ -206,6 +206,7 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
         "layer_norm" | "layer_norm_bwd" => layer_norm(op, rng),
         "batch_norm" | "batch_norm_bwd" => batch_norm(op, rng),
         "matmul" | "addmm" | "matmul_sum" => product(op, rng),
+        "grouped_matmul" | "grouped_outer" => grouped(op, rng),
         "convolution" | "convolution_bwd" => convolution(op, rng),
         "max_pool2d" => max_pool(rng),
         "max_pool2d_bwd" => max_pool_bwd(rng),
@@ -579,6 +580,31 @@ fn product(op: &str, rng: &mut Rng) -> Drawn {
     Drawn { attrs, ins, outs }
 }
 
+/// Ends need not rise, and rows may lie behind the last group.
+fn grouped(op: &str, rng: &mut Rng) -> Drawn {
+    let (t, groups, rows) = (rng.float(), rng.below(5), rng.below(40));
+    let sizes = [0, 1, 2, 5, 8, 17];
+    let [k, n] = std::array::from_fn(|_| rng.pick(&sizes));
+    let index_type = rng.index_type();
+    let ends = rng.indices(index_type, &[groups], rows + 1);
+    let x = rng.tensor(t, &[rows, k]);
+    if op == "grouped_outer" {
+        let ins = vec![x, rng.tensor(t, &[rows, n]), ends];
+        return Drawn {
+            attrs: vec![],
+            ins,
+            outs: vec![(t, vec![groups, k, n])],
+        };
+    }
+    let tb = rng.flag();
+    let w = if tb { [groups, n, k] } else { [groups, k, n] };
+    Drawn {
+        attrs: vec![("tb", Attr::Bool(tb))],
+        ins: vec![x, rng.tensor(t, &w), ends],
+        outs: vec![(t, vec![rows, n])],
+    }
+}
+
 fn convolution(op: &str, rng: &mut Rng) -> Drawn {
     let mut ins: Vec<OwnedTensor> = vec![];
     let t = rng.float();
@@ -768,9 +794,15 @@ fn index(op: &str, rng: &mut Rng) -> Drawn {
     let long = [&broadcast[..], &x[n..]].concat();
     let mut ins: Vec<OwnedTensor> = vec![rng.tensor(t, &x)];
     if op == "index_put" {
-        attrs.push(("accumulate", Attr::Bool(rng.flag())));
+        let accumulate = rng.flag();
+        attrs.push(("accumulate", Attr::Bool(accumulate)));
         let values = rng.narrower(&long);
-        ins.push(rng.tensor(t, &values));
+        let may_be_half = accumulate && t == DType::F32;
+        let of = match may_be_half && rng.flag() {
+            true => rng.pick(&[DType::BF16, DType::F16]),
+            false => t,
+        };
+        ins.push(rng.tensor(of, &values));
     }
     for (k, shape) in shapes.iter().enumerate() {
         let index_type = rng.index_type();

@@ -377,6 +377,33 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
                 .data,
             ]
         }
+        "grouped_matmul" | "grouped_outer" => {
+            let (x, w) = (&ins[0], &ins[1]);
+            let (mut group_of, mut next) = (vec![None; x.shape[0]], 0);
+            for (g, &end) in ins[2].data.iter().enumerate() {
+                let end = next.max(end as usize);
+                group_of[next..end].fill(Some(g));
+                next = end;
+            }
+            let y = match case.op {
+                "grouped_outer" => Nd::fill(y_shape, |c| {
+                    let rows = (0..x.shape[0]).filter(|&row| group_of[row] == Some(c[0]));
+                    rows.map(|row| x.at(&[row, c[1]]) * w.at(&[row, c[2]]))
+                        .sum()
+                }),
+                _ => Nd::fill(y_shape, |c| {
+                    let Some(g) = group_of[c[0]] else {
+                        return 0.0;
+                    };
+                    let of = |k| match number("tb") != 0.0 {
+                        true => w.at(&[g, c[1], k]),
+                        false => w.at(&[g, k, c[1]]),
+                    };
+                    (0..x.shape[1]).map(|k| x.at(&[c[0], k]) * of(k)).sum()
+                }),
+            };
+            vec![y.data]
+        }
         "convolution" | "convolution_bwd" => {
             convolution(case, &ins, &list, number("groups") as usize)
         }

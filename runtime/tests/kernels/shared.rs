@@ -88,6 +88,40 @@ fn threads_change_no_bit_of_products() {
     }
 }
 
+/// Rows, inner and columns, which are cut into parts; blocks of half-precision results, whole and
+/// not.
+#[test]
+fn threads_change_no_bit_of_grouped_products() {
+    let teams = [2, 3, 7].map(|threads| Team::new(threads).unwrap());
+    let [rows, k, n] = [1500, 300, 601];
+    let ends = OwnedTensor::from_i64s(DType::I64, &[5], &[0, 400, 401, 390, 1400]);
+    for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
+        let x = numbers(dtype, &[rows, k], 1);
+        let (turned, other) = (&[5, n, k], &[rows, n]);
+        let attrs = [("tb".to_string(), Attr::Bool(true))];
+        for (op, attrs, w, y) in [
+            ("grouped_matmul", &attrs[..], &turned[..], vec![rows, n]),
+            ("grouped_outer", &[], &other[..], vec![5, k, n]),
+        ] {
+            let w = numbers(dtype, w, 2);
+            let run = |team| {
+                let outs = [(dtype, y.clone())];
+                let mut run = Run::new(op, attrs, &[&x, &w, &ends], &outs, 0, &[]).unwrap();
+                run.run_on(team, || {}).unwrap();
+                run.results[0].bytes()
+            };
+            let alone = run(None);
+            for team in &teams {
+                let threads = team.threads();
+                assert!(
+                    run(Some(team)) == alone,
+                    "{op} of {dtype:?}, {threads} threads"
+                );
+            }
+        }
+    }
+}
+
 /// Every kernel on random operands (also odd and empty ones), in random parts, in place or not.
 #[test]
 fn parts_change_no_bit() {
