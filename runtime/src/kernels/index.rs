@@ -472,6 +472,15 @@ fn add_half<T: Scalar>(call: &Call<'_>) -> Ran {
 }
 /// Calls `f` with each indexed element of `y` and its value.
 fn put<T, V: Copy>(call: &Call<'_>, y: &mut [T], values: &[V], f: impl Fn(&mut T, V)) -> Ran {
+    runs_put(call, &mut |range, from, follow| {
+        for (j, y) in y[range].iter_mut().enumerate() {
+            f(y, values[if follow { from + j } else { from }]);
+        }
+    })
+}
+/// Calls `f` with each run of indexed elements, the place of the first one's value, and whether the
+/// values of the others follow it or are the same. It is one function for all types.
+fn runs_put(call: &Call<'_>, f: &mut dyn FnMut(Range<usize>, usize, bool)) -> Ran {
     let first = 2;
     let rest = &call.in_shape(0)[call.n_inputs() - first..];
     let width = count(rest);
@@ -481,11 +490,9 @@ fn put<T, V: Copy>(call: &Call<'_>, y: &mut [T], values: &[V], f: impl Fn(&mut T
     let order = Broadcast::new(call.in_shape(1), &shape[..lead + rest.len()]);
     points(call, first, 0..count(&shape[..lead]), &mut |at, rows| {
         for (i, &row) in rows.iter().enumerate() {
-            let y = &mut y[row * width..][..width];
             order.runs((at + i) * width, width, |range, from, follow| {
-                for (j, y) in y[range].iter_mut().enumerate() {
-                    f(y, values[if follow { from + j } else { from }]);
-                }
+                let start = row * width;
+                f(start + range.start..start + range.end, from, follow);
             });
         }
     })
