@@ -1090,19 +1090,31 @@ impl Case {
 #[derive(Default)]
 struct Data {
     bytes: Vec<u8>,
+    places: BTreeMap<Vec<u8>, usize>,
     modules: Vec<String>,
 }
 
 impl Data {
-    /// Adds bytes; returns their position.
+    /// Adds bytes, if they are new; returns their position.
     fn add(&mut self, bytes: &[u8]) -> usize {
+        if let Some(&at) = self.places.get(bytes) {
+            return at;
+        }
         let at = self.bytes.len();
         self.bytes.extend_from_slice(bytes);
+        self.places.insert(bytes.to_vec(), at);
         at
     }
-    /// The number of a module, which is written without its indentation.
+    /// The number of a module, which is written without comments, empty lines and tabs.
     fn module(&mut self, ptx: &str) -> usize {
-        let ptx = ptx.replace("\n\t", "\n");
+        let lines = ptx.lines().map(|line| {
+            let code = line.split("//").next().unwrap_or_default();
+            code.split_whitespace().collect::<Vec<_>>().join(" ")
+        });
+        let ptx: String = lines
+            .filter(|line| !line.is_empty())
+            .map(|line| line + "\n")
+            .collect();
         self.modules
             .iter()
             .position(|module| *module == ptx)

@@ -607,9 +607,10 @@ fn lines(w: &mut Wishes) {
     sorted(w);
 }
 
-/// Long lines, which are sorted: every type, several lines, several tiles, along each dimension.
+/// Long lines, which are sorted, up or down: every type, several lines, several tiles, along each
+/// dimension.
 fn sorted(w: &mut Wishes) {
-    let cases: [(DType, &[u64], i64, i64); 13] = [
+    let cases: [(DType, &[u64], i64, i64); 12] = [
         (F32, &[300], 0, 300),
         (BF16, &[2, 700], 1, 500),
         (F16, &[3, 400, 2], 1, 399),
@@ -620,37 +621,35 @@ fn sorted(w: &mut Wishes) {
         (I16, &[2, 2, 300], 2, 300),
         (I8, &[500], 0, 500),
         (U8, &[33, 300], 1, 299),
-        // A few numbers many times.
-        (F32, &[1030], 0, 1030),
         // By insertion: several elements of short lines, and few of a long one.
         (F32, &[40, 66], 1, 66),
         (BF16, &[700], 0, 64),
     ];
+    let attrs = |dim, k, largest| {
+        [
+            ("dim", Attr::Int(dim)),
+            ("k", Attr::Int(k)),
+            ("largest", Attr::Bool(largest)),
+        ]
+    };
     for (i, (dtype, shape, dim, k)) in cases.into_iter().enumerate() {
-        for largest in [true, false] {
-            let attrs = [
-                ("dim", Attr::Int(dim)),
-                ("k", Attr::Int(k)),
-                ("largest", Attr::Bool(largest)),
-            ];
-            let x = if i == 10 {
-                let some = [
-                    1.5,
-                    -0.0,
-                    0.0,
-                    f64::NAN,
-                    -2.0,
-                    f64::INFINITY,
-                    f64::NEG_INFINITY,
-                ];
-                let n = shape[0] as usize;
-                let numbers: Vec<f64> = (0..n).map(|i| some[i * i % 7]).collect();
-                w.of_numbers(dtype, shape, &numbers)
-            } else {
-                w.wild(dtype, shape)
-            };
-            w.of("topk", &attrs, vec![x], SAME);
-        }
+        let x = w.wild(dtype, shape);
+        w.of("topk", &attrs(dim, k, i % 2 == 0), vec![x], SAME);
+    }
+    // A few numbers many times.
+    let some = [
+        1.5,
+        -0.0,
+        0.0,
+        f64::NAN,
+        -2.0,
+        f64::INFINITY,
+        f64::NEG_INFINITY,
+    ];
+    let numbers: Vec<f64> = (0..1030).map(|i| some[i * i % 7]).collect();
+    for largest in [true, false] {
+        let x = w.of_numbers(F32, &[1030], &numbers);
+        w.of("topk", &attrs(0, 1030, largest), vec![x], SAME);
     }
 }
 
@@ -955,24 +954,22 @@ fn groups(w: &mut Wishes) {
     );
 }
 
-/// Both products of rows of `m` and of `n` numbers in groups.
+/// Both products of rows of `m` and of `n` numbers in groups. Every other number of groups has
+/// matrices that are read transposed, and ends of the other type.
 fn grouped(w: &mut Wishes, (dtype, [s, m, n]): (DType, [u64; 3]), ends: &[i64], close: Close) {
     let groups = ends.len() as u64;
-    for (tb, ty) in [(false, I64), (true, I32)] {
-        let last: Vec<f64> = ends.iter().map(|&end| end as f64).collect();
-        let ends = w.of_numbers(ty, &[groups], &last);
-        let weight = if tb { [groups, n, m] } else { [groups, m, n] };
-        let ins = vec![
-            w.small(dtype, &[s, m]),
-            w.small(dtype, &weight),
-            ends.clone(),
-        ];
-        w.of("grouped_matmul", &[("tb", Attr::Bool(tb))], ins, close);
-        if !tb {
-            let ins = vec![w.small(dtype, &[s, m]), w.small(dtype, &[s, n]), ends];
-            w.of("grouped_outer", &[], ins, close);
-        }
-    }
+    let tb = groups % 2 == 1;
+    let numbers: Vec<f64> = ends.iter().map(|&end| end as f64).collect();
+    let ends = w.of_numbers(if tb { I32 } else { I64 }, &[groups], &numbers);
+    let weight = if tb { [groups, n, m] } else { [groups, m, n] };
+    let ins = vec![
+        w.small(dtype, &[s, m]),
+        w.small(dtype, &weight),
+        ends.clone(),
+    ];
+    w.of("grouped_matmul", &[("tb", Attr::Bool(tb))], ins, close);
+    let ins = vec![w.small(dtype, &[s, m]), w.small(dtype, &[s, n]), ends];
+    w.of("grouped_outer", &[], ins, close);
 }
 
 /// Batch, heads of q and of k, queries, keys, widths of q and of v; a mask.

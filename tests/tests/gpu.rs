@@ -215,7 +215,7 @@ fn the_script_reads_what_is_written_for_it() {
             .unwrap()
             .len();
     // They travel compressed, as less than half: scripts/gpu.sh.
-    assert!(n_bytes < 56 << 20, "{n_bytes} bytes");
+    assert!(n_bytes < 48 << 20, "{n_bytes} bytes");
     let path = folder.to_str().unwrap();
     if let Some((code, said)) = script(&[path, "--dry-run"]) {
         assert_eq!(code, Some(0), "{said}");
