@@ -91,16 +91,10 @@ impl Call<'_> {
         self.reshape(y, &shape)
     }
 
-    /// Each row of `x[S,K]` times the matrix of its group in `w[G,K,N]`, where group g ends before
-    /// row `ends[g]`.
-    pub fn grouped_product(&mut self, x: Ref, w: Ref, ends: Ref) -> Result<Ref> {
-        let attrs = [("tb", Attr::Bool(false))];
-        self.step(OpKind::GroupedMatmul, &attrs, &[x, w, ends])
-    }
-
-    /// The same with the matrices transposed: `w[G,N,K]`.
-    pub fn grouped_product_transposed(&mut self, x: Ref, w: Ref, ends: Ref) -> Result<Ref> {
-        let attrs = [("tb", Attr::Bool(true))];
+    /// Each row of `x[S,K]` times the matrix of its group in `w[G,K,N]`, or `w[G,N,K]` if `tb`,
+    /// where group g ends before row `ends[g]`.
+    pub fn grouped_product(&mut self, x: Ref, w: Ref, ends: Ref, tb: bool) -> Result<Ref> {
+        let attrs = [("tb", Attr::Bool(tb))];
         self.step(OpKind::GroupedMatmul, &attrs, &[x, w, ends])
     }
 

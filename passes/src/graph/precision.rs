@@ -330,10 +330,11 @@ impl<'a> Mixed<'a> {
     }
 
     /// True for rows that are taken by index and then only multiplied, such as the tokens of
-    /// experts. There are more of them than of what they are taken from, so that is cast instead:
-    /// the numbers are the same.
+    /// experts, if there are more of them than in what they are taken from. Then that is cast, and
+    /// not the rows: the numbers are the same.
     fn is_for_products(&self, node: Node, learnt: bool) -> bool {
         let data = &self.old.nodes[node];
+        let numel = |value: Value| self.old.values[value].ty.numel();
         let is_product = |reader: &Option<Node>| {
             reader.is_some_and(|reader| {
                 use OpKind as K;
@@ -342,7 +343,9 @@ impl<'a> Mixed<'a> {
                     && !self.is_exact(reader, learnt)
             })
         };
-        matches!(data.op, Op::Index) && self.readers[data.outputs[0]].iter().all(is_product)
+        matches!(data.op, Op::Index)
+            && numel(data.inputs[0]) <= numel(data.outputs[0])
+            && self.readers[data.outputs[0]].iter().all(is_product)
     }
 
     /// True for `addmm` that adds a product to a tensor of its shape, such as a gradient so far,

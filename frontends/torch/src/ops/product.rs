@@ -54,13 +54,13 @@ pub(super) const OPS: Family = &[
     // Those of transformers for types that PyTorch cannot compile.
     ("transformers.grouped_mm_fallback", |c| {
         let (x, w, ends) = (c.tensor("input")?, c.tensor("weight")?, c.tensor("offs")?);
-        one(c.grouped_product(x, w, ends)?)
+        one(c.grouped_product(x, w, ends, false)?)
     }),
     ("transformers.grouped_mm_fallback_backward", |c| {
         let (x, w, ends) = (c.tensor("input")?, c.tensor("weight")?, c.tensor("offs")?);
         let dy = c.tensor("grad_output")?;
         let dw = c.grouped_outer(x, dy, ends)?;
-        let dx = c.grouped_product_transposed(dy, w, ends)?;
+        let dx = c.grouped_product(dy, w, ends, true)?;
         all(vec![dx, dw])
     }),
     ("cdist", all_distances),
@@ -79,7 +79,7 @@ fn grouped_product(c: &mut Call<'_>) -> Result<Results> {
     let (a, b) = (c.tensor("self")?, c.tensor("mat2")?);
     let ends = c.opt_tensor("offs")?;
     let y = match (c.rank(a), c.rank(b), ends) {
-        (2, 3, Some(ends)) => c.grouped_product(a, b, ends)?,
+        (2, 3, Some(ends)) => c.grouped_product(a, b, ends, false)?,
         (2, 2, Some(ends)) => {
             let a = c.permute(a, &[1, 0])?;
             c.grouped_outer(a, b, ends)?
@@ -87,7 +87,7 @@ fn grouped_product(c: &mut Call<'_>) -> Result<Results> {
         // Groups of columns of b: the transposed of groups of rows.
         (3, 2, Some(ends)) => {
             let b = c.permute(b, &[1, 0])?;
-            let y = c.grouped_product_transposed(b, a, ends)?;
+            let y = c.grouped_product(b, a, ends, true)?;
             c.permute(y, &[1, 0])?
         }
         (3, 3, None) => c.product(a, b)?,

@@ -365,7 +365,10 @@ fn histc(c: &mut Call<'_>) -> Result<Results> {
     let min = c.scalar_or("min", Scalar::Int(0))?.float();
     let max = c.scalar_or("max", Scalar::Int(0))?.float();
     ensure(bins > 0, "no bins")?;
-    ensure(min < max, "the bins' range depends on the elements")?;
+    ensure(
+        min < max,
+        "its bins lie between the smallest and the largest element; give min and max",
+    )?;
     let dtype = c.dtype(x);
     let n = c.ty(x).numel();
     let x = c.reshape(x, &[n])?;
