@@ -531,8 +531,8 @@ pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) hyper: HyperArgs,
     /// Initial values of the parameters. normal:STD draws them at random (gains become 1, biases
-    /// 0). A file has a tensor for each path, and so have a folder of Hugging Face's libraries and
-    /// a checkpoint [default: the values in the model's file]
+    /// 0). A file has a tensor for each path, or has the names of a published file; and so have a
+    /// folder of Hugging Face's libraries and a checkpoint [default: the values in the model's file]
     #[arg(
         long,
         visible_alias = "weights",

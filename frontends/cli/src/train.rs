@@ -59,7 +59,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     if let Some(folder) = &args.save_adapters {
         adapters::check_folder(folder)?;
     }
-    let init = Init::parse(args.init.as_deref())?;
+    let mut init = Init::parse(args.init.as_deref())?;
     let (store, source) = begin(args)?;
     let Source {
         mut artifact,
@@ -129,7 +129,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     let mut steps = args.steps;
     match &resumed {
         None => {
-            states::give(&mut machine, &init, args.seed, &tied)?;
+            states::give(&mut machine, &mut init, args.seed, &tied)?;
             if let Some(folder) = &args.adapters {
                 adapters::read(folder, &mut machine)?;
             }

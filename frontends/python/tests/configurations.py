@@ -2,8 +2,8 @@
 
 usage: configurations.py [--out tests/data/config] [--defaults frontends/config/src/defaults.json] [FAMILY ..]
 
-Each folder has what transformers saves, config.json and model.safetensors, and reference.safetensors: batches, and the
-loss of eager PyTorch before each of a few AdamW steps. packed.safetensors is the same for rows of two documents. The
+Each folder has what is published, config.json and model.safetensors, and reference.safetensors: batches, and the loss
+of eager PyTorch before each of a few AdamW steps. packed.safetensors is the same for rows of two documents. The
 file of defaults says what the families' classes take for settings that a config.json lacks.
 """
 
@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 ROOT = Path(__file__).parents[3]
@@ -151,7 +152,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "gpt_neox": {**SIX, "hidden_dropout": 0.0, "rotary_pct": 0.5, "num_attention_heads": 2},
     "gptj": {**GPT, "n_inner": 40, "rotary_dim": 4},
-    "gpt_oss": {**ROUTED, "head_dim": 8, "num_local_experts": 4, "sliding_window": 5, "swiglu_limit": 0.05},
+    "gpt_oss": {
+        **ROUTED,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "head_dim": 8,
+        "num_local_experts": 4,
+        "sliding_window": 5,
+        "swiglu_limit": 0.05,
+    },
     "granite": {
         **LLAMA,
         "attention_multiplier": 0.3,
@@ -270,6 +279,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 QUIET = """
     ernie4_5_moe gemma gpt2 gpt_neox gpt_oss helium llama mistral mpt nemotron qwen2 qwen3
 """.split()  # noqa: SIM905
+# Families whose file is not what transformers saves by default: experts of a layer in one tensor, as in the model; the
+# names of a model without its head, as OpenAI's file has them; experts in numbers of 4 bits.
+JOINED, HEADLESS, OF_4_BITS = ("olmoe",), ("gpt2",), ("gpt_oss",)
 # Families that know the longest document of a batch; its rows are not packed.
 WHOLE = ("phi3",)
 # Settings that change no numbers, or that belong to other classes of a family.
@@ -312,9 +324,13 @@ def fixture(family: str, folder: Path) -> None:
     with torch.no_grad():
         for parameter in [*model.parameters(), *corrections]:
             parameter.add_(torch.randn_like(parameter) * noise)
-    # The experts of a layer stay one tensor, as in the model; by default each is saved alone.
-    is_mixture = any(name.endswith("experts.down_proj") for name, _ in model.named_parameters())
-    model.save_pretrained(folder, save_original_format=not is_mixture)
+    codes = rounded_to_4_bits(model) if family in OF_4_BITS else {}
+    saved = model.base_model if family in HEADLESS else model
+    saved.save_pretrained(folder, save_original_format=family not in JOINED)
+    if codes:
+        file = folder / "model.safetensors"
+        kept = {name: tensor for name, tensor in load_file(file).items() if f"{name}_blocks" not in codes}
+        save_file({**kept, **codes}, file)
     (folder / "generation_config.json").unlink(missing_ok=True)
     batches = torch.randint(VOCABULARY, (STEPS, BATCH, SEQUENCE))
     inputs = [{"input_ids": batch, "labels": batch} for batch in batches]
@@ -323,6 +339,20 @@ def fixture(family: str, folder: Path) -> None:
     if family not in WHOLE:
         save_documents(model, weights, folder / "packed.safetensors")
     print(family, sum(t.numel() for t in load_file(folder / "model.safetensors").values()), losses)
+
+
+def rounded_to_4_bits(model: Any) -> dict[str, Tensor]:
+    """Give the matrices of experts numbers that 4 bits and a scale of 32 numbers can have; return codes and scales."""
+    stored = {}
+    for name, parameter in model.named_parameters():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            experts, columns, rows = parameter.shape
+            codes = torch.randint(256, (experts, rows, columns // 32, 16), dtype=torch.uint8)
+            scales = torch.randint(122, 126, (experts, rows, columns // 32), dtype=torch.uint8)
+            with torch.no_grad():
+                parameter.copy_(convert_moe_packed_tensors(codes, scales, dtype=torch.float32))
+            stored |= {f"{name}_blocks": codes, f"{name}_scales": scales}
+    return stored
 
 
 def save_documents(model: Any, weights: dict[str, Tensor], file: Path) -> None:

@@ -1,5 +1,7 @@
 //! Tensors in safetensors files: initial values, batches.
 
+mod published;
+
 use super::files::{Input, read_whole};
 use crate::failure::Failure;
 use artifact::{DType, Operand};
@@ -10,10 +12,26 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// The type of a tensor, and the range of its bytes in a file.
+/// The type of a tensor, and where its bytes are.
+#[derive(Clone)]
 struct Entry {
     dtype: Dtype,
     shape: Vec<u64>,
+    stored: Stored,
+}
+
+/// How a tensor is stored.
+#[derive(Clone)]
+enum Stored {
+    /// As it is, in pieces that lie behind each other.
+    Pieces(Vec<Piece>),
+    /// As numbers of 4 bits, and a scale for each 32 of them.
+    Mxfp4 { codes: Piece, scales: Piece },
+}
+
+/// A range of bytes in a file.
+#[derive(Clone)]
+struct Piece {
     file: usize,
     bytes: Range<u64>,
 }
@@ -55,8 +73,10 @@ impl Tensors {
             let entry = Entry {
                 dtype: info.dtype,
                 shape: info.shape.iter().map(|&d| d as u64).collect(),
-                file: self.files.len(),
-                bytes: (header.len() + start) as u64..(header.len() + end) as u64,
+                stored: Stored::Pieces(vec![Piece {
+                    file: self.files.len(),
+                    bytes: (header.len() + start) as u64..(header.len() + end) as u64,
+                }]),
             };
             self.entries.insert(name, entry);
         }
@@ -107,12 +127,30 @@ impl Tensors {
             .transpose()
     }
     fn read(&self, name: &str, entry: &Entry) -> Result<Vec<u8>, Failure> {
-        let length = (entry.bytes.end - entry.bytes.start) as usize;
-        let file = &self.files[entry.file];
-        file.read(entry.bytes.start, length).map_err(|e| {
-            let path = file.path().display();
-            Failure::System(format!("{path}: {name} cannot be read: {e}"))
-        })
+        let piece = |piece: &Piece| {
+            let length = (piece.bytes.end - piece.bytes.start) as usize;
+            let file = &self.files[piece.file];
+            file.read(piece.bytes.start, length).map_err(|e| {
+                let path = file.path().display();
+                Failure::System(format!("{path}: {name} cannot be read: {e}"))
+            })
+        };
+        match &entry.stored {
+            Stored::Pieces(pieces) => {
+                let mut bytes = vec![];
+                for one in pieces {
+                    match bytes.is_empty() {
+                        true => bytes = piece(one)?,
+                        false => bytes.append(&mut piece(one)?),
+                    }
+                }
+                Ok(bytes)
+            }
+            Stored::Mxfp4 { codes, scales } => {
+                let [codes, scales] = [piece(codes)?, piece(scales)?];
+                Ok(published::numbers_of_4_bits(&entry.shape, &codes, &scales))
+            }
+        }
     }
     /// Checks that there is a tensor of an operand's type, whose dimensions that vary may be
     /// smaller.

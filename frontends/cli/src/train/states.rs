@@ -54,7 +54,7 @@ impl Init {
 /// Gives every state its value; an error lists the states without a value.
 pub(super) fn give(
     machine: &mut Machine,
-    init: &Init,
+    init: &mut Init,
     seed: u64,
     tied: &[Vec<String>],
 ) -> Result<(), Failure> {
@@ -66,6 +66,13 @@ pub(super) fn give(
         .initialise(&StateInit { seed, std })
         .map_err(failure)?;
     let states: Vec<artifact::State> = machine.states().cloned().collect();
+    if let Init::Tensors(tensors) = init {
+        let of_model =
+            |state: &&artifact::State| !matches!(state.kind, StateKind::Moment | StateKind::Rng);
+        let paths = states.iter().filter(of_model).map(|state| &*state.path);
+        let paths = paths.map(|path| matrix_of(path).map_or(path, |(path, _)| path));
+        tensors.adapt(paths.chain(tied.iter().flatten().map(String::as_str)));
+    }
     // The matrices that the step stores in NF4, and that have values of their own.
     let in_nf4 = states.iter().filter_map(|state| {
         let (path, place) = matrix_of(&state.path)?;
@@ -122,10 +129,9 @@ pub(super) fn give(
                 has.join(", ")
             };
             return Err(Failure::Input(format!(
-                "{}: no tensor for {}; the file has {has}, ..{}",
+                "{}: no tensor for {}; the file has {has}, ..",
                 tensors.path().display(),
-                listed(&missing),
-                help_with_experts(tensors, &missing)
+                listed(&missing)
             )));
         }
     }
@@ -143,23 +149,6 @@ pub(super) fn give(
         "no value for {}; {help}",
         listed(&lacking)
     )))
-}
-
-/// What helps if a file has a tensor for each expert of a mixture, as published files do, and the
-/// model has one for all experts of a layer.
-fn help_with_experts(tensors: &Tensors, missing: &[String]) -> &'static str {
-    let joint = missing.iter().any(|path| path.contains(".experts."));
-    let is_apart = |name: &str| {
-        let numbered = name.split_once(".experts.").map(|(_, rest)| rest);
-        numbered.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
-    };
-    match joint && tensors.names().any(is_apart) {
-        true => {
-            "\n  The file has a tensor for each expert, and the model one for all of a layer. \
-             transformers joins them: model.save_pretrained(FOLDER, save_original_format=False)"
-        }
-        false => "",
-    }
 }
 
 /// The name of a state in a file: its path, or a tied path.
