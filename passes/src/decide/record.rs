@@ -260,12 +260,25 @@ pub fn propose(problem: &Problem<'_>, decisions: &Decisions, drafts: &mut Vec<Dr
     }
 }
 
-/// The draft of decisions without room for copies to come early; `None` if they are not legal or
-/// the host has no room for them.
-pub fn alone(problem: &Problem<'_>, decisions: &Decisions) -> Option<Draft> {
+/// The draft of decisions without room for copies to come early, and its lines; `None` if they are
+/// not legal or the host has no room for them.
+pub fn alone(problem: &Problem<'_>, decisions: &Decisions) -> Option<(Draft, Schedule)> {
     let schedule = possible(problem, decisions)?;
     let lines = Lines::new(problem.graph, &schedule, problem.cost);
-    Some(first(decisions, &schedule, &lines).0)
+    let (draft, _) = first(decisions, &schedule, &lines);
+    Some((draft, schedule))
+}
+
+/// Adds a draft of [`alone`], and those with more room for copies to come early.
+pub fn with_room(
+    problem: &Problem<'_>,
+    draft: Draft,
+    schedule: &Schedule,
+    drafts: &mut Vec<Draft>,
+) {
+    let lines = Lines::new(problem.graph, schedule, problem.cost);
+    drafts.push(draft.clone());
+    draft_ahead(problem, schedule, &lines, draft, drafts);
 }
 
 /// The lines of decisions, if they are legal and the host has room for them.

@@ -56,7 +56,7 @@ fn filled(draft: &Draft, taken: TakenBack<'_>, least: f64, targets: &[u64]) -> V
     let fills = Fills::new(taken, draft, least, targets);
     let mut drafts: Vec<Draft> = vec![];
     let mut fastest = draft.micros;
-    for first in fills.fills.iter().filter_map(Fill::filling) {
+    for (first, schedule) in fills.fills.iter().filter_map(Fill::filling) {
         if fastest - fills.worth < first.micros {
             continue;
         }
@@ -69,12 +69,11 @@ fn filled(draft: &Draft, taken: TakenBack<'_>, least: f64, targets: &[u64]) -> V
             first.live,
             draft.live,
         );
-        let mut filled = vec![];
-        record::propose(fills.problem, &first.decisions, &mut filled);
-        filled
-            .iter_mut()
-            .for_each(|other| other.origin = draft.origin);
-        drafts.append(&mut filled);
+        let first = Draft {
+            origin: draft.origin,
+            ..first.clone()
+        };
+        record::with_room(fills.problem, first, schedule, &mut drafts);
     }
     drafts
 }
@@ -96,15 +95,15 @@ struct Fill {
     decisions: Decisions,
     /// Copies and reruns that are no longer needed, µs.
     saves: f64,
-    /// The draft; `None` if it is not known whether it is faster than others.
-    draft: Option<Draft>,
+    /// The draft with its lines; `None` if it is not known whether it is faster than others.
+    draft: Option<(Draft, Schedule)>,
 }
 
 impl Fill {
-    /// The draft, if it fills the target.
-    fn filling(&self) -> Option<&Draft> {
+    /// The draft with its lines, if it fills the target.
+    fn filling(&self) -> Option<&(Draft, Schedule)> {
         let [least, most] = self.bytes;
-        let fills = |draft: &&Draft| (least..=most).contains(&draft.live);
+        let fills = |(draft, _): &&(Draft, Schedule)| (least..=most).contains(&draft.live);
         self.draft.as_ref().filter(fills)
     }
 }
@@ -161,10 +160,10 @@ impl<'a> Fills<'a> {
             last.draft = record::alone(self.problem, &last.decisions);
         }
         let known = last.draft.as_ref();
-        if known.is_some_and(|draft| micros - self.worth < draft.micros) {
+        if known.is_some_and(|(draft, _)| micros - self.worth < draft.micros) {
             return (saves, micros);
         }
-        let end = last.filling().map_or(micros, |draft| draft.micros);
+        let end = last.filling().map_or(micros, |(draft, _)| draft.micros);
         let middle = from + (to - from) / 2;
         if from < middle {
             let before = self.draft(from, middle, before);
