@@ -47,6 +47,8 @@ impl StateInit {
         Some(match (last, shape) {
             ("bias", [_]) => Box::new(|_| 0.0),
             ("weight", [_]) => Box::new(|_| 1.0),
+            // With zeros in one of its two factors, an adapter adds nothing at first.
+            _ if path.contains(".lora_B.") => Box::new(|_| 0.0),
             _ => Box::new(move |i| std * normal(key, i)),
         })
     }

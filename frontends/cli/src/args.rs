@@ -6,6 +6,7 @@ mod metrics;
 mod patterns;
 
 use crate::disk::Disk;
+use crate::lora::AddLora;
 use crate::page::update_name;
 use crate::size::{parse_budget, parse_bytes, parse_count, parse_dim, parse_rate};
 use addresses::generate::Model;
@@ -295,6 +296,12 @@ pub(crate) struct ForwardArgs {
     /// [default: labels]
     #[arg(long, value_name = "INPUT", requires = "differentiate", help_heading = FORWARD)]
     pub(crate) labels: Option<String>,
+    /// Add adapters (LoRA) to a forward and train them alone: r=16,alpha=32,targets=q_proj|v_proj,
+    /// or the adapter_config.json of PEFT or its folder. targets are the last names of modules
+    /// [defaults: r=8, alpha=r, all modules with a matrix but the head]
+    #[arg(long, value_name = "r=N,alpha=X,targets=A|B or FILE", help_heading = FORWARD,
+        value_parser = AddLora::parse)]
+    pub(crate) add_lora: Option<AddLora>,
     /// Position i predicts the label of position i + 1: cross-entropy of causal language models
     #[arg(long, requires = "differentiate", help_heading = FORWARD)]
     pub(crate) shift: bool,

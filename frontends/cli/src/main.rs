@@ -25,6 +25,7 @@ mod import;
 mod inspect;
 mod interrupt;
 mod logger;
+mod lora;
 mod memory;
 mod micro_batches;
 mod model;

@@ -5,6 +5,7 @@ use crate::data::read_whole;
 use crate::disk;
 use crate::failure::Failure;
 use crate::groups;
+use crate::lora;
 use crate::observe::{Dumps, Observer};
 use crate::out;
 use crate::page::PassTime;
@@ -36,7 +37,7 @@ pub(crate) struct Model {
     /// Calls that can be planned but not run.
     pub(crate) unsupported: Vec<torch::Unsupported>,
     /// What the reader left out, or assumed.
-    notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
     /// Paths that name one parameter.
     pub(crate) tied: Vec<Vec<String>>,
     /// The file, and how it was read.
@@ -98,6 +99,7 @@ pub(crate) fn complete(path: &Path, forward: &mut ForwardArgs) {
             differentiate: true,
             loss: Some(Loss::CrossEntropy),
             shift: true,
+            add_lora: forward.add_lora.clone(),
             ..ForwardArgs::default()
         };
     }
@@ -133,6 +135,16 @@ pub(crate) fn read_silently(
         forward: forward.clone(),
         ..read_as_it_is(path, reading)?
     };
+    if let Some(added) = &forward.add_lora {
+        if !forward.differentiate && model.graph.gradients.is_empty() {
+            return Err(Failure::Input(format!(
+                "--add-lora: {} is a forward alone; --differentiate adds the backward that adapters \
+                 need",
+                path.display()
+            )));
+        }
+        lora::add(&mut model, added)?;
+    }
     if forward.differentiate {
         let criterion = Criterion {
             loss: forward.loss.unwrap_or_default(),

@@ -57,7 +57,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         }
     }
     if let Some(folder) = &args.save_adapters {
-        adapters::check_folder(folder)?;
+        adapters::check_folder(folder, args.compiling.forward.add_lora.as_ref())?;
     }
     let mut init = Init::parse(args.init.as_deref())?;
     let (store, source) = begin(args)?;

@@ -57,6 +57,107 @@ fn trains_to_the_losses_of(family: &str, batches: &str, options: &str) {
     }
 }
 
+/// Adapters that PEFT made have its losses, and are read back as it reads them.
+#[test]
+fn adapters_train_to_the_losses_of_peft() {
+    for family in ["llama", "gpt2"] {
+        let at = folder(family);
+        let out = Folder::new(&format!("config-adapters-{family}"));
+        let (metrics, saved) = (out.file("run.jsonl"), out.file("adapters"));
+        let adapters = format!("{at}/adapters");
+        let train = format!(
+            "train {at}/config.json {DIMS} --optimizer adamw --lr 1e-2 --weight-decay 0.01 \
+             --kernels plain --init {at}/model.safetensors \
+             --batches {adapters}/reference.safetensors"
+        );
+        run(&format!(
+            "{train} --steps 4 --add-lora {adapters} --adapters {adapters} --metrics {metrics} --save-adapters {saved}"
+        ))
+        .expect(0);
+        let lines = std::fs::read_to_string(&metrics).unwrap();
+        let found: Vec<f64> = lines
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+            .filter_map(|line| line["loss"].as_f64())
+            .collect();
+        let wanted = floats(&format!("{adapters}/reference.safetensors"), "losses");
+        assert_eq!(found.len(), wanted.len(), "{family}: {lines}");
+        for (found, wanted) in found.iter().zip(&wanted) {
+            let error = (found - f64::from(*wanted)).abs();
+            assert!(error < 4e-6, "{family}: {found}, wanted {wanted}");
+        }
+        // What was saved is what was asked for, and goes on.
+        let again = run(&format!(
+            "{train} --steps 1 --add-lora {saved} --adapters {saved} --json"
+        ));
+        let after = again.expect(0).json().remove(0)["loss"].as_f64().unwrap();
+        assert!(after < found[0], "{family}: {after} after {found:?}");
+    }
+}
+
+/// New adapters change nothing at first, and the base may be in 4 bits.
+#[test]
+fn new_adapters_begin_with_what_the_model_computes() {
+    let at = folder("llama");
+    let train = format!(
+        "train {at}/config.json {DIMS} --optimizer adamw --lr 1e-2 --kernels plain --steps 4 \
+         --batches {at}/reference.safetensors --init {at}/model.safetensors --json"
+    );
+    let losses = |options: &str| -> Vec<f64> {
+        let ran = run(&format!("{train} {options}")).expect(0);
+        let lines = ran.json().into_iter();
+        lines.filter_map(|line| line["loss"].as_f64()).collect()
+    };
+    let first = f64::from(floats(&format!("{at}/reference.safetensors"), "losses")[0]);
+    let whole = losses("--add-lora r=8,alpha=16");
+    assert!((whole[0] - first).abs() < 4e-6, "{whole:?}, wanted {first}");
+    let in_nf4 = losses("--add-lora r=8,alpha=16 --base nf4");
+    assert_eq!(whole.len(), in_nf4.len());
+    assert!(
+        (in_nf4[0] - first).abs() < 0.2,
+        "{in_nf4:?}, wanted {first}"
+    );
+    assert_ne!(in_nf4[1], in_nf4[0]);
+}
+
+#[test]
+fn adapters_that_cannot_be_added_are_named() {
+    let config = format!("{}/config.json", folder("llama"));
+    let out = Folder::new("config-no-adapters");
+    let dora = out.write(
+        "adapter_config.json",
+        r#"{"peft_type": "LORA", "r": 4, "target_modules": ["q_proj"], "use_dora": true}"#,
+    );
+    let traced = model("llama-tiny/joint_coarse.pt2");
+    for (plan, words) in [
+        (
+            format!("{config} {DIMS} --add-lora r=0"),
+            "rank is 1 or more",
+        ),
+        (
+            format!("{config} {DIMS} --add-lora rank=4"),
+            "r=16,alpha=32",
+        ),
+        (format!("{config} {DIMS} --add-lora r=99"), "rank 99 of"),
+        (
+            format!("{config} {DIMS} --add-lora targets=query"),
+            "query is no module with a matrix of its own; there are down_proj, gate_proj",
+        ),
+        (
+            format!("{config} {DIMS} --add-lora {dora}"),
+            "use_dora: true",
+        ),
+        (
+            format!("{traced} --add-lora r=4"),
+            "the model has a backward",
+        ),
+    ] {
+        run(&format!("plan {plan} --optimizer adamw"))
+            .expect(2)
+            .says(&[words]);
+    }
+}
+
 #[test]
 fn a_configuration_is_planned_without_further_options() {
     let llama = format!("{}/config.json", folder("llama"));

@@ -3,8 +3,9 @@
 usage: configurations.py [--out tests/data/config] [--defaults frontends/config/src/defaults.json] [FAMILY ..]
 
 Each folder has what is published, config.json and model.safetensors, and reference.safetensors: batches, and the loss
-of eager PyTorch before each of a few AdamW steps. packed.safetensors is the same for rows of two documents. The
-file of defaults says what the families' classes take for settings that a config.json lacks.
+of eager PyTorch before each of a few AdamW steps. packed.safetensors is the same for rows of two documents, and the
+folder adapters for adapters of PEFT. The file of defaults says what the families' classes take for settings that a
+config.json lacks.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
@@ -282,6 +284,8 @@ QUIET = """
 # Families whose file is not what transformers saves by default: experts of a layer in one tensor, as in the model; the
 # names of a model without its head, as OpenAI's file has them; experts in numbers of 4 bits.
 JOINED, HEADLESS, OF_4_BITS = ("olmoe",), ("gpt2",), ("gpt_oss",)
+# Families with a file of adapters, and the modules that have some.
+ADAPTED = {"llama": ["q_proj", "v_proj", "down_proj"], "gpt2": ["c_attn"]}
 # Families that know the longest document of a batch; its rows are not packed.
 WHOLE = ("phi3",)
 # Settings that change no numbers, or that belong to other classes of a family.
@@ -338,6 +342,9 @@ def fixture(family: str, folder: Path) -> None:
     losses = save_steps(model, inputs, lambda batch: model(**batch).loss, folder / "reference.safetensors")
     if family not in WHOLE:
         save_documents(model, weights, folder / "packed.safetensors")
+    if family in ADAPTED:
+        model.load_state_dict(weights)
+        save_adapters(model, ADAPTED[family], inputs, folder / "adapters")
     print(family, sum(t.numel() for t in load_file(folder / "model.safetensors").values()), losses)
 
 
@@ -353,6 +360,15 @@ def rounded_to_4_bits(model: Any) -> dict[str, Tensor]:
                 parameter.copy_(convert_moe_packed_tensors(codes, scales, dtype=torch.float32))
             stored |= {f"{name}_blocks": codes, f"{name}_scales": scales}
     return stored
+
+
+def save_adapters(model: Any, targets: list[str], batches: list[dict[str, Tensor]], folder: Path) -> None:
+    """Write adapters of PEFT, and the losses while they alone are trained."""
+    config = LoraConfig(r=4, lora_alpha=6, target_modules=targets, init_lora_weights=False, use_rslora=True)
+    adapted: Any = get_peft_model(model, config)
+    adapted.save_pretrained(folder)
+    (folder / "README.md").unlink()
+    save_steps(adapted, batches, lambda batch: adapted(**batch).loss, folder / "reference.safetensors")
 
 
 def save_documents(model: Any, weights: dict[str, Tensor], file: Path) -> None:

@@ -7,6 +7,7 @@ pub mod canonical;
 pub mod criterion;
 pub mod fuse;
 pub mod logits;
+pub mod lora;
 pub mod loss;
 pub mod microbatch;
 pub mod optimizer;

@@ -9,14 +9,15 @@ use crate::data::{self, Tensors};
 use crate::failure::Failure;
 use crate::finite;
 use crate::halves;
+use crate::lora::{AddLora, CONFIG};
 use artifact::{DType, State, StateKind};
 use checkpoint::tensors::{self, Part, Tensor};
 use runtime::Machine;
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 const FILE: &str = "adapter_model.safetensors";
-const CONFIG: &str = "adapter_config.json";
 
 /// The name of a parameter in a file of adapters; `None` if it belongs to no adapter.
 fn name_of(path: &str) -> Option<String> {
@@ -37,6 +38,11 @@ fn name_of(path: &str) -> Option<String> {
     Some(parts.join("."))
 }
 
+/// True if a parameter belongs to an adapter.
+pub(super) fn has(path: &str) -> bool {
+    name_of(path).is_some()
+}
+
 /// The parameters of adapters, with their names in a file.
 fn adapters(machine: &Machine) -> Result<Vec<(String, State)>, Failure> {
     let states = machine
@@ -55,9 +61,17 @@ fn adapters(machine: &Machine) -> Result<Vec<(String, State)>, Failure> {
     }
 }
 
-/// Checks that a folder can take adapters.
-pub(super) fn check_folder(folder: &Path) -> Result<(), Failure> {
-    if !folder.join(CONFIG).is_file() {
+/// Checks that a folder can take adapters. It gets the file that says what they are, if they were
+/// added here.
+pub(super) fn check_folder(folder: &Path, added: Option<&AddLora>) -> Result<(), Failure> {
+    let config = folder.join(CONFIG);
+    if let Some(added) = added.filter(|_| !config.is_file()) {
+        let failed = |e: io::Error| Failure::System(format!("{}: {e}", config.display()));
+        std::fs::create_dir_all(folder).map_err(failed)?;
+        let write = |file: &mut File| file.write_all(added.to_peft().as_bytes());
+        artifact::replace_file_with(&config, write).map_err(failed)?;
+    }
+    if !config.is_file() {
         return Err(Failure::Input(format!(
             "--save-adapters {}: there is no {CONFIG} in it; save_pretrained({0:?}) of the model \
              in PEFT writes it, before or after the export",

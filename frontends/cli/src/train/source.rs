@@ -207,6 +207,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         ("--dump-dir", dump_dir.is_some()),
         ("--time-passes", *time_passes),
         ("--differentiate", forward.differentiate),
+        ("--add-lora", forward.add_lora.is_some()),
     ];
     match given.iter().find(|(_, given)| *given) {
         Some((option, _)) => Err(Failure::Input(format!(

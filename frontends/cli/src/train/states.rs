@@ -1,7 +1,7 @@
 //! Where the states' values come from, and where they are saved.
 
 use super::checkpoints::States;
-use super::failure;
+use super::{adapters, failure};
 use crate::args::TrainArgs;
 use crate::base;
 use crate::data::Tensors;
@@ -117,6 +117,8 @@ pub(super) fn give(
                     }
                 }
                 None if given.contains(path) => {}
+                // Adapters begin with the values that they were added with.
+                None if adapters::has(path) && machine.has_state(path) => {}
                 None if state.kind == StateKind::Param => missing.push(state.path.clone()),
                 None => {}
             }
