@@ -2,11 +2,11 @@
 
 mod checkpoints;
 mod data;
+mod lora;
 mod metrics;
 mod patterns;
 
 use crate::disk::Disk;
-use crate::lora::AddLora;
 use crate::page::update_name;
 use crate::size::{parse_budget, parse_bytes, parse_count, parse_dim, parse_rate};
 use addresses::generate::Model;
@@ -15,6 +15,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use codegen::kernels::Target;
 pub(crate) use data::DataArgs;
+pub(crate) use lora::{AddLora, CONFIG as PEFT_CONFIG};
 pub(crate) use metrics::{EvalArgs, MetricsArgs};
 use onnx::BatchNorm;
 use papers::estimate;
@@ -538,8 +539,8 @@ pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) hyper: HyperArgs,
     /// Initial values of the parameters. normal:STD draws them at random (gains become 1, biases
-    /// 0). A file has a tensor for each path, or has the names of a published file; and so have a
-    /// folder of Hugging Face's libraries and a checkpoint [default: the values in the model's file]
+    /// 0). A file has a tensor for each path, or the names of a published file; so have a folder of
+    /// Hugging Face's libraries and a checkpoint [default: the values in the model's file]
     #[arg(
         long,
         visible_alias = "weights",

@@ -37,7 +37,7 @@ pub(crate) struct Model {
     /// Calls that can be planned but not run.
     pub(crate) unsupported: Vec<torch::Unsupported>,
     /// What the reader left out, or assumed.
-    pub(crate) notes: Vec<String>,
+    notes: Vec<String>,
     /// Paths that name one parameter.
     pub(crate) tied: Vec<Vec<String>>,
     /// The file, and how it was read.
@@ -136,14 +136,16 @@ pub(crate) fn read_silently(
         ..read_as_it_is(path, reading)?
     };
     if let Some(added) = &forward.add_lora {
+        let refused = |why: String| Failure::Input(format!("{}: {why}", path.display()));
         if !forward.differentiate && model.graph.gradients.is_empty() {
-            return Err(Failure::Input(format!(
-                "--add-lora: {} is a forward alone; --differentiate adds the backward that adapters \
-                 need",
-                path.display()
-            )));
+            let help = "a forward alone; for --add-lora, --differentiate adds a backward";
+            return Err(refused(help.into()));
         }
-        lora::add(&mut model, added)?;
+        let matrices = lora::add(&mut model.graph, added);
+        model
+            .tensors
+            .extend(matrices.map_err(|e| refused(e.to_string()))?);
+        model.notes.extend(added.left_out());
     }
     if forward.differentiate {
         let criterion = Criterion {

@@ -71,7 +71,8 @@ fn adapters_train_to_the_losses_of_peft() {
              --batches {adapters}/reference.safetensors"
         );
         run(&format!(
-            "{train} --steps 4 --add-lora {adapters} --adapters {adapters} --metrics {metrics} --save-adapters {saved}"
+            "{train} --steps 4 --add-lora {adapters} --adapters {adapters} --metrics {metrics} \
+             --save-adapters {saved}"
         ))
         .expect(0);
         let lines = std::fs::read_to_string(&metrics).unwrap();

@@ -5,11 +5,11 @@
 //! where `default` is the adapter's name. In the file it is `base_model.MODULE.lora_A.weight`.
 
 use super::failure;
+use crate::args::{AddLora, PEFT_CONFIG as CONFIG};
 use crate::data::{self, Tensors};
 use crate::failure::Failure;
 use crate::finite;
 use crate::halves;
-use crate::lora::{AddLora, CONFIG};
 use artifact::{DType, State, StateKind};
 use checkpoint::tensors::{self, Part, Tensor};
 use runtime::Machine;
