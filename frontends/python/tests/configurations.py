@@ -350,7 +350,7 @@ def fixture(family: str, folder: Path) -> None:
 
 def rounded_to_4_bits(model: Any) -> dict[str, Tensor]:
     """Give the matrices of experts numbers that 4 bits and a scale of 32 numbers can have; return codes and scales."""
-    stored = {}
+    stored: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             experts, columns, rows = parameter.shape

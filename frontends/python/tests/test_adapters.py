@@ -56,6 +56,44 @@ def test_peft_reads_adapters_of_the_command(tmp_path: Path) -> None:
         assert untrained(input_ids=ids, labels=ids).loss.item() > theirs + 0.01
 
 
+def test_peft_reads_adapters_that_the_command_adds(tmp_path: Path) -> None:
+    """From the files of a published mixture of experts alone; PEFT computes the command's loss."""
+    peft = pytest.importorskip("peft", reason="this is a test of PEFT")
+    from safetensors.torch import save_file
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+    )
+    base, ids = str(tmp_path / "base"), torch.randint(97, (2, 16))
+    MixtralForCausalLM(config).bfloat16().save_pretrained(base, max_shard_size="40KB")
+    assert (tmp_path / "base/model.safetensors.index.json").exists()
+    save_file({"batch.0.input_ids": ids, "batch.0.labels": ids.clone()}, tmp_path / "batches.safetensors")
+    train = [command(), "train", f"{base}/config.json", "--dim", "sequence=16", "--dim", "batch=2", "--init", base]
+    train += ["--batches", str(tmp_path / "batches.safetensors"), "--optimizer", "adamw", "--lr", "1e-2"]
+    train += ["--kernels", "plain", "--json"]
+    adapters = str(tmp_path / "adapters")
+    added = ["--steps", "5", "--add-lora", "r=4,alpha=16,targets=q_proj|o_proj", "--save-adapters", adapters]
+    first = subprocess.run([*train, *added], check=True, capture_output=True)
+    read = ["--steps", "1", "--add-lora", adapters, "--adapters", adapters]
+    again = subprocess.run([*train, *read], check=True, capture_output=True)
+    before, ours = (float(run.stdout.split(b'"loss":')[1].split(b",")[0]) for run in (first, again))
+
+    model = MixtralForCausalLM.from_pretrained(base, dtype=torch.float32)
+    with torch.no_grad():
+        assert abs(before - model(input_ids=ids, labels=ids).loss.item()) <= 1e-5 * before
+        theirs = peft.PeftModel.from_pretrained(model, adapters)(input_ids=ids, labels=ids).loss.item()
+    assert abs(ours - theirs) <= 1e-5 * theirs
+    assert ours < before
+
+
 def mean_square(net: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     """A loss."""
     y: torch.Tensor = net(x)
