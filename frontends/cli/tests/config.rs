@@ -92,6 +92,10 @@ fn adapters_train_to_the_losses_of_peft() {
             "{train} --steps 1 --add-lora {saved} --adapters {saved} --json"
         ));
         let after = again.expect(0).json().remove(0)["loss"].as_f64().unwrap();
+        let others = "--add-lora r=2 --steps 1";
+        run(&format!("{train} {others} --save-adapters {saved}"))
+            .expect(2)
+            .says(&["other adapters than --add-lora adds"]);
         assert!(after < found[0], "{family}: {after} after {found:?}");
     }
 }

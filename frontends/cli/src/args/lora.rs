@@ -123,12 +123,8 @@ impl AddLora {
             }
             Some(Value::String(all)) if all == "all-linear" => vec![],
             Some(Value::Array(names)) => {
-                let mut names: Vec<String> = names
-                    .iter()
-                    .filter_map(|name| name.as_str().map(str::to_string))
-                    .collect();
-                names.sort_unstable();
-                names
+                let names = names.iter().filter_map(Value::as_str);
+                names.map(str::to_string).collect()
             }
             Some(other) => {
                 return Err(format!(
@@ -146,7 +142,8 @@ impl AddLora {
         added.checked()
     }
 
-    fn checked(self) -> Result<AddLora, String> {
+    fn checked(mut self) -> Result<AddLora, String> {
+        self.targets.sort_unstable();
         match self.alpha.is_finite() && self.rank > 0 {
             true => Ok(self),
             false => Err(format!(

@@ -65,7 +65,16 @@ fn adapters(machine: &Machine) -> Result<Vec<(String, State)>, Failure> {
 /// added here.
 pub(super) fn check_folder(folder: &Path, added: Option<&AddLora>) -> Result<(), Failure> {
     let config = folder.join(CONFIG);
-    if let Some(added) = added.filter(|_| !config.is_file()) {
+    if let Some(added) = added.filter(|_| config.is_file()) {
+        let known = AddLora::parse(&config.to_string_lossy()).map_err(Failure::Input)?;
+        if known.to_graph() != added.to_graph() {
+            return Err(Failure::Input(format!(
+                "--save-adapters {}: its {CONFIG} is that of other adapters than --add-lora adds; \
+                 name another folder",
+                folder.display()
+            )));
+        }
+    } else if let Some(added) = added {
         let failed = |e: io::Error| Failure::System(format!("{}: {e}", config.display()));
         std::fs::create_dir_all(folder).map_err(failed)?;
         let write = |file: &mut File| file.write_all(added.to_peft().as_bytes());
