@@ -131,7 +131,8 @@ pub fn run(graph: &mut Graph, lora: &Lora) -> Result<Vec<Adapter>, LoraError> {
 /// The modules whose matrix is read by nothing but products.
 fn linears(graph: &Graph) -> Vec<Linear> {
     let mut of: BTreeMap<State, Option<Linear>> = BTreeMap::new();
-    let matrices: BTreeMap<Value, State> = graph
+    // The matrices, and what they are transposed.
+    let mut matrices: BTreeMap<Value, State> = graph
         .states
         .iter()
         .filter(|(_, data)| data.kind == StateKind::Param && data.before == data.after)
@@ -144,6 +145,10 @@ fn linears(graph: &Graph) -> Vec<Linear> {
                 continue;
             };
             let known = of.entry(state).or_insert_with(|| linear(graph, state));
+            if matches!(&data.op, Op::Permute(order) if order.dims == [1, 0]) {
+                matrices.insert(data.outputs[0], state);
+                continue;
+            }
             let product = product(graph, node, i).filter(|_| input == graph.root(input));
             match (known.as_mut(), product) {
                 (Some(linear), Some((x, inner, outer)))
@@ -325,6 +330,33 @@ mod tests {
         });
         let wanted = [[vec![2, 4], vec![6, 2]], [vec![2, 6], vec![4, 2]]];
         assert_eq!(shapes.collect::<Vec<_>>(), wanted);
+    }
+
+    /// As ONNX files have it.
+    #[test]
+    fn a_matrix_may_be_read_transposed() {
+        let text = "graph g {
+            input %x : f32[3,4]
+            state param %q -> %q : f32[6,4] \"q.weight\"
+            fwd - %t = permute %q dims=[1,0] : f32[4,6]
+            fwd q %y = matmul %x, %t ta=false tb=false : f32[3,6]
+            fwd - %z = relu %y : f32[3,6]
+            output z = %z
+        }";
+        let mut graph = parse_graph(text).unwrap();
+        let lora = Lora {
+            rank: 1,
+            scale: 1.0,
+            targets: vec![],
+        };
+        let adapters = run(&mut graph, &lora).unwrap();
+        assert!(ir::verify::graph(&graph).is_empty());
+        let [a, b] = &adapters[0].types;
+        assert_eq!((a.shape(), b.shape()), (&[1, 4][..], &[6, 1][..]));
+        // An exponential reads it, too.
+        let text = text.replace("relu %y : f32[3,6]", "exp %t : f32[4,6]");
+        let error = run(&mut parse_graph(&text).unwrap(), &lora).unwrap_err();
+        assert_eq!(error, LoraError::Nothing);
     }
 
     #[test]
