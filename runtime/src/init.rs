@@ -258,6 +258,20 @@ mod tests {
         }
     }
 
+    /// A new adapter adds nothing, and a gain changes nothing.
+    #[test]
+    fn some_parameters_are_not_drawn() {
+        let init = StateInit {
+            seed: 1,
+            std: Some(0.02),
+        };
+        let first = |path: &str, shape: &[u64]| init.numbers(path, shape).unwrap()(0);
+        assert_eq!(first("a.lora_B.default.weight", &[4, 2]), 0.0);
+        assert_eq!(first("a.bias", &[4]), 0.0);
+        assert_eq!(first("a.weight", &[4]), 1.0);
+        assert!(![0.0, 1.0].contains(&first("a.lora_A.default.weight", &[2, 4])));
+    }
+
     #[test]
     fn normal_numbers_are_normal() {
         let n = 100_000;

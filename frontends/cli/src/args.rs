@@ -299,7 +299,7 @@ pub(crate) struct ForwardArgs {
     pub(crate) labels: Option<String>,
     /// Add adapters (LoRA) to a forward and train them alone: r=16,alpha=32,targets=q_proj|v_proj,
     /// or the adapter_config.json of PEFT or its folder. targets are the last names of modules
-    /// [defaults: r=8, alpha=r, all modules with a matrix but the head]
+    /// [defaults: r=8, alpha=r, all modules with a matrix but the head and routers of experts]
     #[arg(long, value_name = "r=N,alpha=X,targets=A|B or FILE", help_heading = FORWARD,
         value_parser = AddLora::parse)]
     pub(crate) add_lora: Option<AddLora>,

@@ -105,24 +105,30 @@ fn adapters_train_to_the_losses_of_peft() {
 fn new_adapters_begin_with_what_the_model_computes() {
     let at = folder("llama");
     let train = format!(
-        "train {at}/config.json {DIMS} --optimizer adamw --lr 1e-2 --kernels plain --steps 4 \
-         --batches {at}/reference.safetensors --init {at}/model.safetensors --json"
+        "train {at}/config.json {DIMS} --optimizer adamw --kernels plain --steps 4 \
+         --batches {at}/reference.safetensors --json"
     );
+    let file = format!("--init {at}/model.safetensors");
     let losses = |options: &str| -> Vec<f64> {
         let ran = run(&format!("{train} {options}")).expect(0);
         let lines = ran.json().into_iter();
         lines.filter_map(|line| line["loss"].as_f64()).collect()
     };
     let first = f64::from(floats(&format!("{at}/reference.safetensors"), "losses")[0]);
-    let whole = losses("--add-lora r=8,alpha=16");
+    let whole = losses(&format!("{file} --lr 1e-2 --add-lora r=8,alpha=16"));
     assert!((whole[0] - first).abs() < 4e-6, "{whole:?}, wanted {first}");
-    let in_nf4 = losses("--add-lora r=8,alpha=16 --base nf4");
-    assert_eq!(whole.len(), in_nf4.len());
-    assert!(
-        (in_nf4[0] - first).abs() < 0.2,
-        "{in_nf4:?}, wanted {first}"
-    );
-    assert_ne!(in_nf4[1], in_nf4[0]);
+    let [still, learns] = ["0", "1e-2"].map(|rate| {
+        losses(&format!(
+            "{file} --lr {rate} --add-lora r=8,alpha=16 --base nf4"
+        ))
+    });
+    assert!((still[0] - first).abs() < 0.2, "{still:?}, wanted {first}");
+    assert_eq!(still[0], learns[0]);
+    assert_ne!(still[1], learns[1], "the adapters learn nothing");
+    // Frozen weights that are drawn would be of no use.
+    run(&format!("{train} --init normal:0.1 --add-lora r=8"))
+        .expect(2)
+        .says(&["frozen parameters and buffers need --init FILE"]);
 }
 
 #[test]
@@ -146,7 +152,7 @@ fn adapters_that_cannot_be_added_are_named() {
         (format!("{config} {DIMS} --add-lora r=99"), "rank 99 of"),
         (
             format!("{config} {DIMS} --add-lora targets=query"),
-            "query is no module with a matrix of its own; there are down_proj, gate_proj",
+            "\"query\" is no module with a matrix of its own; there are down_proj, gate_proj",
         ),
         (
             format!("{config} {DIMS} --add-lora {dora}"),

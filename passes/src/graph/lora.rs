@@ -20,7 +20,8 @@ pub struct Lora {
     pub rank: u64,
     /// The factor of what adapters add.
     pub scale: f64,
-    /// The modules that get one, by their path's last names; all but the head if it is empty.
+    /// The modules that get one, by their path's last names. If it is empty, all but the head and
+    /// the routers of experts, as with PEFT's `all-linear`.
     pub targets: Vec<String>,
 }
 
@@ -43,24 +44,30 @@ pub enum LoraError {
     )]
     HasGradients,
     /// A name stands for no module with a product.
-    #[error("{target} is no module with a matrix of its own; there are {known}")]
+    #[error("{target:?} is no module with a matrix of its own; there are {known}")]
     NoModule {
         /// The name.
         target: String,
         /// Last names of modules that have one.
         known: String,
     },
-    /// No module has a matrix that only products read.
-    #[error("no module has a matrix that only products read")]
+    /// No module but the head, and routers, has a matrix that only products read.
+    #[error(
+        "no module but heads and routers has a matrix that only products read; targets=NAME gives \
+         them adapters"
+    )]
     Nothing,
     /// The rank is 0, or larger than what it stands for.
-    #[error("rank {rank} of {module}, whose matrix has {inner} rows and {outer} columns")]
+    #[error(
+        "rank {rank} of {module}, which makes {outer} columns of {inner}; the rank is at least 1, \
+         and at most the smaller of the two"
+    )]
     Rank {
         /// The rank.
         rank: u64,
         /// The module.
         module: String,
-        /// Columns of its operand and its result.
+        /// Columns of its operand.
         inner: u64,
         /// Columns of its result.
         outer: u64,
@@ -104,7 +111,7 @@ pub fn run(graph: &mut Graph, lora: &Lora) -> Result<Vec<Adapter>, LoraError> {
     let chosen: Vec<&Linear> = match lora.targets.is_empty() {
         true => linears
             .iter()
-            .filter(|linear| !is_head(graph, linear))
+            .filter(|linear| !is_head(graph, linear) && !is_router(graph, linear))
             .collect(),
         false => {
             let is_target = |linear: &&Linear| {
@@ -202,6 +209,16 @@ fn is_head(graph: &Graph, linear: &Linear) -> bool {
         let result = graph.nodes[node].outputs[0];
         let mut outputs = graph.outputs.iter();
         outputs.any(|output| graph.root(output.value) == result)
+    })
+}
+
+/// True for the matrix that chooses among experts, which lie beside it. It is no linear layer in
+/// transformers, so PEFT gives it no adapter.
+fn is_router(graph: &Graph, linear: &Linear) -> bool {
+    linear.module.rsplit_once('.').is_some_and(|(parent, _)| {
+        let experts = format!("{parent}.experts.");
+        let mut states = graph.states.values();
+        states.any(|state| state.path.starts_with(&experts))
     })
 }
 
@@ -360,11 +377,28 @@ mod tests {
     }
 
     #[test]
+    fn a_router_has_none_unless_it_is_asked_for() {
+        let text = GRAPH.replace("h.c.weight", "h.experts.down_proj");
+        let added = |targets: &[&str]| {
+            let mut graph = parse_graph(&text).unwrap();
+            let targets = targets.iter().map(|name| name.to_string()).collect();
+            let lora = Lora {
+                rank: 2,
+                scale: 1.0,
+                targets,
+            };
+            run(&mut graph, &lora).map(|adapters| adapters.len())
+        };
+        assert_eq!(added(&[]), Err(LoraError::Nothing));
+        assert_eq!(added(&["q"]), Ok(1));
+    }
+
+    #[test]
     fn a_module_that_cannot_have_one_is_named() {
         for name in ["emb", "k", "ead"] {
             let error = added(&["q", name]).unwrap_err().to_string();
             assert!(
-                error.starts_with(&format!("{name} is no module")),
+                error.starts_with(&format!("{name:?} is no module")),
                 "{error}"
             );
             assert!(error.ends_with("c, head, q"), "{error}");

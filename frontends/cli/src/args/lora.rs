@@ -133,7 +133,7 @@ impl AddLora {
             }
         };
         let added = AddLora {
-            rank: rank.ok_or_else(|| wrong("r"))?,
+            rank: rank.ok_or("r: not a whole number from 1")?,
             alpha: number("lora_alpha", 8.0).ok_or_else(|| wrong("lora_alpha"))?,
             by_root: settings.get("use_rslora") == Some(&Value::Bool(true)),
             targets,

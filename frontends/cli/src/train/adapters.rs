@@ -38,9 +38,9 @@ fn name_of(path: &str) -> Option<String> {
     Some(parts.join("."))
 }
 
-/// True if a parameter belongs to an adapter.
+/// True for the matrices of an adapter, and not for whole modules that are trained beside it.
 pub(super) fn has(path: &str) -> bool {
-    name_of(path).is_some()
+    path.split('.').any(|part| part.starts_with("lora_"))
 }
 
 /// The parameters of adapters, with their names in a file.

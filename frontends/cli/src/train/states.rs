@@ -71,7 +71,7 @@ pub(super) fn give(
             |state: &&artifact::State| !matches!(state.kind, StateKind::Moment | StateKind::Rng);
         let paths = states.iter().filter(of_model).map(|state| &*state.path);
         let paths = paths.map(|path| matrix_of(path).map_or(path, |(path, _)| path));
-        tensors.adapt(paths.chain(tied.iter().flatten().map(String::as_str)));
+        tensors.add_published(paths.chain(tied.iter().flatten().map(String::as_str)));
     }
     // The matrices that the step stores in NF4, and that have values of their own.
     let in_nf4 = states.iter().filter_map(|state| {
@@ -145,8 +145,16 @@ pub(super) fn give(
     if lacking.is_empty() {
         return Ok(());
     }
-    let help = "the model's file has no values for them; give --init normal:0.02, or --init \
-        FILE.safetensors with a tensor for each";
+    let help = match std {
+        Some(_) => {
+            "--init normal draws what is trained; frozen parameters and buffers need --init \
+             FILE.safetensors with a tensor for each"
+        }
+        None => {
+            "the model's file has no values for them; give --init normal:0.02, or --init \
+             FILE.safetensors with a tensor for each"
+        }
+    };
     Err(Failure::Input(format!(
         "no value for {}; {help}",
         listed(&lacking)

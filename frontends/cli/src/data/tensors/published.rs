@@ -23,7 +23,8 @@ const RENAMED: [(&str, &str); 8] = [
     ("LayerNorm.bias", "LayerNorm.beta"),
 ];
 
-/// The tensors of all experts, and of one: the products of the first lie behind each other.
+/// For the tensor of all experts, by the end of its name: the tensors of one expert, whose rows
+/// follow each other in it, by the names of either layout.
 const EXPERTS: [(&str, [&[&str]; 2]); 2] = [
     (
         ".experts.gate_up_proj",
@@ -38,7 +39,7 @@ const FP4: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
 impl Tensors {
     /// Gives these names of a model a tensor, where the file has it in another form.
-    pub(crate) fn adapt<'a>(&mut self, names: impl Iterator<Item = &'a str>) {
+    pub(crate) fn add_published<'a>(&mut self, names: impl Iterator<Item = &'a str>) {
         let outer = self.outer_module();
         let missing = names.filter(|name| !self.has(name));
         let found = missing.filter_map(|name| {
@@ -106,7 +107,11 @@ impl Tensors {
                 let &[rows, columns] = &experts.first()?.first()?.shape[..] else {
                     return None;
                 };
-                let shape = vec![experts.len() as u64, rows * parts.len() as u64, columns];
+                let shape = vec![
+                    experts.len() as u64,
+                    rows.saturating_mul(parts.len() as u64),
+                    columns,
+                ];
                 join(&experts.concat(), shape)
             })
         });
@@ -160,11 +165,11 @@ fn join(parts: &[&Entry], shape: Vec<u64>) -> Option<Entry> {
 /// The numbers of [`Stored::Mxfp4`] in bf16, which has all of them. Two codes are in a byte, the
 /// first in its lower half.
 pub(super) fn numbers_of_4_bits(shape: &[u64], codes: &[u8], scales: &[u8]) -> Vec<u8> {
-    let &[experts, columns, rows] = shape else {
+    let &[_, columns, rows] = shape else {
         return vec![];
     };
-    let [experts, columns, rows] = [experts, columns, rows].map(|size| size as usize);
-    let mut numbers = vec![bf16::ZERO; experts * columns * rows];
+    let [columns, rows] = [columns, rows].map(|size| size as usize);
+    let mut numbers = vec![bf16::ZERO; 2 * codes.len()];
     for (group, &scale) in scales.iter().enumerate() {
         let (row, start) = (group / (columns / 32), group % (columns / 32) * 32);
         let (expert, row) = (row / rows, row % rows);
@@ -227,7 +232,7 @@ mod tests {
     #[test]
     fn a_model_may_be_inside_of_another() {
         let mut tensors = file("inside", &["module.a.weight", "module.b.weight"]);
-        tensors.adapt(["b.weight", "c.weight"].into_iter());
+        tensors.add_published(["b.weight", "c.weight"].into_iter());
         assert_eq!(bytes(&tensors, "b.weight", &[1, 2]), [1, 1]);
         assert!(!tensors.has("c.weight"));
     }
@@ -236,12 +241,12 @@ mod tests {
     fn a_file_may_lack_the_name_of_the_body() {
         let mut tensors = file("body", &["h.0.weight", "wte.weight"]);
         let names = ["transformer.h.0.weight", "transformer.wte.weight"];
-        tensors.adapt(names.into_iter());
+        tensors.add_published(names.into_iter());
         let read = names.map(|name| bytes(&tensors, name, &[1, 2]));
         assert_eq!(read, [[0, 0], [1, 1]]);
         // A file that has the body has all of it.
         let mut tensors = file("whole", &["a.weight", "weight"]);
-        tensors.adapt(["b.weight", "a.a.weight"].into_iter());
+        tensors.add_published(["b.weight", "a.a.weight"].into_iter());
         assert!(tensors.has("b.weight") && !tensors.has("a.a.weight"));
     }
 
@@ -252,7 +257,7 @@ mod tests {
         });
         let names: Vec<&str> = parts.iter().flatten().map(String::as_str).collect();
         let mut tensors = file("experts", &names);
-        tensors.adapt(["a.mlp.experts.gate_up_proj"].into_iter());
+        tensors.add_published(["a.mlp.experts.gate_up_proj"].into_iter());
         let joined = bytes(&tensors, "a.mlp.experts.gate_up_proj", &[2, 2, 2]);
         assert_eq!(joined, [0, 0, 2, 2, 1, 1, 3, 3]);
     }
