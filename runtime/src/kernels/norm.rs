@@ -574,10 +574,17 @@ pub(super) fn layer_norm_bwd_sums(call: &Call<'_>) -> Ran {
 }
 // --- batch norm ---
 
+/// Elements of an image's neighbouring channels that a thread reads at least: shorter runs, far from
+/// each other, would be slow to fetch.
+const RUN: usize = 128;
+
 /// The units are the channels.
 pub(super) fn cut_channels(call: &Call<'_>) -> Cut {
     let (batch, channels, inner) = around(call.in_shape(0), 1);
-    Cut::of(channels, batch * inner)
+    Cut {
+        align: (RUN / inner.max(1)).max(1),
+        ..Cut::of(channels, batch * inner)
+    }
 }
 
 /// A tensor of images: channel `c` of image `b` has `inner` elements from `(b * channels + c) *

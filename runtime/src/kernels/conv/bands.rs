@@ -129,52 +129,110 @@ impl Band {
         let (rx, x) = self.x.at(tap % self.x.line.taps);
         ((ry * self.x.remainders + rx) * self.y.run + y) * self.pitch + x
     }
-    /// Copies the elements of its channels. `source` begins at the first one's.
+    /// Copies the elements of its channels, and zeros around them. `source` begins at the first
+    /// channel's.
     pub(super) fn copy<T: Scalar, W: Wide>(&self, source: &[T], room: &mut [W]) {
-        let width = self.x.line.size;
-        let (room, after) = room[..self.len()].split_at_mut(self.plane * self.channels);
-        after.fill(W::ZERO);
-        for (channel, to) in room.chunks_exact_mut(self.plane).enumerate() {
-            let from = &source[channel * self.y.line.size * width..];
+        self.clear_around(room);
+        self.copy_inside(source, room);
+    }
+    /// Writes the zeros around the elements.
+    pub(super) fn clear_around<W: Wide>(&self, room: &mut [W]) {
+        let end = self.plane * self.channels;
+        room[end..self.len()].fill(W::ZERO);
+        for to in room[..end].chunks_exact_mut(self.plane) {
             let runs = self.y.remainders * self.x.remainders * self.y.run;
-            let (rows, rest) = to.split_at_mut(runs * self.pitch);
-            rest.fill(W::ZERO);
-            let mut rows = rows.chunks_exact_mut(self.pitch);
-            for ry in 0..self.y.remainders {
-                for rx in 0..self.x.remainders {
-                    let inside = self.x.inside(rx);
-                    for (y, to) in rows.by_ref().take(self.y.run).enumerate() {
-                        match self.y.element(ry, y) {
-                            Some(y) => self.copy_row(&from[y * width..][..width], rx, &inside, to),
-                            None => to.fill(W::ZERO),
-                        }
-                    }
+            to[runs * self.pitch..].fill(W::ZERO);
+            self.rows(to, |row, inside, to| {
+                let (start, end) = match row {
+                    Some(_) => (inside.start.min(self.pitch), inside.end),
+                    None => (self.pitch, self.pitch),
+                };
+                to[..start].fill(W::ZERO);
+                to[end..].fill(W::ZERO);
+            });
+        }
+    }
+    /// Copies the elements of its channels to a room that has zeros around them.
+    pub(super) fn copy_inside<T: Scalar, W: Wide>(&self, source: &[T], room: &mut [W]) {
+        let width = self.x.line.size;
+        let planes = room[..self.plane * self.channels].chunks_exact_mut(self.plane);
+        for (to, from) in planes.zip(source.chunks(self.y.line.size * width)) {
+            self.rows(to, |row, inside, to| {
+                if let Some((y, x)) = row {
+                    self.copy_row(&from[y * width + x..], &mut to[inside]);
+                }
+            });
+        }
+    }
+    /// Calls `f` for each row of a channel, with the row and column of its first element in the
+    /// source, if it has elements, and with their positions in the row.
+    #[inline(always)]
+    fn rows<W>(
+        &self,
+        channel: &mut [W],
+        mut f: impl FnMut(Option<(usize, usize)>, Range<usize>, &mut [W]),
+    ) {
+        let mut rows = channel.chunks_exact_mut(self.pitch);
+        for ry in 0..self.y.remainders {
+            for rx in 0..self.x.remainders {
+                let inside = self.x.inside(rx);
+                let x = self.x.element(rx, inside.start);
+                for (y, to) in rows.by_ref().take(self.y.run).enumerate() {
+                    f(self.y.element(ry, y).zip(x), inside.clone(), to);
                 }
             }
         }
     }
-    /// Copies the elements of a row that have a remainder.
+    /// Copies the elements of a row that have a remainder, from the first of them on.
     #[inline]
-    fn copy_row<T: Scalar, W: Wide>(
-        &self,
-        from: &[T],
-        remainder: usize,
-        inside: &Range<usize>,
-        to: &mut [W],
-    ) {
-        to[..inside.start.min(self.pitch)].fill(W::ZERO);
-        to[inside.end..].fill(W::ZERO);
-        let Some(first) = self.x.element(remainder, inside.start) else {
-            return;
-        };
-        let (from, to) = (&from[first..], &mut to[inside.clone()]);
+    fn copy_row<T: Scalar, W: Wide>(&self, from: &[T], to: &mut [W]) {
         if self.x.line.stride == 1 {
-            W::load(&from[..to.len()], to);
+            load_row(&from[..to.len()], to);
+        } else if self.x.line.stride == 2 {
+            // A loop that LLVM turns into vectors.
+            let (pairs, rest) = from.as_chunks::<2>();
+            let (to, last) = to.split_at_mut(to.len().min(pairs.len()));
+            to.iter_mut()
+                .zip(pairs)
+                .for_each(|(to, &[from, _])| *to = W::of(from));
+            last.iter_mut()
+                .zip(rest)
+                .for_each(|(to, &from)| *to = W::of(from));
         } else {
             for (to, &from) in to.iter_mut().zip(from.iter().step_by(self.x.line.stride)) {
                 *to = W::of(from);
             }
         }
+    }
+}
+
+/// Elements that are copied at once.
+const FEW_ELEMENTS: usize = 4;
+
+/// Copies a row. For a short one, a call of the system's copy would take longer than the copy.
+#[inline(always)]
+pub(super) fn load_row<T: Scalar, W: Wide>(from: &[T], to: &mut [W]) {
+    let n = to.len();
+    if size_of::<T>() != size_of::<W>() || !(FEW_ELEMENTS..=LINE * 4).contains(&n) {
+        return W::load(from, to);
+    }
+    // The last ones may be copied twice.
+    for at in (0..n).step_by(FEW_ELEMENTS) {
+        let at = at.min(n - FEW_ELEMENTS);
+        W::load(&from[at..][..FEW_ELEMENTS], &mut to[at..][..FEW_ELEMENTS]);
+    }
+}
+
+/// Rounds and copies a row, as [`load_row`] does.
+#[inline(always)]
+pub(super) fn store_row<T: Scalar, W: Wide>(from: &[W], to: &mut [T]) {
+    let n = to.len();
+    if size_of::<T>() != size_of::<W>() || !(FEW_ELEMENTS..=LINE * 4).contains(&n) {
+        return W::store(from, to);
+    }
+    for at in (0..n).step_by(FEW_ELEMENTS) {
+        let at = at.min(n - FEW_ELEMENTS);
+        W::store(&from[at..][..FEW_ELEMENTS], &mut to[at..][..FEW_ELEMENTS]);
     }
 }
 
@@ -227,4 +285,4 @@ pub(super) fn largest(
 }
 
 /// Columns of a rectangle that is not made smaller.
-const FEW: usize = 48;
+pub(super) const FEW: usize = 48;

@@ -1,6 +1,7 @@
 //! Convolutions and the gradients of their inputs: products of weights and patches, a block of
 //! columns at a time. The patches of a block are packed into the thread's workspace.
 
+use super::bands::store_row;
 use super::patches::{MOST_COLUMNS, Patches, SLACK};
 use super::{Phase, Sizes};
 use crate::kernel::{Planes, Window};
@@ -143,7 +144,17 @@ impl Grid {
     #[inline]
     pub(super) fn store<T: Scalar, W: Wide>(&self, from: &[W], to: &mut [T]) {
         if self.step.1 == 1 {
-            W::store(from, to);
+            store_row(from, to);
+        } else if self.step.1 == 2 {
+            let (pairs, rest) = to.as_chunks_mut::<2>();
+            let (from, last) = from.split_at(from.len().min(pairs.len()));
+            pairs
+                .iter_mut()
+                .zip(from)
+                .for_each(|([to, _], from)| *to = from.narrow());
+            rest.iter_mut()
+                .zip(last)
+                .for_each(|(to, from)| *to = from.narrow());
         } else {
             for (to, from) in to.iter_mut().step_by(self.step.1).zip(from) {
                 *to = from.narrow();

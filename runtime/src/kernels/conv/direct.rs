@@ -5,7 +5,7 @@
 //! A tile is a few rows of a few vectors, whose sums are registers. Every sum is made in the order
 //! of the taps, or of the positions in rectangles that depend only on the shape.
 
-use super::bands::{Band, largest, rectangles};
+use super::bands::{Band, largest, load_row, rectangles};
 use super::columns::{Product, SUMS};
 use super::patches::Patches;
 use super::weights::Gradients;
@@ -85,7 +85,7 @@ vectors!(
 /// sums in 16 registers. Other numbers of rows have other numbers of vectors, see [`by_rows`].
 const ROWS: usize = 4;
 /// Numbers of a tile: 12 vectors of at most 16.
-const NUMBERS: usize = 12 * 16;
+pub(super) const NUMBERS: usize = 12 * 16;
 /// Elements of a band: 256 KiB of f32, in the second cache.
 const BAND: usize = 1 << 16;
 /// Positions over which a tile's sums of weights' gradients are made: its rows of the result's
@@ -127,7 +127,7 @@ fn rectangle<T: Float>(
 
 /// Runs loops. Their code is large: there is one copy of it for each type that is computed in.
 #[inline(never)]
-fn in_vectors(loops: impl WithSimd<Output = ()>) {
+pub(super) fn in_vectors(loops: impl WithSimd<Output = ()>) {
     Arch::new().dispatch(loops);
 }
 
@@ -145,12 +145,15 @@ trait Tiles {
 #[inline(always)]
 fn by_rows<S: Simd>(tiles: &mut impl Tiles, simd: S, rows: Range<usize>) {
     let whole = rows.start + rows.len() / ROWS * ROWS;
-    tiles.rows::<S, ROWS, 3, 1>(simd, rows.start..whole);
-    match rows.end - whole {
-        0 => {}
-        1 => tiles.rows::<S, 1, 8, 4>(simd, whole..rows.end),
-        2 => tiles.rows::<S, 2, 6, 3>(simd, whole..rows.end),
-        _ => tiles.rows::<S, 3, 4, 2>(simd, whole..rows.end),
+    let pairs = whole + (rows.end - whole) / 2 * 2;
+    if rows.start < whole {
+        tiles.rows::<S, ROWS, 3, 1>(simd, rows.start..whole);
+    }
+    if whole < pairs {
+        tiles.rows::<S, 2, 6, 3>(simd, whole..pairs);
+    }
+    if pairs < rows.end {
+        tiles.rows::<S, 1, 8, 4>(simd, pairs..rows.end);
     }
 }
 
@@ -266,12 +269,17 @@ where
             (x, done) = (x + len, done + len);
         }
     }
-    /// For each tile of rows: the numbers at which their sums begin, then for each tap a weight for
+    /// For each tile of [`by_rows`]: the numbers at which their sums begin, then for each tap a weight for
     /// each row.
     fn pack_weights(&self, room: &mut [T::Wide], row: &mut [T::Wide], rows: Range<usize>) {
         let numbers = row.len() + 1;
-        for top in rows.clone().step_by(ROWS) {
-            let height = ROWS.min(rows.end - top);
+        let mut top = rows.start;
+        while top < rows.end {
+            let height = match rows.end - top {
+                1 => 1,
+                2 | 3 => 2,
+                _ => ROWS,
+            };
             let tile = &mut room[(top - rows.start) * numbers..][..height * numbers];
             for i in 0..height {
                 self.weights.row(row, top + i, 0);
@@ -280,36 +288,37 @@ where
                 let tile = tile.chunks_exact_mut(height).skip(1);
                 tile.zip(&*row).for_each(|(to, &weight)| to[i] = weight);
             }
+            top += height;
         }
     }
 }
 
 /// The sums of a tile: one row after the other.
-struct Computed<'a, W> {
+pub(super) struct Computed<'a, W> {
     /// The first row of those whose weights are packed.
-    row: usize,
-    at: usize,
+    pub(super) row: usize,
+    pub(super) at: usize,
     /// The positions, of which the last may be behind the band's.
-    width: usize,
-    numbers: &'a [W],
+    pub(super) width: usize,
+    pub(super) numbers: &'a [W],
 }
 
 /// The sums of a band's places. They are the same for all types that are computed in one.
-struct Sums<'a, W> {
-    band: &'a Band,
-    room: &'a [W],
-    weights: &'a [W],
+pub(super) struct Sums<'a, W> {
+    pub(super) band: &'a Band,
+    pub(super) room: &'a [W],
+    pub(super) weights: &'a [W],
     /// The weights of a row.
-    depth: usize,
+    pub(super) depth: usize,
     /// Room for a tile.
-    numbers: &'a mut [W],
+    pub(super) numbers: &'a mut [W],
     /// The rows whose weights are packed.
-    rows: usize,
+    pub(super) rows: usize,
     /// The positions at which the first place reads some channels' taps, and the distance to the
     /// next channels.
-    taps: &'a [usize],
-    step: usize,
-    store: &'a mut dyn FnMut(Computed<'_, W>),
+    pub(super) taps: &'a [usize],
+    pub(super) step: usize,
+    pub(super) store: &'a mut dyn FnMut(Computed<'_, W>),
 }
 
 impl<W: Vectors> WithSimd for Sums<'_, W> {
@@ -409,6 +418,7 @@ where
         let patches = &self.patches;
         let taps = patches.y.taps * patches.x.taps;
         let channels = weights.start / taps..weights.end.div_ceil(taps);
+        let mut table = [0; TAPS];
         // The same rectangles for any part of the weights: sums are cut there.
         let size = largest(
             (&patches.y, &patches.x),
@@ -425,17 +435,24 @@ where
                     sums.fill(T::Wide::ZERO);
                     rectangles(0..patches.columns(), places, size, |image, down, right| {
                         let (first, band) = band(patches, channels.len(), (down, right));
+                        let first = first.0 * places.1 + first.1;
                         let source = patches.image(image);
                         let plane = patches.y.size * patches.x.size;
                         band.copy(&source[channels.start * plane..], room);
-                        self.copy_dys(&band, (image, outputs.clone(), first), dys);
+                        for (o, to) in outputs.clone().zip(dys.chunks_exact_mut(ROW_OF_DY)) {
+                            self.copy_dy(&band, (image, o), (first, places.1), to);
+                        }
+                        for (tap, to) in table[..taps].iter_mut().enumerate() {
+                            *to = band.tap(tap);
+                        }
                         in_vectors(WeightSums {
                             band: &band,
                             room,
                             dys,
+                            row: ROW_OF_DY,
                             outputs: outputs.len(),
                             first: channels.start * taps,
-                            taps,
+                            taps: &table[..taps],
                             weights: weights.clone(),
                             sums,
                         });
@@ -448,44 +465,49 @@ where
             });
         });
     }
-    /// Copies gradients of a rectangle's places to their positions, with zeros at others.
-    fn copy_dys(
+    /// Copies an output channel's gradients of a rectangle's places to their positions, with zeros
+    /// at others and at [`AFTER_DY`] more. `places` are the number of the first place and the
+    /// distance to that in the next row.
+    pub(super) fn copy_dy(
         &self,
         band: &Band,
-        (image, outputs, (y, x)): (usize, Range<usize>, (usize, usize)),
-        room: &mut [T::Wide],
+        (image, output): (usize, usize),
+        places: (usize, usize),
+        to: &mut [T::Wide],
     ) {
         let (pitch, width) = (band.pitch(), band.width());
-        for (o, to) in outputs.zip(room.chunks_exact_mut(ROW_OF_DY)) {
-            let channel = image * self.channels.0 + self.first + o;
-            let from = &self.dy[channel * self.plane..][..self.plane];
-            let (to, rest) = to.split_at_mut(band.positions());
-            for (i, to) in to.chunks_mut(pitch).enumerate() {
-                let (to, between) = to.split_at_mut(width);
-                let at = (y + i) * self.patches.x.places + x;
-                T::Wide::load(&from[at..][..width], to);
-                between.fill(T::Wide::ZERO);
-            }
-            rest.fill(T::Wide::ZERO);
+        let channel = image * self.channels.0 + self.first + output;
+        let from = &self.dy[channel * self.plane..][..self.plane];
+        let (to, rest) = to.split_at_mut(band.positions());
+        for (i, to) in to.chunks_mut(pitch).enumerate() {
+            let (to, between) = to.split_at_mut(width);
+            load_row(&from[places.0 + i * places.1..][..width], to);
+            // Few, so that a loop is faster than a call.
+            between.iter_mut().for_each(|to| *to = T::Wide::ZERO);
         }
+        rest[..AFTER_DY].fill(T::Wide::ZERO);
     }
 }
 
-/// Elements from a channel of a result's gradient to the next.
+/// Room for a channel of a result's gradient.
 const ROW_OF_DY: usize = POSITIONS + 48;
+/// Zeros after its positions: those of a vector.
+pub(super) const AFTER_DY: usize = 16;
 
 /// Adds the products of a band and a result's gradient.
-struct WeightSums<'a, W> {
-    band: &'a Band,
-    room: &'a [W],
-    dys: &'a [W],
-    outputs: usize,
+pub(super) struct WeightSums<'a, W> {
+    pub(super) band: &'a Band,
+    pub(super) room: &'a [W],
+    pub(super) dys: &'a [W],
+    /// Elements from a channel of the result's gradient to the next.
+    pub(super) row: usize,
+    pub(super) outputs: usize,
     /// The first weight of the band's first channel.
-    first: usize,
-    /// Weights of a channel.
-    taps: usize,
-    weights: Range<usize>,
-    sums: &'a mut [W],
+    pub(super) first: usize,
+    /// The positions at which the first place reads a channel's taps.
+    pub(super) taps: &'a [usize],
+    pub(super) weights: Range<usize>,
+    pub(super) sums: &'a mut [W],
 }
 
 impl<W: Vectors> WithSimd for WeightSums<'_, W> {
@@ -530,13 +552,19 @@ impl<W: Vectors> WeightSums<'_, W> {
     ) {
         let n = self.band.positions().div_ceil(W::lanes::<S>());
         let dys: [&[W::V<S>]; R] = std::array::from_fn(|r| {
-            &W::vectors::<S>(&self.dys[(row + r) * ROW_OF_DY..][..ROW_OF_DY])[..n]
+            &W::vectors::<S>(&self.dys[(row + r) * self.row..][..self.row])[..n]
         });
-        // Past the last weight, its sums are made again.
-        let last = self.weights.end - 1;
+        let first = weight - self.first;
+        let (mut channel, mut tap) = (first / self.taps.len(), first % self.taps.len());
         let xs: [&[W::V<S>]; V] = std::array::from_fn(|v| {
-            let i = last.min(weight + v) - self.first;
-            let at = i / self.taps * self.band.plane() + self.band.tap(i % self.taps);
+            let at = channel * self.band.plane() + self.taps[tap];
+            // Past the last weight, its sums are made again.
+            if weight + v + 1 < self.weights.end {
+                tap += 1;
+                if tap == self.taps.len() {
+                    (channel, tap) = (channel + 1, 0);
+                }
+            }
             &W::vectors::<S>(&self.room[at..][..n * W::lanes::<S>()])[..n]
         });
         let mut sums = [[W::splat(simd, W::ZERO); V]; R];

@@ -4,6 +4,7 @@
 
 mod bands;
 mod columns;
+mod depthwise;
 mod direct;
 mod patches;
 mod weights;
@@ -307,35 +308,37 @@ where
     let (tile, units) = (T::Wide::tile(), 0..s.columns());
     // Panics if the kernel's cut has another number of units.
     call.part(units.end);
+    let lines = (Line::forward(&s.y), Line::forward(&s.x));
     let product = |group: usize| Product {
         tile: &tile,
         rows: s.outputs,
         weights: Weights::new(&s, w, group, None),
-        patches: Patches::new(
-            &s,
-            x,
-            (group, s.inputs),
-            (Line::forward(&s.y), Line::forward(&s.x)),
-        ),
+        patches: Patches::new(&s, x, (group, s.inputs), lines),
         bias: bias.map(|bias| &bias[group * s.outputs..][..s.outputs]),
         grid: Grid::whole(s.y.output, s.x.output),
         plane: group * s.batch,
     };
-    whole(call, (0, units), [s.groups, s.batch, s.planes().0], product);
+    whole(call, &s, lines, (0, units), &product);
 }
 
-/// Computes result `j`, whose planes are products with a column for each element.
+/// Computes result `j`, whose planes are products with a column for each of their elements.
 fn whole<'a, T: Float>(
     call: &Call<'_>,
+    s: &Sizes,
+    lines: (Line, Line),
     (j, units): (usize, Range<usize>),
-    shape: [usize; 3],
-    product: impl Fn(usize) -> Product<'a, T>,
+    product: &dyn Fn(usize) -> Product<'a, T>,
 ) where
     T::Wide: Vectors,
 {
+    let shape = [s.groups, s.batch, lines.0.places * lines.1.places];
     // All groups have the same sizes.
     let first = product(0);
-    if first.is_direct() {
+    if s.is_depthwise() {
+        let shape = [1, s.batch * s.groups, shape[2]];
+        let mut planes = call.output_planes::<T>(j, units, shape);
+        depthwise::products(product, lines, &mut planes, (s.groups, shape[2]));
+    } else if first.is_direct() {
         let mut planes = call.output_planes::<T>(j, units, shape);
         for (group, columns) in by_group(planes.part(), &shape) {
             product(group).directly(columns, &mut planes);
@@ -437,27 +440,39 @@ fn backward_input<T: Float>(
 {
     let tile = T::Wide::tile();
     let plane = s.planes().1;
-    let shape = [s.groups, s.batch, plane];
+    let lines = |[y, x]: [Phase; 2]| (y.line(&s.y), x.line(&s.x));
     if (s.y.stride, s.x.stride) == (1, 1) {
         let phases = [Phase::new(&s.y, 0), Phase::new(&s.x, 0)];
         let grid = Grid::whole(s.y.input, s.x.input);
         let product = |group| input_product(s, &tile, (dy, w), group, phases, grid);
-        return whole(call, (j, units), shape, product);
+        return whole(call, s, lines(phases), (j, units), &product);
     }
 
+    let grid = |y: Phase, x: Phase| Grid {
+        places: (y.places, x.places),
+        first: (y.remainder, x.remainder),
+        step: (s.y.stride, s.x.stride),
+        width: s.x.input,
+    };
+    let product = |group, y, x| input_product(s, &tile, (dy, w), group, [y, x], grid(y, x));
+    if s.is_depthwise() {
+        let mut planes = call.output_planes::<T>(j, units, [1, s.batch * s.groups, plane]);
+        for y in Phase::all(s.y) {
+            for x in Phase::all(s.x) {
+                let product = |group| product(group, y, x);
+                depthwise::products(&product, lines([y, x]), &mut planes, (s.groups, plane));
+            }
+        }
+        return;
+    }
+    let shape = [s.groups, s.batch, plane];
     let mut planes = call.output_planes::<T>(j, units, shape);
     for (group, elements) in by_group(planes.part(), &shape) {
         for y in Phase::all(s.y) {
             for x in Phase::all(s.x) {
-                let grid = Grid {
-                    places: (y.places, x.places),
-                    first: (y.remainder, x.remainder),
-                    step: (s.y.stride, s.x.stride),
-                    width: s.x.input,
-                };
-                let columns = grid.columns_before(elements.start, plane)
-                    ..grid.columns_before(elements.end, plane);
-                let product = input_product(s, &tile, (dy, w), group, [y, x], grid);
+                let product = product(group, y, x);
+                let before = |element| product.grid.columns_before(element, plane);
+                let columns = before(elements.start)..before(elements.end);
                 if product.is_direct() {
                     product.directly(columns, &mut planes);
                 } else {
@@ -501,16 +516,20 @@ fn backward_weights<T: Float>(
     let tile = T::Wide::tile();
     let shape = [s.groups, 1, s.depth()];
     let mut planes = call.output_planes::<T>(j, units, shape);
+    let lines = (Line::forward(&s.y), Line::forward(&s.x));
+    let gradients = |group| weights::Gradients {
+        tile: &tile,
+        patches: Patches::new(s, x, (group, s.inputs), lines),
+        dy,
+        channels: (s.groups * s.outputs, s.outputs),
+        first: group * s.outputs,
+        plane: s.planes().0,
+    };
+    if s.is_depthwise() {
+        return depthwise::gradients(&gradients, lines, &mut planes, s.batch);
+    }
     for (group, weights) in by_group(planes.part(), &shape) {
-        let lines = (Line::forward(&s.y), Line::forward(&s.x));
-        let gradients = weights::Gradients {
-            tile: &tile,
-            patches: Patches::new(s, x, (group, s.inputs), lines),
-            dy,
-            channels: (s.groups * s.outputs, s.outputs),
-            first: group * s.outputs,
-            plane: s.planes().0,
-        };
+        let gradients = gradients(group);
         if gradients.is_direct() {
             gradients.directly(weights, &mut planes, group);
         } else {
