@@ -1,5 +1,5 @@
 //! Softmax along a dimension, layer norm, batch norm, and their derivatives. Statistics are
-//! computed in f64.
+//! computed in f64; for batch norm, from sums of few elements in the type of the computation.
 
 use super::math::{self, Float, Real};
 use super::signature::{Checked, Signature, ensure, is_float, statistics_dtype};
@@ -662,63 +662,61 @@ impl Images {
     }
 }
 
-/// Sums over the elements of each channel of a group. Neighbours in a run have sums of their own,
-/// which are added up in the end. So a channel's sum does not depend on the group's other channels.
-struct Sums {
-    lanes: [f64; BLOCK],
-    /// The lanes of a channel.
-    each: usize,
+/// Runs whose terms are added up before they are added to sums in f64.
+const RUNS: usize = 16;
+
+/// `N` sums over the elements of each channel of a group. Elements at the same place of their runs
+/// have sums of their own, which are added up in the end. So a channel's sum does not depend on the
+/// group's other channels.
+struct Sums<R, const N: usize> {
+    few: [[R; BLOCK]; N],
+    /// The runs that were added to `few`.
+    runs: usize,
+    lanes: [PerLine; N],
 }
 
-impl Sums {
-    fn new(images: &Images) -> Sums {
-        let each = match images.inner {
-            // A run is a part of a channel. Few lanes stay in registers.
-            inner if BLOCK < inner => LANES,
-            inner => inner.max(1),
-        };
-        Sums {
-            lanes: [0.0; BLOCK],
-            each,
+impl<R: Real, const N: usize> Sums<R, N> {
+    const NONE: Sums<R, N> = Sums {
+        few: [[R::ZERO; BLOCK]; N],
+        runs: 0,
+        lanes: [NOTHING; N],
+    };
+    /// Adds the terms of a run's elements.
+    #[inline(always)]
+    fn add(&mut self, len: usize, terms: impl Fn(usize) -> [R; N]) {
+        for j in 0..len.min(BLOCK) {
+            let terms = terms(j);
+            for (few, term) in self.few.iter_mut().zip(terms) {
+                few[j] = few[j] + term;
+            }
+        }
+        self.runs += 1;
+        if self.runs == RUNS {
+            self.flush();
         }
     }
-    /// Adds `f` of a run's elements and a number for each of them.
     #[inline(always)]
-    fn add<R: Copy>(
-        &mut self,
-        images: &Images,
-        xs: &[R],
-        known: &PerLine,
-        f: impl Fn(R, f64) -> f64,
-    ) {
-        let add = |lanes: &mut [f64], xs: &[R], known: &[f64]| {
-            for ((lane, &x), &known) in lanes.iter_mut().zip(xs).zip(known) {
-                *lane += f(x, known);
+    fn flush(&mut self) {
+        for (lanes, few) in self.lanes.iter_mut().zip(&mut self.few) {
+            for (lane, few) in lanes.iter_mut().zip(few) {
+                *lane += few.to_f64();
+                *few = R::ZERO;
             }
-        };
-        if images.inner <= BLOCK {
-            return add(&mut self.lanes, xs, known);
         }
-        let mut lanes = [0.0; LANES];
-        let (whole, rest) = xs.as_chunks::<LANES>();
-        let (known, last) = known[..xs.len()].as_chunks::<LANES>();
-        for (xs, known) in whole.iter().zip(known) {
-            add(&mut lanes, xs, known);
-        }
-        add(&mut lanes, rest, last);
-        self.lanes
-            .iter_mut()
-            .zip(lanes)
-            .for_each(|(sum, lane)| *sum += lane);
+        self.runs = 0;
     }
     /// The sums of a group's channels.
-    fn channels(&self, group: &Range<usize>) -> PerLine {
-        let mut sums = NOTHING;
-        let lanes = self.lanes.chunks(self.each).take(group.len());
-        for (sum, lanes) in sums.iter_mut().zip(lanes) {
-            *sum = lanes.iter().sum();
-        }
-        sums
+    #[inline(always)]
+    fn channels(mut self, images: &Images, group: &Range<usize>) -> [PerLine; N] {
+        self.flush();
+        self.lanes.map(|lanes| {
+            let mut sums = NOTHING;
+            let lanes = lanes.chunks(images.inner.clamp(1, BLOCK)).take(group.len());
+            for (sum, lanes) in sums.iter_mut().zip(lanes) {
+                *sum = lanes.iter().sum();
+            }
+            sums
+        })
     }
 }
 
@@ -741,6 +739,7 @@ impl<T: Float> WithSimd for BatchNorm<'_, '_, T> {
         let mut y = images.output::<T>(call, 0);
         let [mut means, mut rstds, mut vars] = [1, 2, 3].map(|j| sink(call, j));
         let n = images.n();
+        let (mut xs, mut ys) = ([T::Wide::ZERO; BLOCK], [T::Wide::ZERO; BLOCK]);
 
         for group in images.groups(call.part(images.channels.max(1))) {
             let (mean, squares) = statistics(&images, x, &group);
@@ -751,19 +750,18 @@ impl<T: Float> WithSimd for BatchNorm<'_, '_, T> {
             }
             let of = |c: usize| c - group.start;
             let means = images.spread(&group, |c| T::Wide::of_f64(mean[of(c)]));
-            let rstd = |c| 1.0 / (squares[of(c)] / n + eps).sqrt();
-            let rstds = images.spread(&group, |c| T::Wide::of_f64(rstd(c)));
-            let ws = images.spread(&group, |c| T::Wide::of(w[c]));
-            let bs = images.spread(&group, |c| T::Wide::of(b[c]));
-            let mut xs = [T::Wide::ZERO; BLOCK];
+            let scale = |c| 1.0 / (squares[of(c)] / n + eps).sqrt();
+            let scales = images.spread(&group, |c| T::Wide::of_f64(scale(c)) * T::Wide::of(w[c]));
+            let shifts = images.spread(&group, |c| T::Wide::of(b[c]));
             images.write(&mut y, &group, |at, y| {
-                let xs = &mut xs[..y.len()];
-                T::Wide::load(&x[at..at + y.len()], xs);
-                let known = means.iter().zip(&rstds).zip(ws.iter().zip(&bs));
-                for (x, ((&mean, &rstd), (&w, &b))) in xs.iter_mut().zip(known) {
-                    *x = (*x - mean) * rstd * w + b;
-                }
-                T::Wide::store(xs, y);
+                let n = y.len();
+                let xs = T::widened(&x[at..at + n], &mut xs);
+                T::rounded(y, &mut ys, |y| {
+                    let known = means[..n].iter().zip(&scales).zip(&shifts);
+                    for ((y, &x), ((&mean, &scale), &shift)) in y.iter_mut().zip(xs).zip(known) {
+                        *y = (x - mean) * scale + shift;
+                    }
+                });
             });
         }
     }
@@ -772,29 +770,23 @@ impl<T: Float> WithSimd for BatchNorm<'_, '_, T> {
 /// The means of a group's channels, and the sums of their elements' squared differences from them.
 #[inline(always)]
 fn statistics<T: Float>(images: &Images, x: &[T], group: &Range<usize>) -> (PerLine, PerLine) {
-    let sums = sums_of(images, x, group, &NOTHING, |x, _| x.to_f64());
-    let means = sums.map(|sum| sum / images.n());
-    let of_element = images.spread(group, |c| means[c - group.start]);
-    let squares = |x: T::Wide, mean| (x.to_f64() - mean) * (x.to_f64() - mean);
-    (means, sums_of(images, x, group, &of_element, squares))
-}
-
-/// For each channel of a group, the sum of `f` of its elements and a number for each of them.
-#[inline(always)]
-fn sums_of<T: Float>(
-    images: &Images,
-    x: &[T],
-    group: &Range<usize>,
-    known: &PerLine,
-    f: impl Fn(T::Wide, f64) -> f64,
-) -> PerLine {
-    let mut xs = [T::Wide::ZERO; BLOCK];
-    let mut sums = Sums::new(images);
+    let mut room = [T::Wide::ZERO; BLOCK];
+    let mut sums = Sums::<T::Wide, 1>::NONE;
     images.runs(group, |at, len| {
-        T::Wide::load(&x[at..at + len], &mut xs[..len]);
-        sums.add(images, &xs[..len], known, &f);
+        let xs = T::widened(&x[at..at + len], &mut room);
+        sums.add(len, |j| [xs[j]]);
     });
-    sums.channels(group)
+    let [sums] = sums.channels(images, group);
+    let means = sums.map(|sum| sum / images.n());
+    let of_element = images.spread(group, |c| T::Wide::of_f64(means[c - group.start]));
+    let mut squares = Sums::<T::Wide, 1>::NONE;
+    images.runs(group, |at, len| {
+        let xs = T::widened(&x[at..at + len], &mut room);
+        let means = &of_element[..len];
+        squares.add(len, |j| [(xs[j] - means[j]) * (xs[j] - means[j])]);
+    });
+    let [squares] = squares.channels(images, group);
+    (means, squares)
 }
 
 pub(super) fn batch_norm_bwd(call: &Call<'_>) -> Ran {
@@ -817,26 +809,23 @@ impl<T: Float> WithSimd for BatchNormBwd<'_, '_, T> {
         let mut dx = dx.map(|j| images.output::<T>(call, j));
         let [mut dw, mut db] = [dw, db].map(|j| j.map(|j| call.output::<T>(j)));
         let n = images.n();
-        let (mut dys, mut xs) = ([T::Wide::ZERO; BLOCK], [T::Wide::ZERO; BLOCK]);
+        let [mut dys, mut xs, mut room] = [[T::Wide::ZERO; BLOCK]; 3];
 
         let part = call.part(images.channels.max(1));
         for group in images.groups(part.clone()) {
-            let [mean, rstd] =
-                [means, rstds].map(|numbers| images.spread(&group, |c| T::Wide::of(numbers[c])));
-            let (mut sums_dw, mut sums_db) = (Sums::new(&images), Sums::new(&images));
+            let mean = images.spread(&group, |c| T::Wide::of(means[c]));
+            let mut sums = Sums::<T::Wide, 2>::NONE;
             images.runs(&group, |at, len| {
-                let (dys, xs) = (&mut dys[..len], &mut xs[..len]);
-                T::Wide::load(&dy[at..at + len], dys);
-                T::Wide::load(&x[at..at + len], xs);
-                let known = mean.iter().zip(&rstd);
-                for ((x, dy), (&mean, &rstd)) in xs.iter_mut().zip(dys.iter()).zip(known) {
-                    *x = (*x - mean) * rstd * *dy;
-                }
-                sums_dw.add(&images, xs, &NOTHING, |x, _| x.to_f64());
-                sums_db.add(&images, dys, &NOTHING, |dy, _| dy.to_f64());
+                let dys = T::widened(&dy[at..at + len], &mut dys);
+                let xs = T::widened(&x[at..at + len], &mut xs);
+                let mean = &mean[..len];
+                sums.add(len, |j| [(xs[j] - mean[j]) * dys[j], dys[j]]);
             });
-            let sums = [sums_dw, sums_db].map(|sums| sums.channels(&group));
-            for (result, sums) in [&mut dw, &mut db].into_iter().zip(&sums) {
+            let [mut sums_dw, sums_db] = sums.channels(&images, &group);
+            for (c, sum) in group.clone().zip(&mut sums_dw) {
+                *sum *= rstds[c].f64();
+            }
+            for (result, sums) in [(&mut dw, &sums_dw), (&mut db, &sums_db)] {
                 if let Some(result) = result {
                     for (c, &sum) in group.clone().zip(sums) {
                         result[c - part.start] = T::cast_f64(sum);
@@ -845,18 +834,24 @@ impl<T: Float> WithSimd for BatchNormBwd<'_, '_, T> {
             }
 
             let Some(dx) = &mut dx else { continue };
-            let [mean_gx, mean_g] = sums
-                .map(|sums| images.spread(&group, |c| T::Wide::of_f64(sums[c - group.start] / n)));
-            let scale = images.spread(&group, |c| T::Wide::of(w[c]) * T::Wide::of(rstds[c]));
+            // dx = scale dy - slope (x - mean) - shift
+            let of = |c: usize| c - group.start;
+            let scale = |c: usize| w[c].f64() * rstds[c].f64();
+            let slope = |c| scale(c) * rstds[c].f64() * sums_dw[of(c)] / n;
+            let scales = images.spread(&group, |c| T::Wide::of_f64(scale(c)));
+            let slopes = images.spread(&group, |c| T::Wide::of_f64(slope(c)));
+            let shifts = images.spread(&group, |c| T::Wide::of_f64(scale(c) * sums_db[of(c)] / n));
             images.write(dx, &group, |at, dx| {
-                let (dys, xs) = (&mut dys[..dx.len()], &mut xs[..dx.len()]);
-                T::Wide::load(&dy[at..at + dx.len()], dys);
-                T::Wide::load(&x[at..at + dx.len()], xs);
-                for (j, (x, dy)) in xs.iter_mut().zip(dys.iter()).enumerate() {
-                    let normal = (*x - mean[j]) * rstd[j];
-                    *x = scale[j] * (*dy - mean_g[j] - normal * mean_gx[j]);
-                }
-                T::Wide::store(xs, dx);
+                let n = dx.len();
+                let dys = T::widened(&dy[at..at + n], &mut dys);
+                let xs = T::widened(&x[at..at + n], &mut xs);
+                let (mean, scales, slopes, shifts) =
+                    (&mean[..n], &scales[..n], &slopes[..n], &shifts[..n]);
+                T::rounded(dx, &mut room, |dx| {
+                    for (j, dx) in dx.iter_mut().enumerate() {
+                        *dx = scales[j] * dys[j] - slopes[j] * (xs[j] - mean[j]) - shifts[j];
+                    }
+                });
             });
         }
     }
