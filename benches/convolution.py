@@ -70,6 +70,8 @@ OTHERS = {
     "norm of rows backward": "norm_bwd:2048,256:256,1,1,0,1,1",
     "norm, 512": "norm:8,512,4,4:512,1,1,0,1,1",
     "norm backward, 512": "norm_bwd:8,512,4,4:512,1,1,0,1,1",
+    "sum of channels, 64": "sum:8,64,64,64:64,1,1,0,1,1",
+    "sum of rows' channels": "sum:2048,256:256,1,1,0,1,1",
     "max pool 3x3/2": "pool:8,64,64,64:64,3,2,1,1,1",
     "max pool backward": "pool_bwd:8,64,64,64:64,3,2,1,1,1",
 }
@@ -91,6 +93,8 @@ def peer(case: str) -> Callable[[], object]:
         dy = torch.randn(shape)
         backward = torch.ops.aten.native_batch_norm_backward
         return lambda: backward(dy, x, w, None, None, mean, rstd, True, 1e-5, [True, True, True])
+    if what == "sum":
+        return lambda: x.sum([d for d in range(len(shape)) if d != 1], keepdim=True)
     if what == "pool":
         return lambda: F.max_pool2d(x, k, stride, padding, dilation, return_indices=True)
     if what == "pool_bwd":

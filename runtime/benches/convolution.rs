@@ -4,8 +4,8 @@
 //! `cargo bench -p lighterage-runtime --bench convolution -- THREADS ROUNDS CASE…` prints a line of
 //! JSON for each case: the fastest of ROUNDS rounds. A case is
 //! `WHAT:BATCH,INPUTS,HEIGHT,WIDTH:OUTPUTS, KERNEL,STRIDE,PADDING,DILATION,GROUPS`, where WHAT is
-//! `forward`, `input`, `weight`, `norm`, `norm_bwd`, `pool` or `pool_bwd`. Norms have only the
-//! image.
+//! `forward`, `input`, `weight`, `norm`, `norm_bwd`, `pool`, `pool_bwd` or `sum` (of each channel).
+//! Norms and sums have only the image.
 
 #![allow(clippy::print_stdout, reason = "a benchmark's output is its purpose")]
 
@@ -141,6 +141,7 @@ fn case(name: &str) -> Case {
         "forward" | "input" | "weight" => convolution(asked),
         "norm" | "norm_bwd" => norm(&asked),
         "pool" | "pool_bwd" => pool(asked),
+        "sum" => sum(asked),
         other => panic!("{other} should be something to measure"),
     }
 }
@@ -199,6 +200,21 @@ fn norm(asked: &Asked) -> Case {
         attrs: vec![attr("mask", Attr::Ints(vec![1; 3]))],
         ins: [dy, x].into_iter().chain(numbers).take(5).collect(),
         outs: vec![f32s(&asked.image), f32s(&c), f32s(&c)],
+    }
+}
+
+fn sum(asked: Asked) -> Case {
+    let dims = (0..asked.image.len() as i64).filter(|&d| d != 1).collect();
+    let mut shape = vec![1; asked.image.len()];
+    shape[1] = asked.image[1];
+    Case {
+        op: "sum",
+        attrs: vec![
+            attr("dims", Attr::Ints(dims)),
+            attr("keepdim", Attr::Bool(true)),
+        ],
+        ins: vec![random(&asked.image, 1)],
+        outs: vec![f32s(&shape)],
     }
 }
 

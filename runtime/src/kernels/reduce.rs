@@ -7,7 +7,9 @@ use super::wide::{BLOCK, Scalar, Sink, Source, Wide, blocks, sink, source, wide,
 use super::{Cut, DataError, Ran};
 use crate::kernel::{Call, Element};
 use artifact::DType;
+use pulp::{Arch, Simd, WithSimd};
 use std::cmp::Ordering::{Greater, Less};
+use std::marker::PhantomData;
 use std::ops::Range;
 
 // --- checks ---
@@ -72,6 +74,7 @@ struct Fold<A, L, C> {
 
 impl<A: Copy, L, C: Fn(A, A) -> A> Fold<A, L, C> {
     /// Combines a line of elements that follow each other.
+    #[inline(always)]
     fn line<W: Wide>(
         &self,
         x: &Source<'_>,
@@ -85,21 +88,23 @@ impl<A: Copy, L, C: Fn(A, A) -> A> Fold<A, L, C> {
         let mut xs = [W::ZERO; BLOCK];
         for (block, len) in blocks(n) {
             x.load(y, at + block, &mut xs[..len]);
-            for part in xs[..len].chunks(LANES) {
-                match <&[W; LANES]>::try_from(part) {
-                    Ok(part) => (0..LANES)
-                        .for_each(|i| lanes[i] = (self.combine)(lanes[i], (self.lift)(part[i]))),
-                    Err(_) => {
-                        for (lane, &x) in lanes.iter_mut().zip(part) {
-                            *lane = (self.combine)(*lane, (self.lift)(x));
-                        }
-                    }
+            let (whole, rest) = xs[..len].as_chunks::<LANES>();
+            // A copy, so that these stay in registers.
+            let mut copy = *lanes;
+            for part in whole {
+                for (lane, &x) in copy.iter_mut().zip(part) {
+                    *lane = (self.combine)(*lane, (self.lift)(x));
                 }
+            }
+            *lanes = copy;
+            for (lane, &x) in lanes.iter_mut().zip(rest) {
+                *lane = (self.combine)(*lane, (self.lift)(x));
             }
         }
     }
 
     /// Combines at most [`LANES`] combinations, in a tree.
+    #[inline(always)]
     fn together(&self, lanes: &mut [A]) -> A {
         let mut width = LANES;
         while 1 < width {
@@ -114,6 +119,7 @@ impl<A: Copy, L, C: Fn(A, A) -> A> Fold<A, L, C> {
 }
 
 /// Writes the finished combinations over the dimensions `dims` to result 0.
+#[inline(always)]
 fn reduce<W: Wide, A: Copy>(
     call: &Call<'_>,
     start: A,
@@ -196,14 +202,17 @@ fn reduce<W: Wide, A: Copy>(
     }
     Ok(())
 }
-/// The units are the elements of the result. A part has enough for a few cache lines of each row
-/// that is combined with other rows.
+/// The units are the elements of the result. If rows are combined with rows, a part has enough for
+/// a few cache lines of each.
 pub(super) fn cut(call: &Call<'_>) -> Cut {
-    let (from, to) = (count(call.in_shape(0)), count(call.out_shape(0)));
+    let shape = call.in_shape(0);
+    let (from, to) = (count(shape), count(call.out_shape(0)));
     let cut = Cut::of(to, from / to.max(1));
+    let last = shape.iter().rposition(|&size| 1 < size);
+    let of_rows = last.is_some_and(|d| !call.ints("dims").contains(&(d as i64)));
     Cut {
-        grain: if 64 <= to {
-            cut.grain.max(64)
+        grain: if of_rows && 64 <= to {
+            cut.grain.max((to / 4).clamp(64, BLOCK))
         } else {
             cut.grain
         },
@@ -215,8 +224,7 @@ pub(super) fn sum(call: &Call<'_>) -> Ran {
     if is_integer(call.in_dtype(0)) {
         return reduce(call, 0i64, |x: i64| x, i64::wrapping_add, |sum| sum);
     }
-    wide_float!(call.in_dtype(0), W => reduce(call, 0.0, |x: W| x.to_f64(), |a, b| a + b,
-        W::of_f64))
+    sum_over(call, 1.0)
 }
 pub(super) fn mean(call: &Call<'_>) -> Ran {
     let n: usize = call
@@ -224,10 +232,31 @@ pub(super) fn mean(call: &Call<'_>) -> Ran {
         .iter()
         .map(|&d| call.in_shape(0)[d as usize])
         .product();
-    wide_float!(call.in_dtype(0), W => {
-        reduce(call, 0.0, |x: W| x.to_f64(), |a, b| a + b, |sum| W::of_f64(sum / n as f64))
-    })
+    sum_over(call, n as f64)
 }
+/// The sum, divided by `n`.
+fn sum_over(call: &Call<'_>, n: f64) -> Ran {
+    wide_float!(call.in_dtype(0), W => Arch::new().dispatch(Sum::<W>(call, n, PhantomData)))
+}
+
+/// Sums in f64, divided by a number.
+struct Sum<'a, 'b, W>(&'a Call<'b>, f64, PhantomData<W>);
+
+impl<W: Wide> WithSimd for Sum<'_, '_, W> {
+    type Output = Ran;
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> Ran {
+        let Sum(call, n, _) = self;
+        reduce(
+            call,
+            0.0,
+            |x: W| x.to_f64(),
+            |a, b| a + b,
+            |sum| W::of_f64(sum / n),
+        )
+    }
+}
+
 pub(super) fn amax(call: &Call<'_>) -> Ran {
     wide!(call.in_dtype(0), W => reduce(call, W::LOWEST, |x: W| x, W::larger, |x| x))
 }

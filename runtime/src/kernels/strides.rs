@@ -69,6 +69,7 @@ impl<const N: usize> Nest<N> {
             .map_or([0; N], |last| self.strides[last])
     }
     /// Calls `f` with the offsets of each point, the last dimension running fastest.
+    #[inline(always)]
     pub(super) fn each(&self, start: [isize; N], mut f: impl FnMut([isize; N])) {
         if self.points() == 0 {
             return;
