@@ -627,11 +627,11 @@ impl Images {
         }
     }
     /// For each element of a run, the number of its channel.
-    fn spread<R: Real>(&self, group: &Range<usize>, of: impl Fn(usize) -> R) -> [R; BLOCK] {
+    fn spread<R: Real>(&self, group: &Range<usize>, of: &dyn Fn(usize) -> f64) -> [R; BLOCK] {
         let mut spread = [R::ZERO; BLOCK];
         let each = self.inner.clamp(1, BLOCK);
         for (channel, c) in spread.chunks_mut(each).zip(group.clone()) {
-            channel.fill(of(c));
+            channel.fill(R::of_f64(of(c)));
         }
         spread
     }
@@ -749,10 +749,10 @@ impl<T: Float> WithSimd for BatchNorm<'_, '_, T> {
                 vars.store(c, &[squares[i] / (n - 1.0)]);
             }
             let of = |c: usize| c - group.start;
-            let means = images.spread(&group, |c| T::Wide::of_f64(mean[of(c)]));
-            let scale = |c| 1.0 / (squares[of(c)] / n + eps).sqrt();
-            let scales = images.spread(&group, |c| T::Wide::of_f64(scale(c)) * T::Wide::of(w[c]));
-            let shifts = images.spread(&group, |c| T::Wide::of(b[c]));
+            let scale = |c: usize| w[c].f64() / (squares[of(c)] / n + eps).sqrt();
+            let means = images.spread::<T::Wide>(&group, &|c| mean[of(c)]);
+            let scales = images.spread::<T::Wide>(&group, &scale);
+            let shifts = images.spread::<T::Wide>(&group, &|c| b[c].f64());
             images.write(&mut y, &group, |at, y| {
                 let n = y.len();
                 let xs = T::widened(&x[at..at + n], &mut xs);
@@ -778,7 +778,7 @@ fn statistics<T: Float>(images: &Images, x: &[T], group: &Range<usize>) -> (PerL
     });
     let [sums] = sums.channels(images, group);
     let means = sums.map(|sum| sum / images.n());
-    let of_element = images.spread(group, |c| T::Wide::of_f64(means[c - group.start]));
+    let of_element = images.spread::<T::Wide>(group, &|c| means[c - group.start]);
     let mut squares = Sums::<T::Wide, 1>::NONE;
     images.runs(group, |at, len| {
         let xs = T::widened(&x[at..at + len], &mut room);
@@ -813,7 +813,7 @@ impl<T: Float> WithSimd for BatchNormBwd<'_, '_, T> {
 
         let part = call.part(images.channels.max(1));
         for group in images.groups(part.clone()) {
-            let mean = images.spread(&group, |c| T::Wide::of(means[c]));
+            let mean = images.spread::<T::Wide>(&group, &|c| means[c].f64());
             let mut sums = Sums::<T::Wide, 2>::NONE;
             images.runs(&group, |at, len| {
                 let dys = T::widened(&dy[at..at + len], &mut dys);
@@ -838,9 +838,10 @@ impl<T: Float> WithSimd for BatchNormBwd<'_, '_, T> {
             let of = |c: usize| c - group.start;
             let scale = |c: usize| w[c].f64() * rstds[c].f64();
             let slope = |c| scale(c) * rstds[c].f64() * sums_dw[of(c)] / n;
-            let scales = images.spread(&group, |c| T::Wide::of_f64(scale(c)));
-            let slopes = images.spread(&group, |c| T::Wide::of_f64(slope(c)));
-            let shifts = images.spread(&group, |c| T::Wide::of_f64(scale(c) * sums_db[of(c)] / n));
+            let shift = |c| scale(c) * sums_db[of(c)] / n;
+            let scales = images.spread::<T::Wide>(&group, &scale);
+            let slopes = images.spread::<T::Wide>(&group, &slope);
+            let shifts = images.spread::<T::Wide>(&group, &shift);
             images.write(dx, &group, |at, dx| {
                 let n = dx.len();
                 let dys = T::widened(&dy[at..at + n], &mut dys);

@@ -385,6 +385,30 @@ impl<'a, R: Tiled> Left<'a, R> {
             panel: tile.rows,
         }
     }
+    /// Rows `stride` apart of `depth` numbers, `step` apart, packed. One of `stride` and `step` is
+    /// 1.
+    pub(super) fn packed(
+        tile: &Tile<R>,
+        room: &'a mut [R],
+        (rows, stride): (usize, usize),
+        (depth, step): (usize, usize),
+        from: &[R],
+    ) -> Left<'a, R> {
+        let panel = tile.rows * depth;
+        (tile.pack_rows)(
+            room,
+            panel,
+            (rows, stride),
+            (depth, step),
+            Numbers::Wide(from),
+        );
+        Left {
+            x: room,
+            row: 1,
+            column: tile.rows,
+            panel,
+        }
+    }
 }
 
 /// A right factor: column `j` of row `l` of panel `p`, of a tile's columns, lies at `p * panel + l

@@ -145,33 +145,13 @@ fn reduce<W: Wide, A: Copy>(
         nest.push(size, [strides[d]]);
     }
     let part = call.part(count(call.out_shape(0)));
-    if kept.inner_strides() == [1] && 1 < kept.points() {
-        // The innermost dimension is kept: rows are combined with rows.
-        let (width, _) = kept.pop();
-        let mut out = part.start;
-        while out < part.end {
-            let (row, column) = (out / width, out % width);
-            let len = BLOCK.min(width - column).min(part.end - out);
-            let [at] = kept.point(row);
-            let mut sums = [fold.start; BLOCK];
-            let mut xs = [W::ZERO; BLOCK];
-            reduced.each([at + column as isize], |[at]| {
-                x.load(&y, at as usize, &mut xs[..len]);
-                (0..len).for_each(|j| sums[j] = (fold.combine)(sums[j], (fold.lift)(xs[j])));
-            });
-            (0..len).for_each(|j| xs[j] = finish(sums[j]));
-            y.store(out, &xs[..len]);
-            out += len;
-        }
-        return Ok(());
-    }
-    // The innermost dimension is reduced, or a line has only one element.
-    let (n, _) = if reduced.inner_strides() == [1] {
-        reduced.pop()
-    } else {
-        (1, [0])
+    // The length of lines. A line has one element if the innermost dimension is kept.
+    let n = match reduced.inner_strides() == [1] {
+        true => reduced.pop().0,
+        false => 1,
     };
-    if 1 < n && n <= LANES && kept.inner_strides() == [n as isize] {
+    let short = (1..=LANES).contains(&n) && 1 < kept.points();
+    if short && kept.inner_strides() == [n as isize] {
         // Short lines that follow each other are combined together.
         let (width, _) = kept.pop();
         let mut out = part.start;
@@ -181,12 +161,16 @@ fn reduce<W: Wide, A: Copy>(
             let [at] = kept.point(row);
             let mut lanes = [fold.start; BLOCK];
             let mut xs = [W::ZERO; BLOCK];
-            reduced.each([at + (column * n) as isize], |[at]| {
+            reduced.each_here([at + (column * n) as isize], |[at]| {
                 x.load(&y, at as usize, &mut xs[..len * n]);
                 (0..len * n).for_each(|j| lanes[j] = (fold.combine)(lanes[j], (fold.lift)(xs[j])));
             });
-            for (x, lanes) in xs.iter_mut().zip(lanes[..len * n].chunks_mut(n)) {
-                *x = finish(fold.together(lanes));
+            if n == 1 {
+                (0..len).for_each(|j| xs[j] = finish(lanes[j]));
+            } else {
+                for (x, lanes) in xs.iter_mut().zip(lanes[..len * n].chunks_mut(n)) {
+                    *x = finish(fold.together(lanes));
+                }
             }
             y.store(out, &xs[..len]);
             out += len;
@@ -195,7 +179,7 @@ fn reduce<W: Wide, A: Copy>(
     }
     for out in part {
         let mut lanes = [fold.start; LANES];
-        reduced.each(kept.point(out), |[at]| {
+        reduced.each_here(kept.point(out), |[at]| {
             fold.line(&x, &y, at as usize, n, &mut lanes)
         });
         y.store(out, &[finish(fold.together(&mut lanes))]);

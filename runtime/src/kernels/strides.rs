@@ -69,8 +69,12 @@ impl<const N: usize> Nest<N> {
             .map_or([0; N], |last| self.strides[last])
     }
     /// Calls `f` with the offsets of each point, the last dimension running fastest.
+    pub(super) fn each(&self, start: [isize; N], f: impl FnMut([isize; N])) {
+        self.each_here(start, f);
+    }
+    /// The same in the calling function, for the instructions that it may use.
     #[inline(always)]
-    pub(super) fn each(&self, start: [isize; N], mut f: impl FnMut([isize; N])) {
+    pub(super) fn each_here(&self, start: [isize; N], mut f: impl FnMut([isize; N])) {
         if self.points() == 0 {
             return;
         }

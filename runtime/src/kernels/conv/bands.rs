@@ -156,7 +156,8 @@ impl Band {
     pub(super) fn copy_inside<T: Scalar, W: Wide>(&self, source: &[T], room: &mut [W]) {
         let width = self.x.line.size;
         let planes = room[..self.plane * self.channels].chunks_exact_mut(self.plane);
-        for (to, from) in planes.zip(source.chunks(self.y.line.size * width)) {
+        for (channel, to) in planes.enumerate() {
+            let from = &source[channel * self.y.line.size * width..];
             self.rows(to, |row, inside, to| {
                 if let Some((y, x)) = row {
                     self.copy_row(&from[y * width + x..], &mut to[inside]);

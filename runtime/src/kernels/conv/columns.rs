@@ -12,6 +12,8 @@ use std::ops::Range;
 
 /// Rows of patches that are packed at once. Sums are cut there, for any number of threads.
 const DEPTH: usize = artifact::PRODUCT_DEPTH;
+/// Rows of weights of a multiple of so many bytes compete for sets of the first cache.
+const COMPETING: usize = 2048;
 /// Columns that are packed at once: 256 KiB of f32.
 const COLUMNS: usize = 128;
 /// Rows of weights that are packed at once, if they are.
@@ -56,10 +58,24 @@ impl<'a, T: Float> Weights<'a, T> {
             return Left::rows(tile, room, 0);
         }
         let k = self.inputs * self.taps[0] * self.taps[1];
-        if self.flipped.is_none() && T::room(1) == 0 {
-            // The type is its own wide type: the weights are read at their place in memory.
-            let w = T::widened(self.w, &mut []);
-            return Left::rows(tile, &w[rows.start * k + depth.start..], k);
+        // The type may be its own wide type.
+        let w = (T::room(1) == 0).then(|| T::widened(self.w, &mut []));
+        match (w, &self.flipped) {
+            // The weights are read at their place in memory, but rows that compete for a set of the
+            // cache are packed.
+            (Some(w), None) => {
+                let w = &w[rows.start * k + depth.start..];
+                return match (k * size_of::<T>()).is_multiple_of(COMPETING) {
+                    false => Left::rows(tile, w, k),
+                    true => Left::packed(tile, room, (rows.len(), k), (depth.len(), 1), w),
+                };
+            }
+            (Some(w), Some(_)) if self.taps == [1, 1] => {
+                let w = &w[depth.start * self.inputs + rows.start..];
+                let depth = (depth.len(), self.inputs);
+                return Left::packed(tile, room, (rows.len(), 1), depth, w);
+            }
+            _ => {}
         }
         for (row, to) in rows.zip(room.chunks_exact_mut(depth.len())) {
             self.row(to, row, depth.start);

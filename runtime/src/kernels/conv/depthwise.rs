@@ -128,7 +128,7 @@ pub(super) fn products<'a, T: Float>(
                 let (rows, width) = (down.len(), right.len());
                 let block = blocks.copy(source, (down, right), room);
                 let mut store = |tile: Computed<'_, T::Wide>| {
-                    sums[tile.at..][..tile.width].copy_from_slice(tile.numbers);
+                    sums[tile.at..][..tile.width].copy_from_slice(&tile.numbers[..tile.width]);
                 };
                 in_vectors(Sums {
                     band: &block.band,

@@ -9,7 +9,7 @@ use super::bands::{Band, largest, load_row, rectangles};
 use super::columns::{Product, SUMS};
 use super::patches::Patches;
 use super::weights::Gradients;
-use crate::kernel::Planes;
+use crate::kernel::{Planes, Window};
 use crate::kernels::math::{Float, Real};
 use crate::kernels::product::Tiled;
 use crate::kernels::wide::Wide;
@@ -84,8 +84,13 @@ vectors!(
 /// Rows of a tile, and its vectors: as many as keep two multiplications in flight each cycle, with
 /// sums in 16 registers. Other numbers of rows have other numbers of vectors, see [`by_rows`].
 const ROWS: usize = 4;
-/// Numbers of a tile: 12 vectors of at most 16.
-pub(super) const NUMBERS: usize = 12 * 16;
+/// Positions of tiles that are stored together, which takes as long for one tile. They are fewer if
+/// sums are deep: then elements of all channels stay in the first cache.
+const STORED: usize = 512;
+const STORED_DEPTH: usize = 1 << 13;
+/// Room for sums of a tile's rows before they are stored. Those of the last tile may be too many.
+const ROW: usize = STORED + 8 * 16;
+pub(super) const NUMBERS: usize = ROWS * ROW;
 /// Elements of a band: 256 KiB of f32, in the second cache.
 const BAND: usize = 1 << 16;
 /// Positions over which a tile's sums of weights' gradients are made: its rows of the result's
@@ -251,7 +256,7 @@ where
     ) {
         // Of the positions, some are not places.
         let (pitch, width) = (band.pitch(), band.width());
-        let n = tile.width.min(band.positions() - tile.at);
+        let n = tile.width;
         let (mut y, mut x, mut done) = (tile.at / pitch, tile.at % pitch, 0);
         while done < n {
             if x >= width {
@@ -260,7 +265,7 @@ where
             }
             let place = (first.0 + y) * self.patches.x.places + first.1 + x;
             let len = (width - x).min(n - done).min(self.grid.neighbours(place));
-            let from = tile.numbers.chunks_exact(tile.width);
+            let from = tile.numbers.chunks_exact(ROW);
             let rows = top + tile.row..top + tile.row + from.len();
             let mut window = planes.window(plane, rows, self.grid.elements(place, len));
             for (r, from) in from.enumerate() {
@@ -293,13 +298,14 @@ where
     }
 }
 
-/// The sums of a tile: one row after the other.
+/// Sums of a tile's rows.
 pub(super) struct Computed<'a, W> {
     /// The first row of those whose weights are packed.
     pub(super) row: usize,
     pub(super) at: usize,
-    /// The positions, of which the last may be behind the band's.
+    /// Positions.
     pub(super) width: usize,
+    /// [`ROW`] numbers for each row.
     pub(super) numbers: &'a [W],
 }
 
@@ -341,36 +347,49 @@ impl<W: Vectors> Tiles for Sums<'_, W> {
         rows: Range<usize>,
     ) {
         let (lanes, positions) = (W::lanes::<S>(), self.band.positions());
-        let mut at = 0;
-        while at < positions {
-            let few = positions - at <= F * lanes;
+        let step = V * lanes;
+        let together = STORED.min(STORED_DEPTH / (self.depth + 1)).max(step) / step * step;
+        for start in (0..positions).step_by(together) {
+            let end = positions.min(start + together);
             for row in rows.clone().step_by(R) {
-                if few {
-                    self.tile::<S, R, F>(simd, row, at);
-                } else {
-                    self.tile::<S, R, V>(simd, row, at);
+                let mut at = start;
+                while at < end {
+                    if end - at <= F * lanes {
+                        self.tile::<S, R, F>(simd, row, (start, at));
+                        at += F * lanes;
+                    } else {
+                        self.tile::<S, R, V>(simd, row, (start, at));
+                        at += step;
+                    }
                 }
+                (self.store)(Computed {
+                    row,
+                    at: start,
+                    width: end - start,
+                    numbers: &self.numbers[..R * ROW],
+                });
             }
-            at += if few { F } else { V } * lanes;
         }
     }
 }
 
 impl<W: Vectors> Sums<'_, W> {
-    /// Computes and stores `V` vectors of `R` rows.
+    /// Computes `V` vectors of `R` rows.
     #[inline(always)]
-    fn tile<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, row: usize, at: usize) {
+    fn tile<S: Simd, const R: usize, const V: usize>(
+        &mut self,
+        simd: S,
+        row: usize,
+        (start, at): (usize, usize),
+    ) {
         let sums = self.sums::<S, R, V>(simd, row, at);
         let lanes = W::lanes::<S>();
-        for (i, &sum) in sums.as_flattened().iter().enumerate() {
-            W::write::<S>(&mut self.numbers[i * lanes..], sum);
+        for (r, sums) in sums.into_iter().enumerate() {
+            let to = &mut self.numbers[r * ROW + at - start..][..V * lanes];
+            for (to, sum) in to.chunks_exact_mut(lanes).zip(sums) {
+                W::write::<S>(to, sum);
+            }
         }
-        (self.store)(Computed {
-            row,
-            at,
-            width: V * lanes,
-            numbers: &self.numbers[..R * V * lanes],
-        });
     }
     #[inline(always)]
     fn sums<S: Simd, const R: usize, const V: usize>(
@@ -412,9 +431,13 @@ where
         outputs.min(self.patches.rows()) <= PACKED_ROWS
             && rectangle.is_some_and(|(_, band)| band.positions() >= LEAST_POSITIONS)
     }
-    /// Computes the gradients of some weights of each output channel: sums in vectors over the
+    /// Computes the gradients of some weights of some output channels: sums in vectors over the
     /// positions of a band, then over all bands.
-    pub(super) fn directly(&self, weights: Range<usize>, planes: &mut Planes<'_, T>, group: usize) {
+    pub(super) fn directly(
+        &self,
+        (outputs, weights): (Range<usize>, Range<usize>),
+        to: &mut Window<'_, T>,
+    ) {
         let patches = &self.patches;
         let taps = patches.y.taps * patches.x.taps;
         let channels = weights.start / taps..weights.end.div_ceil(taps);
@@ -429,9 +452,9 @@ where
         T::Wide::with_room(|sums| {
             T::Wide::with_space(SUMS, |room| {
                 let (dys, room) = room.split_at_mut(OUTPUTS * ROW_OF_DY);
-                for first in (0..self.channels.1).step_by(OUTPUTS) {
-                    let outputs = first..(first + OUTPUTS).min(self.channels.1);
-                    let sums = &mut sums[..outputs.len() * weights.len()];
+                for top in (0..outputs.len()).step_by(OUTPUTS) {
+                    let some = top..(top + OUTPUTS).min(outputs.len());
+                    let sums = &mut sums[..some.len() * weights.len()];
                     sums.fill(T::Wide::ZERO);
                     rectangles(0..patches.columns(), places, size, |image, down, right| {
                         let (first, band) = band(patches, channels.len(), (down, right));
@@ -439,8 +462,9 @@ where
                         let source = patches.image(image);
                         let plane = patches.y.size * patches.x.size;
                         band.copy(&source[channels.start * plane..], room);
-                        for (o, to) in outputs.clone().zip(dys.chunks_exact_mut(ROW_OF_DY)) {
-                            self.copy_dy(&band, (image, o), (first, places.1), to);
+                        for (o, to) in some.clone().zip(dys.chunks_exact_mut(ROW_OF_DY)) {
+                            let output = outputs.start + o;
+                            self.copy_dy(&band, (image, output), (first, places.1), to);
                         }
                         for (tap, to) in table[..taps].iter_mut().enumerate() {
                             *to = band.tap(tap);
@@ -450,14 +474,14 @@ where
                             room,
                             dys,
                             row: ROW_OF_DY,
-                            outputs: outputs.len(),
+                            outputs: some.len(),
                             first: channels.start * taps,
                             taps: &table[..taps],
                             weights: weights.clone(),
                             sums,
                         });
                     });
-                    let mut to = planes.window(group, outputs, weights.clone());
+                    let mut to = to.part(some, 0..weights.len());
                     for (i, sums) in sums.chunks_exact(weights.len()).enumerate() {
                         T::Wide::store(sums, to.row(i));
                     }

@@ -14,7 +14,7 @@ use super::product::{Tile, Tiled};
 use super::signature::{Checked, Signature, ensure, is_float};
 use super::wide::floats;
 use super::{Cut, ELEMENTS, Ran};
-use crate::kernel::Call;
+use crate::kernel::{Call, Window};
 use artifact::DType;
 use columns::{Grid, Product, Results, SUMS, Weights};
 use direct::Vectors;
@@ -514,8 +514,6 @@ fn backward_weights<T: Float>(
     T::Wide: Vectors,
 {
     let tile = T::Wide::tile();
-    let shape = [s.groups, 1, s.depth()];
-    let mut planes = call.output_planes::<T>(j, units, shape);
     let lines = (Line::forward(&s.y), Line::forward(&s.x));
     let gradients = |group| weights::Gradients {
         tile: &tile,
@@ -525,15 +523,32 @@ fn backward_weights<T: Float>(
         first: group * s.outputs,
         plane: s.planes().0,
     };
-    if s.is_depthwise() {
-        return depthwise::gradients(&gradients, lines, &mut planes, s.batch);
-    }
-    for (group, weights) in by_group(planes.part(), &shape) {
+    let compute = |group, part, mut to: Window<'_, T>| {
         let gradients = gradients(group);
-        if gradients.is_direct() {
-            gradients.directly(weights, &mut planes, group);
-        } else {
-            gradients.run(weights, &mut planes, group);
+        match gradients.is_direct() {
+            true => gradients.directly(part, &mut to),
+            false => gradients.run(part, &mut to),
+        }
+    };
+    let depth = s.depth();
+    if s.is_depthwise() {
+        let mut planes = call.output_planes::<T>(j, units, [s.groups, 1, depth]);
+        depthwise::gradients(&gradients, lines, &mut planes, s.batch);
+    } else if depth < s.outputs {
+        // Units share the output channels, so that each of these is read by one.
+        let (channels, mut dw) = call.output_of::<T>(j, units, s.groups * s.outputs);
+        for (group, outputs) in by_group(channels, &[0, 1, s.outputs]) {
+            let ours = dw.split_off_mut(..outputs.len() * depth);
+            let ours = ours.expect("each channel should have weights");
+            let to = Window::new(ours, outputs.len(), depth);
+            compute(group, (outputs, 0..depth), to);
+        }
+    } else {
+        // Units share the weights of an output channel.
+        let mut planes = call.output_planes::<T>(j, units, [s.groups, 1, depth]);
+        for (group, weights) in by_group(planes.part(), &[0, 1, depth]) {
+            let to = planes.window(group, 0..s.outputs, weights.clone());
+            compute(group, (0..s.outputs, weights), to);
         }
     }
 }

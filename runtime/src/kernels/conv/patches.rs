@@ -2,6 +2,7 @@
 //! and taps that a result reads, its columns the places of results in all images; [`Patches::pack`]
 //! copies some rows and columns into a factor's panel.
 
+use super::bands::load_row;
 use super::{Axis, Sizes};
 use crate::kernels::wide::{Scalar, Wide};
 use std::ops::Range;
@@ -119,6 +120,16 @@ impl<'a, T: Scalar> Patches<'a, T> {
         let n = self.segments(&mut segments, columns);
         let segments = &segments[..n];
         let plane = self.y.size * self.x.size;
+        if self.y.is_identity() && self.x.is_identity() {
+            for segment in segments {
+                let first = segment.image + rows.start * plane + segment.x as usize;
+                for row in 0..rows.len() {
+                    let to = &mut room[row * pitch + segment.at..][..segment.len];
+                    load_row(&self.source[first + row * plane..][..segment.len], to);
+                }
+            }
+            return;
+        }
         let taps = self.y.taps * self.x.taps;
         let (mut channel, tap) = (rows.start / taps, rows.start % taps);
         let (mut ky, mut kx) = (tap / self.x.taps, tap % self.x.taps);

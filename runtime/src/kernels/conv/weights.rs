@@ -4,7 +4,7 @@
 
 use super::columns::SUMS;
 use super::patches::{MOST_COLUMNS, Patches, SLACK};
-use crate::kernel::{Planes, Window};
+use crate::kernel::Window;
 use crate::kernels::math::Float;
 use crate::kernels::product::{Left, Right, Tile, Tiled, tiles};
 use crate::kernels::wide::Wide;
@@ -30,21 +30,27 @@ pub(super) struct Gradients<'a, T: Float> {
 }
 
 impl<T: Float> Gradients<'_, T> {
-    /// Computes the gradients of some weights of each output channel.
-    pub(super) fn run(&self, weights: Range<usize>, planes: &mut Planes<'_, T>, group: usize) {
-        let (_, outputs) = self.channels;
+    /// Computes the gradients of some weights of some output channels.
+    pub(super) fn run(
+        &self,
+        (outputs, weights): (Range<usize>, Range<usize>),
+        to: &mut Window<'_, T>,
+    ) {
         T::Wide::with_room(|room| {
             let (patches, dys) = room.split_at_mut(DEPTH * ROWS + SLACK);
             T::Wide::with_space(SUMS, |sums| {
-                for o in (0..outputs).step_by(OUTPUTS) {
-                    let outputs = o..(o + OUTPUTS).min(outputs);
-                    let most = (SUMS / outputs.len()).min(8 * ROWS);
-                    for top in weights.clone().step_by(most) {
-                        let rows = top..(top + most).min(weights.end);
-                        let sums = &mut sums[..rows.len() * outputs.len()];
-                        self.sums(sums, (rows.clone(), outputs.clone()), patches, dys);
-                        let mut to = planes.window(group, outputs.clone(), rows.clone());
-                        store_transposed(sums, rows.len(), &mut to);
+                for o in (0..outputs.len()).step_by(OUTPUTS) {
+                    let some = o..(o + OUTPUTS).min(outputs.len());
+                    let most = (SUMS / some.len()).min(8 * ROWS);
+                    for top in (0..weights.len()).step_by(most) {
+                        let rows = top..(top + most).min(weights.len());
+                        let sums = &mut sums[..rows.len() * some.len()];
+                        let part = (
+                            weights.start + rows.start..weights.start + rows.end,
+                            outputs.start + some.start..outputs.start + some.end,
+                        );
+                        self.sums(sums, part, patches, dys);
+                        store_transposed(sums, rows.len(), &mut to.part(some.clone(), rows));
                     }
                 }
             });
