@@ -159,8 +159,9 @@ pub(super) fn products<'a, T: Float>(
     });
 }
 
-/// Computes this part's gradients of all groups' weights, if they are depthwise: sums over the positions of each band, then over all bands. Neighbouring channels of
-/// an image are read one after the other.
+/// Computes this part's gradients of all groups' weights, if they are depthwise: sums over the
+/// positions of each band, then over all bands. Neighbouring channels of an image are read one
+/// after the other.
 pub(super) fn gradients<'a, T: Float>(
     gradients: &dyn Fn(usize) -> Gradients<'a, T>,
     lines: (Line, Line),

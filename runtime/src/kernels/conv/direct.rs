@@ -274,8 +274,8 @@ where
             (x, done) = (x + len, done + len);
         }
     }
-    /// For each tile of [`by_rows`]: the numbers at which their sums begin, then for each tap a weight for
-    /// each row.
+    /// For each tile of [`by_rows`]: the numbers at which its rows' sums begin, then for each tap a
+    /// weight for each row.
     fn pack_weights(&self, room: &mut [T::Wide], row: &mut [T::Wide], rows: Range<usize>) {
         let numbers = row.len() + 1;
         let mut top = rows.start;
