@@ -574,8 +574,8 @@ pub(super) fn layer_norm_bwd_sums(call: &Call<'_>) -> Ran {
 }
 // --- batch norm ---
 
-/// Elements of an image's neighbouring channels that a thread reads at least: shorter runs, far from
-/// each other, would be slow to fetch.
+/// Elements of an image's neighbouring channels that a thread reads at least. Shorter runs, far
+/// from each other, would be slow to fetch.
 const RUN: usize = 128;
 
 /// The units are the channels.
