@@ -282,8 +282,8 @@ QUIET = """
     ernie4_5_moe gemma gpt2 gpt_neox gpt_oss helium llama mistral mpt nemotron qwen2 qwen3
 """.split()  # noqa: SIM905
 # Families whose file is not what transformers saves by default: experts of a layer in one tensor, as in the model; the
-# names of a model without its head, as OpenAI's file has them; experts in numbers of 4 bits.
-JOINED, HEADLESS, OF_4_BITS = ("olmoe",), ("gpt2",), ("gpt_oss",)
+# names of a model without its head, as OpenAI's file has them; experts in numbers of 4 bits; matrices of 8 bits.
+JOINED, HEADLESS, OF_4_BITS, OF_8_BITS = ("olmoe",), ("gpt2",), ("gpt_oss",), ("deepseek_v3", "qwen3")
 # Families with a file of adapters, and the modules that have some.
 ADAPTED = {"llama": ["q_proj", "v_proj", "down_proj"], "gpt2": ["c_attn"]}
 # Families that know the longest document of a batch; its rows are not packed.
@@ -329,12 +329,16 @@ def fixture(family: str, folder: Path) -> None:
         for parameter in [*model.parameters(), *corrections]:
             parameter.add_(torch.randn_like(parameter) * noise)
     codes = rounded_to_4_bits(model) if family in OF_4_BITS else {}
+    if family in OF_8_BITS:
+        round_to_8_bits(model)
     saved = model.base_model if family in HEADLESS else model
     saved.save_pretrained(folder, save_original_format=family not in JOINED)
     if codes:
         file = folder / "model.safetensors"
         kept = {name: tensor for name, tensor in load_file(file).items() if f"{name}_blocks" not in codes}
         save_file({**kept, **codes}, file)
+    if family in OF_8_BITS:
+        save_8_bits(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     batches = torch.randint(VOCABULARY, (STEPS, BATCH, SEQUENCE))
     inputs = [{"input_ids": batch, "labels": batch} for batch in batches]
@@ -360,6 +364,44 @@ def rounded_to_4_bits(model: Any) -> dict[str, Tensor]:
                 parameter.copy_(convert_moe_packed_tensors(codes, scales, dtype=torch.float32))
             stored |= {f"{name}_blocks": codes, f"{name}_scales": scales}
     return stored
+
+
+def in_8_bits(name: str, tensor: Tensor) -> bool:
+    """Return whether DeepSeek's and Qwen's published files have numbers of 8 bits for this tensor."""
+    return ".layers." in name and tensor.ndim > 1 and not name.endswith("mlp.gate.weight")
+
+
+def codes_of_8_bits(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return codes, and the scale of the one block that a small matrix has: a power of 2, so that codes are exact."""
+    scale = torch.exp2(torch.ceil(torch.log2(matrix.abs().max() / 448)))
+    return (matrix / scale).to(torch.float8_e4m3fn), scale.reshape(1, 1)
+
+
+def round_to_8_bits(model: Any) -> None:
+    """Give matrices numbers that 8 bits and a scale can have."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if in_8_bits(name, parameter):
+                parts = 2 if name.endswith("gate_up_proj") else 1
+                for matrix in parameter.view(-1, parameter.shape[-2] // parts, parameter.shape[-1]):
+                    codes, scale = codes_of_8_bits(matrix)
+                    matrix.copy_(codes.float() * scale)
+
+
+def save_8_bits(folder: Path) -> None:
+    """Store matrices as codes and scales, as transformers' quantiser of 8 bits does."""
+    file, stored = folder / "model.safetensors", {}
+    for name, tensor in load_file(file).items():
+        if in_8_bits(name, tensor):
+            codes, scale = codes_of_8_bits(tensor)
+            assert torch.equal(codes.float() * scale, tensor), name
+            stored |= {name: codes, f"{name}_scale_inv": scale}
+        else:
+            stored[name] = tensor
+    save_file(stored, file)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def save_adapters(model: Any, targets: list[str], batches: list[dict[str, Tensor]], folder: Path) -> None:

@@ -6,6 +6,7 @@ use super::files::{Input, read_whole};
 use crate::failure::Failure;
 use artifact::{DType, Operand};
 use checkpoint::tensors::{dtype, file_dtype, read_header};
+use published::Fp8;
 use safetensors::tensor::Dtype;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +28,8 @@ enum Stored {
     Pieces(Vec<Piece>),
     /// As numbers of 4 bits, and a scale for each 32 of them.
     Mxfp4 { codes: Piece, scales: Piece },
+    /// As matrices of numbers of 8 bits that lie behind each other.
+    Fp8(Vec<Fp8>),
 }
 
 /// A range of bytes in a file.
@@ -149,6 +152,14 @@ impl Tensors {
             Stored::Mxfp4 { codes, scales } => {
                 let [codes, scales] = [piece(codes)?, piece(scales)?];
                 Ok(published::numbers_of_4_bits(&entry.shape, &codes, &scales))
+            }
+            Stored::Fp8(matrices) => {
+                let mut bytes = vec![];
+                for matrix in matrices {
+                    let (codes, scales) = (piece(&matrix.codes)?, piece(&matrix.scales)?);
+                    matrix.decode(&codes, &scales, &mut bytes);
+                }
+                Ok(bytes)
             }
         }
     }

@@ -1,9 +1,9 @@
 //! Tensors that a published file has in another form than the model: under other names, a tensor
-//! for each expert of a mixture, or experts as numbers of 4 bits. transformers and PyTorch have
-//! changed the names of modules and kept those of files.
+//! for each expert of a mixture, or numbers of 4 or 8 bits. transformers and PyTorch have changed
+//! the names of modules and kept those of files.
 
-use super::{Entry, Stored, Tensors};
-use half::bf16;
+use super::{Entry, Piece, Stored, Tensors};
+use half::{bf16, f16};
 use safetensors::tensor::Dtype;
 
 /// Parts of names: in models, and in files.
@@ -37,11 +37,29 @@ const EXPERTS: [(&str, [&[&str]; 2]); 2] = [
 /// 1.0, section 5.3.3).
 const FP4: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
+/// The ends of names of scales, which follow the name of a tensor of 8 bits: DeepSeek's and Qwen's,
+/// and those of compressed-tensors.
+const SCALES: [&str; 2] = ["_scale_inv", "_scale"];
+/// Rows and columns of a block that shares a scale.
+const BLOCK: u64 = 128;
+
+/// A matrix of numbers of 8 bits. A number is the product of its code and of its block's scale.
+#[derive(Clone)]
+pub(super) struct Fp8 {
+    pub(super) codes: Piece,
+    pub(super) scales: Piece,
+    /// The types of codes and of scales.
+    dtypes: [Dtype; 2],
+    columns: u64,
+    /// Rows and columns of a block.
+    block: [u64; 2],
+}
+
 impl Tensors {
     /// Gives these names of a model a tensor, where the file has it in another form.
     pub(crate) fn add_published<'a>(&mut self, names: impl Iterator<Item = &'a str>) {
         let outer = self.outer_module();
-        let missing = names.filter(|name| !self.has(name));
+        let missing = names.filter(|name| !self.has(name) || self.of_8_bits(name).is_some());
         let found = missing.filter_map(|name| {
             let others = self.others(name, outer.as_deref());
             let entry = others.iter().find_map(|other| self.found(other))?;
@@ -87,10 +105,12 @@ impl Tensors {
 
     /// A tensor of the file, or several that make up one.
     fn found(&self, name: &str) -> Option<Entry> {
-        if let Some(entry) = self.entries.get(name) {
-            return Some(entry.clone());
-        }
-        self.of_4_bits(name).or_else(|| self.joined(name))
+        let whole = self
+            .of_8_bits(name)
+            .or_else(|| self.entries.get(name).cloned());
+        whole
+            .or_else(|| self.of_4_bits(name))
+            .or_else(|| self.joined(name))
     }
 
     /// The tensor of all experts, if the file has one for each.
@@ -100,10 +120,13 @@ impl Tensors {
             forms.iter().find_map(|parts| {
                 let of = |expert: usize| {
                     let part = |part: &&str| format!("{layer}.experts.{expert}.{part}.weight");
-                    let found = parts.iter().map(|name| self.entries.get(&part(name)));
-                    found.collect::<Option<Vec<&Entry>>>()
+                    let found = parts.iter().map(|name| {
+                        let (name, entry) = self.entries.get_key_value(&part(name))?;
+                        self.of_8_bits(name).or_else(|| Some(entry.clone()))
+                    });
+                    found.collect::<Option<Vec<Entry>>>()
                 };
-                let experts: Vec<Vec<&Entry>> = (0..).map_while(of).collect();
+                let experts: Vec<Vec<Entry>> = (0..).map_while(of).collect();
                 let &[rows, columns] = &experts.first()?.first()?.shape[..] else {
                     return None;
                 };
@@ -112,10 +135,43 @@ impl Tensors {
                     rows.saturating_mul(parts.len() as u64),
                     columns,
                 ];
-                join(&experts.concat(), shape)
+                join(experts.concat(), shape)
             })
         });
         forms.next()
+    }
+
+    /// A matrix of numbers of 8 bits, if it has scales: one, one for each row, or one for each
+    /// block of 128 rows and 128 columns.
+    fn of_8_bits(&self, name: &str) -> Option<Entry> {
+        let codes = self.entries.get(name)?;
+        let is_code = matches!(codes.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2);
+        let (true, &[rows, columns]) = (is_code, &codes.shape[..]) else {
+            return None;
+        };
+        let found = |end| self.entries.get(&format!("{name}{end}"));
+        let scales = SCALES.iter().find_map(found)?;
+        let block = match scales.shape[..] {
+            [] | [1] => [rows, columns],
+            [n] => [shared(rows, n)?, columns],
+            [n, m] => [shared(rows, n)?, shared(columns, m)?],
+            _ => return None,
+        };
+        let is_scale = matches!(scales.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16);
+        match (&codes.stored, &scales.stored) {
+            (Stored::Pieces(of), Stored::Pieces(scale)) if is_scale => Some(Entry {
+                dtype: Dtype::F32,
+                shape: codes.shape.clone(),
+                stored: Stored::Fp8(vec![Fp8 {
+                    codes: of.first()?.clone(),
+                    scales: scale.first()?.clone(),
+                    dtypes: [codes.dtype, scales.dtype],
+                    columns,
+                    block,
+                }]),
+            }),
+            _ => None,
+        }
     }
 
     /// A tensor of numbers of 4 bits, as gpt-oss stores experts: codes of `[experts, out, in / 32,
@@ -144,21 +200,24 @@ impl Tensors {
 }
 
 /// Tensors of one type and shape behind each other.
-fn join(parts: &[&Entry], shape: Vec<u64>) -> Option<Entry> {
-    let first = parts.first()?;
-    let mut pieces = vec![];
+fn join(parts: Vec<Entry>, shape: Vec<u64>) -> Option<Entry> {
+    let mut parts = parts.into_iter();
+    let first = parts.next()?;
+    let (dtype, of_part, mut stored) = (first.dtype, first.shape, first.stored);
     for part in parts {
-        match &part.stored {
-            Stored::Pieces(of) if part.dtype == first.dtype && part.shape == first.shape => {
-                pieces.extend_from_slice(of);
-            }
+        if (part.dtype, &part.shape) != (dtype, &of_part) {
+            return None;
+        }
+        match (&mut stored, part.stored) {
+            (Stored::Pieces(all), Stored::Pieces(more)) => all.extend(more),
+            (Stored::Fp8(all), Stored::Fp8(more)) => all.extend(more),
             _ => return None,
         }
     }
     Some(Entry {
-        dtype: first.dtype,
+        dtype,
         shape,
-        stored: Stored::Pieces(pieces),
+        stored,
     })
 }
 
@@ -187,6 +246,59 @@ pub(super) fn numbers_of_4_bits(shape: &[u64], codes: &[u8], scales: &[u8]) -> V
         .collect()
 }
 
+/// How many of `n` rows or columns share a scale, if there are so many scales.
+fn shared(n: u64, scales: u64) -> Option<u64> {
+    match scales {
+        1 => Some(n),
+        _ if scales == n => Some(1),
+        _ => (n.div_ceil(BLOCK) == scales).then_some(BLOCK),
+    }
+}
+
+impl Fp8 {
+    /// Appends the matrix in f32.
+    pub(super) fn decode(&self, codes: &[u8], scales: &[u8], to: &mut Vec<u8>) {
+        let scales: Vec<f32> = match self.dtypes[1] {
+            Dtype::F32 => of_bytes(scales, f32::from_le_bytes),
+            Dtype::BF16 => of_bytes(scales, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+            _ => of_bytes(scales, |bytes| f16::from_le_bytes(bytes).to_f32()),
+        };
+        let number = match self.dtypes[0] {
+            Dtype::F8_E4M3 => number_of_e4m3,
+            // The upper half of an f16.
+            _ => |code| f16::from_bits(u16::from(code) << 8).to_f32(),
+        };
+        let numbers: Vec<f32> = (0..=u8::MAX).map(number).collect();
+        let [height, width] = self.block.map(|size| size.max(1) as usize);
+        let columns = self.columns.max(1) as usize;
+        for (row, codes) in codes.chunks(columns).enumerate() {
+            let first = row / height * columns.div_ceil(width);
+            for (codes, scale) in codes.chunks(width).zip(&scales[first..]) {
+                for &code in codes {
+                    let number = numbers[usize::from(code)] * scale;
+                    to.extend_from_slice(&number.to_le_bytes());
+                }
+            }
+        }
+    }
+}
+
+fn of_bytes<const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+    bytes.as_chunks().0.iter().copied().map(number).collect()
+}
+
+/// A sign, four bits of exponent, three of mantissa; the largest code is no number (Micikevicius et
+/// al., FP8 formats for deep learning, section 3).
+fn number_of_e4m3(code: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+    let size = match (exponent, code & 7) {
+        (0, _) => mantissa * 2f32.powi(-9),
+        (15, 7) => f32::NAN,
+        _ => (8.0 + mantissa) * 2f32.powi(exponent - 10),
+    };
+    if code & 128 == 0 { size } else { -size }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,23 +306,27 @@ mod tests {
     use checkpoint::{Part, Tensor, tensors::write_all};
     use std::fs::{self, File};
 
-    /// A file of bytes; those of each tensor are its number.
-    fn file(name: &str, names: &[&str]) -> Tensors {
-        let path = std::env::temp_dir().join(format!("lighterage-{name}-{}", std::process::id()));
-        let list: Vec<Tensor> = names
+    /// A file of tensors of some types and shapes.
+    fn file_of(
+        file: &str,
+        tensors: &[(&str, DType, &[u64])],
+        bytes: impl Fn(usize, &mut [u8]),
+    ) -> Tensors {
+        let path = std::env::temp_dir().join(format!("lighterage-{file}-{}", std::process::id()));
+        let list: Vec<Tensor> = tensors
             .iter()
-            .map(|name| Tensor {
+            .map(|&(name, dtype, shape)| Tensor {
                 name: name.to_string(),
-                dtype: DType::U8,
-                shape: vec![1, 2],
+                dtype,
+                shape: shape.to_vec(),
                 part: Part::Model,
             })
             .collect();
         write_all(
             &mut File::create(&path).unwrap(),
             &list,
-            &mut |number, _, bytes| {
-                bytes.fill(number as u8);
+            &mut |number, _, to| {
+                bytes(number, to);
                 Ok(())
             },
         )
@@ -218,6 +334,24 @@ mod tests {
         let tensors = Tensors::open(&path).unwrap();
         fs::remove_file(path).unwrap();
         tensors
+    }
+
+    /// A file of bytes; those of each tensor are its number.
+    fn file(name: &str, names: &[&str]) -> Tensors {
+        let tensors: Vec<_> = names
+            .iter()
+            .map(|&name| (name, DType::U8, &[1, 2][..]))
+            .collect();
+        file_of(name, &tensors, |number, bytes| bytes.fill(number as u8))
+    }
+
+    fn f32s(tensors: &Tensors, name: &str, shape: &[u64]) -> Vec<f32> {
+        let operand = Operand {
+            dtype: DType::F32,
+            shape: shape.to_vec(),
+            place: Place { pool: 0, offset: 0 },
+        };
+        of_bytes(&tensors.get(name, &operand).unwrap(), f32::from_le_bytes)
     }
 
     fn bytes(tensors: &Tensors, name: &str, shape: &[u64]) -> Vec<u8> {
@@ -260,5 +394,48 @@ mod tests {
         tensors.add_published(["a.mlp.experts.gate_up_proj"].into_iter());
         let joined = bytes(&tensors, "a.mlp.experts.gate_up_proj", &[2, 2, 2]);
         assert_eq!(joined, [0, 0, 2, 2, 1, 1, 3, 3]);
+    }
+
+    #[test]
+    fn blocks_of_8_bits_have_a_scale_each() {
+        let list = [
+            ("a.weight", DType::F8E4M3, &[129, 130][..]),
+            ("a.weight_scale_inv", DType::F32, &[2, 2]),
+            ("b.weight", DType::F8E5M2, &[2, 3]),
+            ("b.weight_scale", DType::BF16, &[2, 1]),
+            ("c.weight", DType::F8E4M3, &[1, 6]),
+            ("c.weight_scale", DType::F32, &[]),
+            ("d.weight", DType::F8E4M3, &[129, 1]),
+            ("d.weight_scale", DType::F32, &[3, 1]),
+        ];
+        let mut tensors = file_of("eight", &list, |number, bytes| match number {
+            0 => bytes.fill(0x38),
+            1 => {
+                let scales = [1f32, 2.0, 3.0, 4.0].map(f32::to_le_bytes);
+                bytes.copy_from_slice(scales.as_flattened());
+            }
+            2 => bytes.copy_from_slice(&[0x3c, 0xbc, 0x7b, 0x3c, 0x01, 0x00]),
+            3 => bytes.copy_from_slice(
+                [0.5, 2.0]
+                    .map(bf16::from_f32)
+                    .map(|x| x.to_le_bytes())
+                    .as_flattened(),
+            ),
+            4 => bytes.copy_from_slice(&[0x7e, 0xfe, 0x01, 0x08, 0x00, 0x7f]),
+            5 => bytes.copy_from_slice(&1f32.to_le_bytes()),
+            _ => bytes.fill(0),
+        });
+        tensors.add_published(["a.weight", "b.weight", "c.weight", "d.weight"].into_iter());
+        let a = f32s(&tensors, "a.weight", &[129, 130]);
+        let at = |row: usize, column: usize| a[row * 130 + column];
+        assert_eq!([at(0, 0), at(127, 127), at(127, 128)], [1.0, 1.0, 2.0]);
+        assert_eq!([at(128, 127), at(128, 129)], [3.0, 4.0]);
+        let b = f32s(&tensors, "b.weight", &[2, 3]);
+        assert_eq!(b, [0.5, -0.5, 28672.0, 2.0, 2f32.powi(-15), 0.0]);
+        let c = f32s(&tensors, "c.weight", &[1, 6]);
+        assert_eq!(c[..5], [448.0, -448.0, 2f32.powi(-9), 2f32.powi(-6), 0.0]);
+        assert!(c[5].is_nan());
+        // Not as many scales as rows or blocks of rows.
+        assert_eq!(tensors.dtype("d.weight"), Some(DType::F8E4M3));
     }
 }
