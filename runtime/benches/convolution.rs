@@ -228,9 +228,9 @@ fn pool(asked: Asked) -> Case {
         ..
     } = asked;
     let y = [&image[..2], &result[2..]].concat();
+    attrs.push(attr("ceil", Attr::Bool(false)));
+    attrs.push(attr("kernel", Attr::Ints(vec![kernel as i64; 2])));
     if what == "pool" {
-        attrs.push(attr("ceil", Attr::Bool(false)));
-        attrs.push(attr("kernel", Attr::Ints(vec![kernel as i64; 2])));
         return Case {
             op: "max_pool2d",
             attrs,
@@ -245,7 +245,7 @@ fn pool(asked: Asked) -> Case {
     let shape = image.iter().map(|&n| n as i64).collect();
     Case {
         op: "max_pool2d_bwd",
-        attrs: vec![attr("shape", Attr::Ints(shape))],
+        attrs: [attrs, vec![attr("shape", Attr::Ints(shape))]].concat(),
         ins: vec![
             random(&y, 1),
             OwnedTensor::from_i64s(DType::I64, &y, &indices),

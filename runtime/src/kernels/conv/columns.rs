@@ -1,7 +1,7 @@
 //! Convolutions and the gradients of their inputs: products of weights and patches, a block of
 //! columns at a time. The patches of a block are packed into the thread's workspace.
 
-use super::bands::store_row;
+use super::bands::{load_row, store_row};
 use super::patches::{MOST_COLUMNS, Patches, SLACK};
 use super::{Phase, Sizes};
 use crate::kernel::{Planes, Window};
@@ -12,6 +12,8 @@ use std::ops::Range;
 
 /// Rows of patches that are packed at once. Sums are cut there, for any number of threads.
 const DEPTH: usize = artifact::PRODUCT_DEPTH;
+/// Rows of weights that are copied together.
+const NEIGHBOURS: usize = 8;
 /// Rows of weights of a multiple of so many bytes compete for sets of the first cache.
 const COMPETING: usize = 2048;
 /// Columns that are packed at once: 256 KiB of f32.
@@ -77,10 +79,34 @@ impl<'a, T: Float> Weights<'a, T> {
             }
             _ => {}
         }
-        for (row, to) in rows.zip(room.chunks_exact_mut(depth.len())) {
-            self.row(to, row, depth.start);
+        let n = depth.len();
+        for first in rows.clone().step_by(NEIGHBOURS) {
+            let some = first..rows.end.min(first + NEIGHBOURS);
+            self.rows(&mut room[(first - rows.start) * n..], some, depth.clone());
         }
-        Left::rows(tile, room, depth.len())
+        Left::rows(tile, room, n)
+    }
+    /// Copies some numbers of neighbouring rows. Those of a gradient of the input are next to each
+    /// other for each output: all rows' are copied before those of the next output.
+    pub(super) fn rows(&self, to: &mut [T::Wide], rows: Range<usize>, numbers: Range<usize>) {
+        let (n, taps) = (numbers.len(), self.taps[0] * self.taps[1]);
+        let whole = |[y, x]: &[Phase; 2]| y.taps * x.taps == taps;
+        if !self.flipped.as_ref().is_some_and(whole) {
+            for (row, to) in rows.zip(to.chunks_exact_mut(n.max(1))) {
+                self.row(to, row, numbers.start);
+            }
+            return;
+        }
+        let mut at = 0;
+        while at < n {
+            let (output, tap) = ((numbers.start + at) / taps, (numbers.start + at) % taps);
+            let len = (taps - tap).min(n - at);
+            for (i, row) in rows.clone().enumerate() {
+                let from = &self.w[(output * self.inputs + row) * taps + tap..][..len];
+                load_row(from, &mut to[i * n + at..][..len]);
+            }
+            at += len;
+        }
     }
     /// Whether they are those of a gradient of the input.
     pub(super) fn is_flipped(&self) -> bool {

@@ -108,6 +108,8 @@ const WEIGHTS: usize = 1 << 15;
 /// Weights that are packed, or whose gradients are summed, at once. Their workspace also has room
 /// for one row's weights, which are at most as many as a band's elements.
 const MOST_WEIGHTS: usize = 7 << 16;
+/// Numbers of a tile's rows of weights that are read before they are packed.
+const LINES: usize = 1 << 14;
 /// Taps whose positions are in a table.
 const TAPS: usize = 512;
 /// Output channels whose gradients are copied at once.
@@ -213,12 +215,12 @@ where
         let most = (MOST_WEIGHTS / (depth + 1) / ROWS * ROWS).max(ROWS);
         let mut table = [0; TAPS];
         T::Wide::with_room(|weights| {
-            let (row, weights) = weights.split_at_mut(depth);
+            let (lines, weights) = weights.split_at_mut(LINES);
             T::Wide::with_space(SUMS, |room| {
                 let (numbers, room) = room.split_at_mut(NUMBERS);
                 for top in (0..self.rows).step_by(most) {
                     let rows = top..(top + most).min(self.rows);
-                    self.pack_weights(weights, row, rows.clone());
+                    self.pack_weights(weights, lines, rows.clone());
                     let places = (patches.y.places, patches.x.places);
                     rectangles(columns.clone(), places, size, |image, down, right| {
                         let (first, band) = band(patches, patches.channels, (down, right));
@@ -276,8 +278,8 @@ where
     }
     /// For each tile of [`by_rows`]: the numbers at which its rows' sums begin, then for each tap a
     /// weight for each row.
-    fn pack_weights(&self, room: &mut [T::Wide], row: &mut [T::Wide], rows: Range<usize>) {
-        let numbers = row.len() + 1;
+    fn pack_weights(&self, room: &mut [T::Wide], lines: &mut [T::Wide], rows: Range<usize>) {
+        let depth = self.patches.rows();
         let mut top = rows.start;
         while top < rows.end {
             let height = match rows.end - top {
@@ -285,13 +287,21 @@ where
                 2 | 3 => 2,
                 _ => ROWS,
             };
-            let tile = &mut room[(top - rows.start) * numbers..][..height * numbers];
-            for i in 0..height {
-                self.weights.row(row, top + i, 0);
+            let tile = &mut room[(top - rows.start) * (depth + 1)..][..height * (depth + 1)];
+            let (starts, tile) = tile.split_at_mut(height);
+            for (i, start) in starts.iter_mut().enumerate() {
                 let bias = self.bias.map(|bias| T::Wide::of(bias[top + i]));
-                tile[i] = bias.unwrap_or(T::Wide::ZERO);
-                let tile = tile.chunks_exact_mut(height).skip(1);
-                tile.zip(&*row).for_each(|(to, &weight)| to[i] = weight);
+                *start = bias.unwrap_or(T::Wide::ZERO);
+            }
+            let few = LINES / ROWS;
+            for (first, tile) in (0..depth).step_by(few).zip(tile.chunks_mut(few * height)) {
+                let numbers = first..depth.min(first + few);
+                let n = numbers.len();
+                self.weights.rows(lines, top..top + height, numbers);
+                for (i, line) in lines.chunks_exact(n).take(height).enumerate() {
+                    let to = tile.chunks_exact_mut(height).zip(line);
+                    to.for_each(|(to, &weight)| to[i] = weight);
+                }
             }
             top += height;
         }
