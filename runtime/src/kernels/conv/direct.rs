@@ -100,7 +100,8 @@ const POSITIONS: usize = 1024;
 const PACKED_ROWS: usize = 32;
 /// With more rows, products of packed patches are as fast, and faster if there are few taps.
 const MOST_ROWS: usize = 256;
-/// With fewer positions, adding up the numbers of vectors would take too long.
+/// With fewer positions, adding up the numbers of vectors would take too long. And products of
+/// patches of one tap, which are copied once as bands are, are faster.
 const LEAST_POSITIONS: usize = 96;
 /// Packed weights that every position of a band is multiplied with before the next weights are
 /// used: 128 KiB of f32.
@@ -200,11 +201,14 @@ where
     /// Whether direct loops are faster than products of packed patches. Patches that many rows read
     /// cost little. But flipped weights are packed for each block of patches.
     pub(super) fn is_direct(&self) -> bool {
-        let few = self.rows <= MOST_ROWS || self.weights.is_flipped();
+        let taps = self.patches.y.taps * self.patches.x.taps;
+        let few = self.rows <= MOST_ROWS || 1 < taps && self.weights.is_flipped();
         let rectangle = rectangle(&self.patches, self.rows, usize::MAX);
         few && rectangle.is_some_and(|((height, width), band)| {
             // Each row of the product is also computed for positions that are not places.
-            (band.positions() - height * width) * self.rows <= height * width * PACKED_ROWS
+            let between = band.positions() - height * width;
+            between * self.rows <= height * width * PACKED_ROWS
+                && (1 < taps || LEAST_POSITIONS <= band.positions())
         })
     }
     /// Computes some columns.
