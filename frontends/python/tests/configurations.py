@@ -390,7 +390,8 @@ def round_to_8_bits(model: Any) -> None:
 
 def save_8_bits(folder: Path) -> None:
     """Store matrices as codes and scales, as transformers' quantiser of 8 bits does."""
-    file, stored = folder / "model.safetensors", {}
+    file = folder / "model.safetensors"
+    stored: dict[str, Tensor] = {}
     for name, tensor in load_file(file).items():
         if in_8_bits(name, tensor):
             codes, scale = codes_of_8_bits(tensor)
