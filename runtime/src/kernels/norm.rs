@@ -834,11 +834,11 @@ impl<T: Float> WithSimd for BatchNormBwd<'_, '_, T> {
             }
 
             let Some(dx) = &mut dx else { continue };
-            // dx = scale dy - slope (x - mean) - shift
+            // dx = scale ((dy - shift) - slope (x - mean))
             let of = |c: usize| c - group.start;
             let scale = |c: usize| w[c].f64() * rstds[c].f64();
-            let slope = |c| scale(c) * rstds[c].f64() * sums_dw[of(c)] / n;
-            let shift = |c| scale(c) * sums_db[of(c)] / n;
+            let slope = |c: usize| rstds[c].f64() * sums_dw[of(c)] / n;
+            let shift = |c: usize| sums_db[of(c)] / n;
             let scales = images.spread::<T::Wide>(&group, &scale);
             let slopes = images.spread::<T::Wide>(&group, &slope);
             let shifts = images.spread::<T::Wide>(&group, &shift);
@@ -850,7 +850,7 @@ impl<T: Float> WithSimd for BatchNormBwd<'_, '_, T> {
                     (&mean[..n], &scales[..n], &slopes[..n], &shifts[..n]);
                 T::rounded(dx, &mut room, |dx| {
                     for (j, dx) in dx.iter_mut().enumerate() {
-                        *dx = scales[j] * dys[j] - slopes[j] * (xs[j] - mean[j]) - shifts[j];
+                        *dx = scales[j] * ((dys[j] - shifts[j]) - slopes[j] * (xs[j] - mean[j]));
                     }
                 });
             });

@@ -284,12 +284,6 @@ pub(super) fn product_part<R: Tiled>(
             for shallow in (0..k).step_by(DEPTH) {
                 let depth = DEPTH.min(k - shallow);
                 let x = x.part(top * x_row + shallow * x_column..x.len());
-                // A line between panels keeps them from competing for the same set of the first
-                // cache.
-                let panel = tile.rows * depth + LINE_BYTES / size_of::<R>();
-                if pack_x {
-                    (tile.pack_rows)(x_room, panel, (height, x_row), (depth, x_column), x);
-                }
                 let x = match x {
                     Numbers::Wide(x) if !pack_x => Left {
                         x,
@@ -297,12 +291,7 @@ pub(super) fn product_part<R: Tiled>(
                         column: x_column,
                         panel: tile.rows * x_row,
                     },
-                    _ => Left {
-                        x: &*x_room,
-                        row: 1,
-                        column: tile.rows,
-                        panel,
-                    },
+                    _ => Left::packed(tile, x_room, (height, x_row), (depth, x_column), x),
                 };
                 for left in columns.clone().step_by(COLUMNS) {
                     let width = COLUMNS.min(columns.end - left);
@@ -390,18 +379,13 @@ impl<'a, R: Tiled> Left<'a, R> {
     pub(super) fn packed(
         tile: &Tile<R>,
         room: &'a mut [R],
-        (rows, stride): (usize, usize),
+        rows: (usize, usize),
         (depth, step): (usize, usize),
-        from: &[R],
+        from: Numbers<'_, R>,
     ) -> Left<'a, R> {
-        let panel = tile.rows * depth;
-        (tile.pack_rows)(
-            room,
-            panel,
-            (rows, stride),
-            (depth, step),
-            Numbers::Wide(from),
-        );
+        // A line between panels keeps them from competing for the same set of the first cache.
+        let panel = tile.rows * depth + LINE_BYTES / size_of::<R>();
+        (tile.pack_rows)(room, panel, rows, (depth, step), from);
         Left {
             x: room,
             row: 1,

@@ -227,6 +227,8 @@ fn convolutions_of_networks() {
         shape([3, 1, 6, 9], [9, 9], [1, 1], [2, 0, 1]),
         shape([2, 1, 3, 20], [32, 16], [8, 8], [8, 0, 1]),
         shape([2, 1, 4, 7], [6, 5], [6, 5], [1, 0, 1]),
+        // Rows of weights that compete for sets of the cache are packed.
+        shape([2, 1, 512, 9], [3, 3], [1, 1], [1, 0, 1]),
         // Many rows of weights.
         shape([1, 1, 3, 1030], [3, 3], [1, 1], [1, 0, 1]),
         shape([1, 1, 1030, 3], [2, 3], [3, 1], [1, 1, 1]),

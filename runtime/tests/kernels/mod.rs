@@ -6,6 +6,7 @@ mod documents;
 mod generate;
 mod golden;
 mod hostile;
+mod norm;
 mod optim;
 mod random;
 mod reference;

@@ -195,12 +195,13 @@ impl Tensors {
                 &entry.shape,
             );
             return Err(Failure::Input(format!(
-                "{path}: {name} is {found}, it should be {expected}{}",
+                "{path}: {name} is {found}, it should be {expected}{}{}",
                 if varies.contains(&true) {
                     " or smaller"
                 } else {
                     ""
-                }
+                },
+                published::help(name, entry.dtype)
             )));
         }
         Ok(entry)

@@ -123,8 +123,13 @@ impl Band {
     pub(super) fn positions(&self) -> usize {
         (self.y.line.places - 1) * self.pitch + self.x.line.places
     }
-    /// What position 0 reads at a tap.
-    pub(super) fn tap(&self, tap: usize) -> usize {
+    /// Fills a table with what position 0 reads at each tap.
+    pub(super) fn taps(&self, table: &mut [usize]) {
+        for (tap, to) in table.iter_mut().enumerate() {
+            *to = self.tap(tap);
+        }
+    }
+    fn tap(&self, tap: usize) -> usize {
         let (ry, y) = self.y.at(tap / self.x.line.taps);
         let (rx, x) = self.x.at(tap % self.x.line.taps);
         ((ry * self.x.remainders + rx) * self.y.run + y) * self.pitch + x

@@ -16,7 +16,7 @@ use std::ops::Range;
 
 /// The largest number of taps.
 const TAPS: usize = 256;
-/// Elements of a band, and its positions: it stays in the first cache, with its sums.
+/// Elements of a band, and its positions. The band and its sums stay in the first cache.
 const BAND: usize = 1 << 12;
 const POSITIONS: usize = 1 << 11;
 /// Room for a band. One row of few places may have more than [`BAND`] elements.
@@ -67,9 +67,7 @@ impl Blocks {
         let block = self.last.get_or_insert_with(|| {
             let band = Band::new((y, x), 1, places.clone());
             let mut taps = [0; TAPS];
-            for (tap, to) in taps[..y.taps * x.taps].iter_mut().enumerate() {
-                *to = band.tap(tap);
-            }
+            band.taps(&mut taps[..y.taps * x.taps]);
             band.clear_around(room);
             Block { places, band, taps }
         });
@@ -79,7 +77,7 @@ impl Blocks {
 }
 
 impl Sizes {
-    /// Whether these loops compute it. The smallest rectangle's band should have room.
+    /// Whether these loops compute it: the smallest rectangle's band must have room.
     pub(super) fn is_depthwise(&self) -> bool {
         let reach = |axis: &Axis| axis.taps.saturating_mul(axis.dilation);
         let rows = reach(&self.y).saturating_add(self.y.stride);
@@ -110,7 +108,7 @@ pub(super) fn products<'a, T: Float>(
     T::Wide::with_space(SUMS, |room| {
         let (room, rest) = room.split_at_mut(ROOM);
         let (numbers, sums) = rest.split_at_mut(NUMBERS);
-        for (plane, part) in by_group(planes.part(), &[0, 1, elements]) {
+        for (plane, part) in by_group(planes.part(), elements) {
             let (image, group) = (plane / groups, plane % groups);
             let product = product(group);
             let (grid, source) = (product.grid, product.patches.image(image));
@@ -183,7 +181,7 @@ pub(super) fn gradients<'a, T: Float>(
             let sums = &mut rest[..some.len()];
             sums.fill(T::Wide::ZERO);
             for image in 0..images {
-                for (group, weights) in by_group(some.clone(), &[0, 1, depth]) {
+                for (group, weights) in by_group(some.clone(), depth) {
                     let gradients = gradients(group);
                     let source = gradients.patches.image(image);
                     let first = group * depth + weights.start - some.start;
@@ -206,7 +204,7 @@ pub(super) fn gradients<'a, T: Float>(
                     });
                 }
             }
-            for (group, weights) in by_group(some.clone(), &[0, 1, depth]) {
+            for (group, weights) in by_group(some.clone(), depth) {
                 let first = group * depth + weights.start - some.start;
                 let sums = &sums[first..][..weights.len()];
                 T::Wide::store(sums, planes.window(group, 0..1, weights).row(0));

@@ -187,9 +187,8 @@ fn taps<'a, T: Float>(
     let channels = patches.channels.min(TAPS / taps.max(1));
     let table = &mut table[..channels * taps];
     for (i, table) in table.chunks_exact_mut(taps.max(1)).enumerate() {
-        for (tap, to) in table.iter_mut().enumerate() {
-            *to = i * band.plane() + band.tap(tap);
-        }
+        band.taps(table);
+        table.iter_mut().for_each(|to| *to += i * band.plane());
     }
     (table, channels * band.plane())
 }
@@ -480,9 +479,7 @@ where
                             let output = outputs.start + o;
                             self.copy_dy(&band, (image, output), (first, places.1), to);
                         }
-                        for (tap, to) in table[..taps].iter_mut().enumerate() {
-                            *to = band.tap(tap);
-                        }
+                        band.taps(&mut table[..taps]);
                         in_vectors(WeightSums {
                             band: &band,
                             room,

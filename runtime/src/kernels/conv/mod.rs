@@ -340,29 +340,24 @@ fn whole<'a, T: Float>(
         depthwise::products(product, lines, &mut planes, (s.groups, shape[2]));
     } else if first.is_direct() {
         let mut planes = call.output_planes::<T>(j, units, shape);
-        for (group, columns) in by_group(planes.part(), &shape) {
+        for (group, columns) in by_group(planes.part(), shape[1] * shape[2]) {
             product(group).directly(columns, &mut planes);
         }
     } else if first.in_place() {
         let mut planes = call.output_planes::<T::Wide>(j, units, shape);
-        for (group, columns) in by_group(planes.part(), &shape) {
+        for (group, columns) in by_group(planes.part(), shape[1] * shape[2]) {
             product(group).run(columns, Results::There(&mut planes));
         }
     } else {
         let mut planes = call.output_planes::<T>(j, units, shape);
-        for (group, columns) in by_group(planes.part(), &shape) {
+        for (group, columns) in by_group(planes.part(), shape[1] * shape[2]) {
             product(group).run(columns, Results::Stored(&mut planes));
         }
     }
 }
 
-/// The groups that have columns of a part, and these columns within the group. A group has a number
-/// of images, and an image a number of columns.
-fn by_group(
-    part: Range<usize>,
-    &[_, images, columns]: &[usize; 3],
-) -> impl Iterator<Item = (usize, Range<usize>)> {
-    let all = images * columns;
+/// The groups that have columns of a part, and these columns within the group, which has `all`.
+fn by_group(part: Range<usize>, all: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
     let groups = match part.is_empty() {
         true => 0..0,
         false => part.start / all..part.end.div_ceil(all),
@@ -467,7 +462,7 @@ fn backward_input<T: Float>(
     }
     let shape = [s.groups, s.batch, plane];
     let mut planes = call.output_planes::<T>(j, units, shape);
-    for (group, elements) in by_group(planes.part(), &shape) {
+    for (group, elements) in by_group(planes.part(), shape[1] * shape[2]) {
         for y in Phase::all(s.y) {
             for x in Phase::all(s.x) {
                 let product = product(group, y, x);
@@ -537,7 +532,7 @@ fn backward_weights<T: Float>(
     } else if depth < s.outputs {
         // Units share the output channels, so that each of these is read by one.
         let (channels, mut dw) = call.output_of::<T>(j, units, s.groups * s.outputs);
-        for (group, outputs) in by_group(channels, &[0, 1, s.outputs]) {
+        for (group, outputs) in by_group(channels, s.outputs) {
             let ours = dw.split_off_mut(..outputs.len() * depth);
             let ours = ours.expect("each channel should have weights");
             let to = Window::new(ours, outputs.len(), depth);
@@ -546,7 +541,7 @@ fn backward_weights<T: Float>(
     } else {
         // Units share the weights of an output channel.
         let mut planes = call.output_planes::<T>(j, units, [s.groups, 1, depth]);
-        for (group, weights) in by_group(planes.part(), &[0, 1, depth]) {
+        for (group, weights) in by_group(planes.part(), depth) {
             let to = planes.window(group, 0..s.outputs, weights.clone());
             compute(group, (0..s.outputs, weights), to);
         }

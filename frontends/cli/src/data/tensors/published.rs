@@ -246,6 +246,17 @@ pub(super) fn numbers_of_4_bits(shape: &[u64], codes: &[u8], scales: &[u8]) -> V
         .collect()
 }
 
+/// What would help if the file's type is not the model's.
+pub(super) fn help(name: &str, dtype: Dtype) -> String {
+    match dtype {
+        Dtype::F8_E4M3 | Dtype::F8_E5M2 => format!(
+            "; a matrix of 8 bits is read if the file has {name}_scale_inv or {name}_scale: one \
+             floating-point number, one for each row, or one for each block of {BLOCK} x {BLOCK}"
+        ),
+        _ => String::new(),
+    }
+}
+
 /// How many of `n` rows or columns share a scale, if there are so many scales.
 fn shared(n: u64, scales: u64) -> Option<u64> {
     match scales {
@@ -302,6 +313,7 @@ fn number_of_e4m3(code: u8) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::failure::Failure;
     use artifact::{DType, Operand, Place};
     use checkpoint::{Part, Tensor, tensors::write_all};
     use std::fs::{self, File};
@@ -436,6 +448,17 @@ mod tests {
         assert_eq!(c[..5], [448.0, -448.0, 2f32.powi(-9), 2f32.powi(-6), 0.0]);
         assert!(c[5].is_nan());
         // Not as many scales as rows or blocks of rows.
-        assert_eq!(tensors.dtype("d.weight"), Some(DType::F8E4M3));
+        let operand = Operand {
+            dtype: DType::F32,
+            shape: vec![129, 1],
+            place: Place { pool: 0, offset: 0 },
+        };
+        let Err(Failure::Input(message)) = tensors.get("d.weight", &operand) else {
+            panic!("numbers without scales were read");
+        };
+        assert!(
+            message.contains("one for each block of 128 x 128"),
+            "{message}"
+        );
     }
 }
