@@ -379,14 +379,15 @@ impl<'a, T: Float + Element> Written<'a, T> {
         }
     }
     /// Lets `f` write rows of a head: head `head` of the `heads` of unit `unit`. If `adds`, `f`
-    /// reads them first. `room` is for rows that lie apart or must be rounded.
+    /// reads them first. `room` is for rows that lie apart or must be rounded. `f` is long, and
+    /// each way to write calls it: if it were generic, each would hold a copy of it.
     fn write(
         &mut self,
         (unit, head, heads): (usize, usize, usize),
         (rows, width): (Range<usize>, usize),
         room: &mut [T::Wide],
         adds: bool,
-        f: impl FnOnce(&mut [T::Wide]),
+        f: &mut dyn FnMut(&mut [T::Wide]),
     ) {
         match self {
             Written::Heads {
@@ -643,7 +644,7 @@ fn sdpa_of<T: Float>(call: &Call<'_>) {
                 let first = head * s.queries + top;
                 let own = first - heads.start * s.queries;
                 let these = (top..top + rows, e);
-                all_out.write((head, 0, 1), these, out_room, false, |out| {
+                all_out.write((head, 0, 1), these, out_room, false, &mut |out| {
                     if s.keys == 0 {
                         out.fill(T::Wide::ZERO);
                     }
@@ -902,13 +903,13 @@ fn sdpa_bwd_of<T: Float>(call: &Call<'_>) {
             let blocks = blocks.map(|low| low..s.queries.min(low + QUERIES));
             if s.keys == 0 {
                 for (head, rows) in (0..group).flat_map(|i| blocks.clone().map(move |b| (i, b))) {
-                    let zeros = |dq: &mut [T::Wide]| dq.fill(T::Wide::ZERO);
-                    all_dq.write((kv, head, group), (rows, d), dq_room, false, zeros);
+                    let mut zeros = |dq: &mut [T::Wide]| dq.fill(T::Wide::ZERO);
+                    all_dq.write((kv, head, group), (rows, d), dq_room, false, &mut zeros);
                 }
             }
             // Sums over all queries of all heads of the group.
-            all_dk.write((kv, 0, 1), (0..s.keys, d), dk_room, false, |dk| {
-                all_dv.write((kv, 0, 1), (0..s.keys, e), dv_room, false, |dv| {
+            all_dk.write((kv, 0, 1), (0..s.keys, d), dk_room, false, &mut |dk| {
+                all_dv.write((kv, 0, 1), (0..s.keys, e), dv_room, false, &mut |dv| {
                     dk.fill(T::Wide::ZERO);
                     dv.fill(T::Wide::ZERO);
                     for left in (0..s.keys).step_by(most) {
@@ -931,8 +932,8 @@ fn sdpa_bwd_of<T: Float>(call: &Call<'_>) {
                                 if reach == 0 || mask.forbids(row..row + n, keys) {
                                     if left == 0 {
                                         let of = (kv, head - kv * group, group);
-                                        let zeros = |dq: &mut [T::Wide]| dq.fill(T::Wide::ZERO);
-                                        all_dq.write(of, (rows, d), dq_room, false, zeros);
+                                        let mut zeros = |dq: &mut [T::Wide]| dq.fill(T::Wide::ZERO);
+                                        all_dq.write(of, (rows, d), dq_room, false, &mut zeros);
                                     }
                                     continue;
                                 }
@@ -1007,7 +1008,7 @@ fn sdpa_bwd_of<T: Float>(call: &Call<'_>) {
                                     true,
                                 );
                                 let of = (kv, head - kv * group, group);
-                                all_dq.write(of, (rows, d), dq_room, 0 < left, |dq| {
+                                all_dq.write(of, (rows, d), dq_room, 0 < left, &mut |dq| {
                                     let dq = &mut Window::new(dq, n, d);
                                     tiles(
                                         &tile,
