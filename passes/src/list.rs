@@ -9,8 +9,8 @@ use crate::alloc::{self, Lifetime};
 use crate::cost::Cost;
 use crate::graph::precision::Precision;
 use crate::graph::{
-    accumulate, attention, autodiff, canonical, fuse, logits, loss, microbatch, optimizer,
-    precision, quantize, scale, simplify,
+    accumulate, attention, autodiff, canonical, evaluation, fuse, logits, loss, microbatch,
+    optimizer, precision, quantize, scale, simplify,
 };
 use crate::plan::machine::DEVICE;
 use crate::plan::{Decisions, Error, Illegal, Kernels, Options, Problem};
@@ -105,7 +105,7 @@ impl<'a> ScheduleContext<'a> {
 
 /// Graph passes before the loss has variants. The order matters; each entry gives the reason for
 /// its place.
-pub static SHARED: [GraphPass; 5] = [
+pub static SHARED: [GraphPass; 6] = [
     // First: the backward is brought into one form and simplified like the forward. It does so to
     // the forward itself, before it differentiates it: fewer ops, which save less.
     GraphPass {
@@ -123,10 +123,10 @@ pub static SHARED: [GraphPass; 5] = [
     GraphPass {
         name: "scale",
         run: |graph, c| match c.options.precision {
-            Precision::Fp16 => {
+            Precision::Fp16 if !c.options.evaluate => {
                 scale::run(graph, &c.options.loss_scale).map_err(|e| failed("scale", e))
             }
-            Precision::F32 | Precision::Tf32 | Precision::Bf16 => Ok(()),
+            Precision::Fp16 | Precision::F32 | Precision::Tf32 | Precision::Bf16 => Ok(()),
         },
     },
     // Before all others: later passes see one form, whatever traced the graph.
@@ -142,6 +142,21 @@ pub static SHARED: [GraphPass; 5] = [
     GraphPass {
         name: "simplify",
         run: |graph, c| {
+            if !c.options.without_simplify {
+                simplify::run(graph);
+            }
+            Ok(())
+        },
+    },
+    // After simplify, which recognises dropout and batch norm. It does so once more: attention
+    // without dropout is one op.
+    GraphPass {
+        name: "evaluate",
+        run: |graph, c| {
+            if !c.options.evaluate {
+                return Ok(());
+            }
+            evaluation::run(graph).map_err(|e| failed("evaluate", e))?;
             if !c.options.without_simplify {
                 simplify::run(graph);
             }
@@ -210,7 +225,10 @@ pub static PER_VARIANT: [GraphPass; 9] = [
     // own, in its type. Before optimizer, which takes the gradients that say what is frozen.
     GraphPass {
         name: "quantize",
-        run: |graph, c| quantize::run(graph, c.options.base).map_err(|e| failed("quantize", e)),
+        run: |graph, c| {
+            let evaluates = c.options.evaluate;
+            quantize::run(graph, c.options.base, evaluates).map_err(|e| failed("quantize", e))
+        },
     },
     // After canonical, which removes unused nodes: without an optimizer the last step of a gradient
     // is unused. After microbatch: there is one update per step.

@@ -297,10 +297,11 @@ pub(crate) struct ForwardArgs {
     /// [default: labels]
     #[arg(long, value_name = "INPUT", requires = "differentiate", help_heading = FORWARD)]
     pub(crate) labels: Option<String>,
-    /// Add adapters (LoRA) to a forward and train them alone: r=16,alpha=32,targets=q_proj|v_proj,
-    /// or the adapter_config.json of PEFT or its folder. targets are the last names of modules
-    /// [defaults: r=8, alpha=r, all modules with a matrix but the head and routers of experts]
-    #[arg(long, value_name = "r=N,alpha=X,targets=A|B or FILE", help_heading = FORWARD,
+    /// Add adapters (LoRA) to a forward and train them alone:
+    /// r=16,alpha=32,dropout=0.05,targets=q_proj|v_proj, or the adapter_config.json of PEFT or its
+    /// folder. targets are the last names of modules [defaults: r=8, alpha=r, dropout=0, all modules
+    /// with a matrix but the head and routers of experts]
+    #[arg(long, value_name = "r=N,alpha=X,dropout=P,targets=A|B or FILE", help_heading = FORWARD,
         value_parser = AddLora::parse)]
     pub(crate) add_lora: Option<AddLora>,
     /// Position i predicts the label of position i + 1: cross-entropy of causal language models
@@ -313,6 +314,9 @@ pub(crate) struct ForwardArgs {
 #[derive(Args, Clone, Default, Debug)]
 #[command(next_help_heading = "Compiling")]
 pub(crate) struct Compiling {
+    /// Compile the loss alone, as in evaluation.
+    #[arg(skip)]
+    pub(crate) evaluate: bool,
     /// The optimizer to attach [default: none]
     #[arg(long, value_parser = optimizer())]
     pub(crate) optimizer: Option<Optimizer>,

@@ -145,7 +145,6 @@ pub(crate) fn read_silently(
         model
             .tensors
             .extend(matrices.map_err(|e| refused(e.to_string()))?);
-        model.notes.extend(added.left_out());
     }
     if forward.differentiate {
         let criterion = Criterion {
@@ -486,6 +485,7 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         base: compiling.base.unwrap_or_default(),
         tf32: compiling.is_tf32(),
         differentiate: compiling.forward.differentiate,
+        evaluate: compiling.evaluate,
         without_simplify: compiling.without.is_some(),
         extent: Extent::default(),
         // Ctrl-C ends the process.

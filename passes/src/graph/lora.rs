@@ -1,13 +1,14 @@
 //! Adds adapters of low rank to the products of a forward (Hu et al., 2021, "LoRA"): beside a
-//! matrix W, `y = x W` becomes `y = x W + s (x A) B`, where A has few columns and B few rows. W and
-//! all other parameters are frozen.
+//! matrix W, `y = x W` becomes `y = x W + s (x A) B`, where A has few columns and B few rows. Some
+//! elements of that x may be dropped. W and all other parameters are frozen.
 //!
 //! Names are those of PEFT, so that its files fit: the matrices of the module `q` are
 //! `base_model.model.q.lora_A.default.weight` of `[rank, in]`, and `lora_B` of `[out, rank]`.
 
+use super::generator::{Generator, GeneratorError};
 use ir::graph;
 use ir::op::Number;
-use ir::op::attrs::{Product, Scalar};
+use ir::op::attrs::{Dropout, Product, Scalar};
 use ir::types::TypeError;
 use ir::{Graph, Node, Op, State, StateKind, TensorType, Value};
 use std::collections::BTreeMap;
@@ -20,10 +21,15 @@ pub struct Lora {
     pub rank: u64,
     /// The factor of what adapters add.
     pub scale: f64,
+    /// The share of the elements of an adapter's operand that is dropped, from 0 to less than 1.
+    pub dropout: f64,
     /// The modules that get one, by their path's last names. If it is empty, all but the head and
     /// the routers of experts, as with PEFT's `all-linear`.
     pub targets: Vec<String>,
 }
+
+/// The path of the generator's state if the step has none: the same as in models with dropout.
+const RNG: &str = "rng";
 
 /// The states of an adapter.
 #[derive(Clone, PartialEq, Debug)]
@@ -75,6 +81,9 @@ pub enum LoraError {
     /// The types of states are not possible.
     #[error(transparent)]
     Type(#[from] TypeError),
+    /// There is no generator of random numbers.
+    #[error(transparent)]
+    Generator(#[from] GeneratorError),
     /// A node does not fit the graph.
     #[error(transparent)]
     Graph(#[from] graph::Error),
@@ -129,9 +138,13 @@ pub fn run(graph: &mut Graph, lora: &Lora) -> Result<Vec<Adapter>, LoraError> {
             state.kind = StateKind::Buffer;
         }
     }
+    let mut generator = match lora.dropout {
+        0.0 => None,
+        _ => Some(Generator::of(graph, RNG)?),
+    };
     chosen
         .into_iter()
-        .map(|linear| add(graph, linear, lora))
+        .map(|linear| add(graph, linear, lora, generator.as_mut()))
         .collect()
 }
 
@@ -232,8 +245,13 @@ fn last(module: &str) -> &str {
     module.rsplit('.').next().unwrap_or(module)
 }
 
-/// Adds the adapter of a module.
-fn add(graph: &mut Graph, linear: &Linear, lora: &Lora) -> Result<Adapter, LoraError> {
+/// Adds the adapter of a module. With a generator, it drops elements of its operand.
+fn add(
+    graph: &mut Graph,
+    linear: &Linear,
+    lora: &Lora,
+    mut generator: Option<&mut Generator>,
+) -> Result<Adapter, LoraError> {
     let (rank, inner, outer) = (lora.rank, linear.inner, linear.outer);
     if rank == 0 || inner.min(outer) < rank {
         return Err(LoraError::Rank {
@@ -262,17 +280,25 @@ fn add(graph: &mut Graph, linear: &Linear, lora: &Lora) -> Result<Adapter, LoraE
         let data = &edit.graph().nodes[node];
         let (op, inputs, result) = (data.op.clone(), data.inputs.clone(), data.outputs[0]);
         let name = edit.graph().values[result].name.clone();
-        let mut insert = |op: Op, inputs: &[Value], part: &str| {
-            let names = [format!("{name}.{part}")];
+        let mut insert = |op: Op, inputs: &[Value], parts: &[&str]| {
+            let names: Vec<String> = parts.iter().map(|part| format!("{name}.{part}")).collect();
             let node = edit.insert_before(node, op, inputs, &names)?;
             Ok::<Value, graph::Error>(edit.graph().nodes[node].outputs[0])
         };
-        let y = insert(op, &inputs, "base")?;
-        let narrow = insert(Op::Matmul(by_rows()), &[x, a], "lora_A")?;
-        let mut more = insert(Op::Matmul(by_rows()), &[narrow, b], "lora_B")?;
+        let y = insert(op, &inputs, &["base"])?;
+        let x = match &mut generator {
+            Some(generator) => {
+                let (p, stream) = (lora.dropout, generator.stream());
+                let dropout = Op::Dropout(Dropout { p, stream });
+                insert(dropout, &[x, generator.rng], &["kept", "mask"])?
+            }
+            None => x,
+        };
+        let narrow = insert(Op::Matmul(by_rows()), &[x, a], &["lora_A"])?;
+        let mut more = insert(Op::Matmul(by_rows()), &[narrow, b], &["lora_B"])?;
         if lora.scale != 1.0 {
             let value = Number::Float(lora.scale);
-            more = insert(Op::MulScalar(Scalar { value }), &[more], "lora")?;
+            more = insert(Op::MulScalar(Scalar { value }), &[more], &["lora"])?;
         }
         edit.set_op(node, Op::Add, vec![y, more]);
     }
@@ -308,6 +334,7 @@ mod tests {
         let lora = Lora {
             rank: 2,
             scale: 0.5,
+            dropout: 0.0,
             targets: targets.iter().map(|name| name.to_string()).collect(),
         };
         let adapters = run(&mut graph, &lora)?;
@@ -337,6 +364,39 @@ mod tests {
         assert_eq!(trained.count(), 2);
     }
 
+    /// Each adapter drops others, and draws them from the model's own generator if it has one.
+    #[test]
+    fn what_an_adapter_reads_may_be_dropped() {
+        let own = GRAPH.replace(
+            "fwd emb %h",
+            "state rng %rng -> %next : i64[2] \"rng\"
+             opt - %next = rng_next %rng : i64[2]
+             fwd - %noise = rand %rng dtype=f32 shape=[2] stream=4 : f32[2]
+             fwd emb %h",
+        );
+        for (text, first) in [(GRAPH, 0), (&own, 5)] {
+            let mut graph = parse_graph(text).unwrap();
+            let lora = Lora {
+                rank: 2,
+                scale: 1.0,
+                dropout: 0.25,
+                targets: vec![],
+            };
+            run(&mut graph, &lora).unwrap();
+            assert!(ir::verify::graph(&graph).is_empty());
+            let text = print_graph(&graph);
+            for line in [
+                format!("%y.kept, %y.mask = dropout %h, %rng p=0.25 stream={first}"),
+                format!("dropout %y, %rng p=0.25 stream={}", first + 1),
+                "matmul %y.kept, %h_q.lora_A".into(),
+            ] {
+                assert!(text.contains(&line), "{line} in\n{text}");
+            }
+            let generators = graph.states.values().filter(|s| s.kind == StateKind::Rng);
+            assert_eq!(generators.count(), 1);
+        }
+    }
+
     /// A matrix that is stored by rows of the operand has an adapter by PEFT's shapes, too.
     #[test]
     fn all_modules_but_the_head_have_adapters() {
@@ -364,6 +424,7 @@ mod tests {
         let lora = Lora {
             rank: 1,
             scale: 1.0,
+            dropout: 0.0,
             targets: vec![],
         };
         let adapters = run(&mut graph, &lora).unwrap();
@@ -385,6 +446,7 @@ mod tests {
             let lora = Lora {
                 rank: 2,
                 scale: 1.0,
+                dropout: 0.0,
                 targets,
             };
             run(&mut graph, &lora).map(|adapters| adapters.len())

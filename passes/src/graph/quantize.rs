@@ -58,12 +58,20 @@ pub enum QuantizeError {
     Graph(#[from] graph::Error),
 }
 
-/// Stores frozen matrices as `base` says.
-pub fn run(graph: &mut Graph, base: Base) -> Result<(), QuantizeError> {
+/// Stores frozen matrices as `base` says. Parameters are trained if they have a gradient; in a
+/// graph that `evaluates`, all are.
+pub fn run(graph: &mut Graph, base: Base, evaluates: bool) -> Result<(), QuantizeError> {
     if base == Base::Whole {
         return Ok(());
     }
-    let trained: BTreeSet<State> = graph.gradients.iter().map(|&(state, _)| state).collect();
+    let trained: BTreeSet<State> = match evaluates {
+        true => {
+            let states = graph.states.iter();
+            let params = states.filter(|(_, data)| data.kind == StateKind::Param);
+            params.map(|(state, _)| state).collect()
+        }
+        false => graph.gradients.iter().map(|&(state, _)| state).collect(),
+    };
     let readers = graph.readers();
     let mut matrices = vec![];
     for state in graph.states.ids().filter(|state| !trained.contains(state)) {

@@ -96,6 +96,9 @@ pub struct Options {
     pub tf32: bool,
     /// Adds the backward to a graph that is a forward alone: see [`crate::graph::autodiff`].
     pub differentiate: bool,
+    /// Compiles the loss alone, as the model computes it in evaluation: see
+    /// [`crate::graph::evaluation`].
+    pub evaluate: bool,
     /// Skips `simplify`: formulas stay as they were traced.
     pub without_simplify: bool,
     /// Ends the compilation from outside. It changes no result.

@@ -45,12 +45,12 @@ pub(crate) struct AddLora {
     /// The factor is `alpha / sqrt(rank)` instead of `alpha / rank`.
     by_root: bool,
     targets: Vec<String>,
-    /// The share of elements that PEFT drops.
+    /// The share of the elements of an adapter's operand that is dropped.
     dropout: f64,
 }
 
 impl AddLora {
-    /// Parses `r=16,alpha=32,targets=q_proj|v_proj`, or reads a file of PEFT or its folder.
+    /// Parses `r=16,alpha=32,dropout=0.05,targets=q_proj|v_proj`, or reads a file of PEFT or its folder.
     pub(crate) fn parse(text: &str) -> Result<AddLora, String> {
         let path = Path::new(text);
         if path.is_dir() || path.extension().is_some_and(|name| name == "json") {
@@ -79,6 +79,7 @@ impl AddLora {
             match name.trim() {
                 "r" => added.rank = value.trim().parse().map_err(|_| bad())?,
                 "alpha" => added.alpha = value.trim().parse().map_err(|_| bad())?,
+                "dropout" => added.dropout = value.trim().parse().map_err(|_| bad())?,
                 "targets" => added.targets = value.split('|').map(str::to_string).collect(),
                 _ => return Err(bad()),
             }
@@ -144,13 +145,19 @@ impl AddLora {
 
     fn checked(mut self) -> Result<AddLora, String> {
         self.targets.sort_unstable();
-        match self.alpha.is_finite() && self.rank > 0 {
-            true => Ok(self),
-            false => Err(format!(
+        if !self.alpha.is_finite() || self.rank == 0 {
+            return Err(format!(
                 "r={}, alpha={}: the rank is 1 or more, and alpha a number",
                 self.rank, self.alpha
-            )),
+            ));
         }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return Err(format!(
+                "dropout={}: it is at least 0 and less than 1",
+                self.dropout
+            ));
+        }
+        Ok(self)
     }
 
     /// What the graph gets.
@@ -159,14 +166,9 @@ impl AddLora {
         Lora {
             rank: self.rank,
             scale: self.alpha / if self.by_root { rank.sqrt() } else { rank },
+            dropout: self.dropout,
             targets: self.targets.clone(),
         }
-    }
-
-    /// What PEFT does and the graph does not, in words.
-    pub(crate) fn left_out(&self) -> Option<String> {
-        let dropout = Some(self.dropout).filter(|&dropout| dropout != 0.0);
-        dropout.map(|dropout| format!("lora_dropout {dropout} is left out"))
     }
 
     /// PEFT's file with these adapters, so that it reads what is saved beside it.

@@ -22,8 +22,9 @@ pub(crate) struct EvalArgs {
     /// Held-out data, of the same kind as the training data: files for --batches or for --tokens
     #[arg(long, value_name = "FILE|DIR", num_args = 1..)]
     pub(crate) eval: Vec<PathBuf>,
-    /// The model to evaluate with, if the one that is trained has dropout or batch norm: the same
-    /// model, exported after model.eval(). It takes memory of its own
+    /// The model to evaluate with, exported after model.eval(). It takes memory of its own. By
+    /// default it is the one that is trained; where that has dropout or batch norm, the same in
+    /// evaluation, if it is no .lit file
     #[arg(long, value_name = "EVAL.pt2|EVAL.lit", requires = "eval")]
     pub(crate) eval_model: Option<PathBuf>,
     /// Compute the mean loss on the held-out data after every N steps, and after the last one

@@ -1,9 +1,9 @@
-//! The model of `--eval-model`: the model that learns, as it was exported in eval mode. It has a
-//! machine of its own, and gets the values of parameters and buffers before each evaluation.
+//! A model that only evaluates: the file of `--eval-model`, or the model that learns as it is in
+//! evaluation. It has a machine of its own, and gets the values of parameters and buffers before
+//! each evaluation.
 
 use super::{failure, source};
-use crate::args::{CodeFor, Compiling, ForwardArgs, TrainArgs};
-use crate::buckets;
+use crate::args::{CodeFor, Compiling, TrainArgs};
 use crate::compile;
 use crate::failure::Failure;
 use crate::halves;
@@ -11,37 +11,67 @@ use crate::model::{self, Format};
 use crate::observe::Dumps;
 use crate::trust;
 use artifact::{Artifact, DType, State, StateKind};
+use passes::pipeline::Budget;
 use runtime::Machine;
 use std::path::Path;
 
-/// The step to evaluate with: a compiled file, or a model that is compiled here and now, for the
-/// device, the budget and the sizes of the step that learns. A budget in per cent is of what it
-/// needs itself.
-pub(super) fn artifact(args: &TrainArgs, path: &Path) -> Result<Artifact, Failure> {
-    let artifact = if model::format(path)? == Format::Lit {
-        let (artifact, signed) = trust::read(path)?;
-        trust::require(path, &artifact, signed, args.trust)?;
-        artifact
-    } else {
-        let compiling = Compiling {
-            device: args.compiling.device.clone(),
-            budget: args.compiling.budget,
-            host: args.compiling.host,
-            kernels: args.compiling.kernels,
-            precision: args.compiling.precision,
-            link: args.compiling.link,
-            disk: args.compiling.disk.clone(),
-            disk_rate: args.compiling.disk_rate,
-            ..Compiling::default()
-        };
-        let (reading, sizes) = buckets::largest(path, &args.reading, &args.buckets)?;
-        let model = model::read(path, &reading, &ForwardArgs::default())?;
-        let gpu = source::gpu(args)?;
-        let code_for = gpu.is_none().then_some(CodeFor::ThisCpu);
-        let machine = model::machine_on(&compiling, gpu.map(|here| here.device))?;
-        let model = (model, sizes.as_ref());
-        compile::artifact_on(machine, model, &compiling, code_for, Dumps::Stderr)?
+/// The step of a file: a compiled one, or a model that is compiled here and now, for the device,
+/// the memory and the sizes of the step that is `learning`.
+pub(super) fn of_file(
+    args: &TrainArgs,
+    path: &Path,
+    learning: &Artifact,
+) -> Result<Artifact, Failure> {
+    if model::format(path)? != Format::Lit {
+        return compiled(args, path, learning, Compiling::default());
+    }
+    let (artifact, signed) = trust::read(path)?;
+    trust::require(path, &artifact, signed, args.trust)?;
+    source::check_memory(args, &artifact)?;
+    Ok(artifact)
+}
+
+/// The same for the model that learns, as it is in evaluation. Frozen matrices are stored as it
+/// stores them.
+pub(super) fn of_training(args: &TrainArgs, learning: &Artifact) -> Result<Artifact, Failure> {
+    let compiling = Compiling {
+        evaluate: true,
+        forward: args.compiling.forward.clone(),
+        freeze: args.compiling.freeze.clone(),
+        base: args.compiling.base,
+        ..Compiling::default()
     };
+    compiled(args, &args.model, learning, compiling)
+}
+
+fn compiled(
+    args: &TrainArgs,
+    path: &Path,
+    learning: &Artifact,
+    compiling: Compiling,
+) -> Result<Artifact, Failure> {
+    let compiling = Compiling {
+        device: args.compiling.device.clone(),
+        budget: match args.compiling.budget {
+            // It needs less than the step that learns, so a share of that would be another budget.
+            Some(Budget::Share(_)) => Some(Budget::Bytes(learning.summary.planned_peak_bytes)),
+            budget => budget,
+        },
+        host: args.compiling.host,
+        kernels: args.compiling.kernels,
+        precision: args.compiling.precision,
+        link: args.compiling.link,
+        disk: args.compiling.disk.clone(),
+        disk_rate: args.compiling.disk_rate,
+        ..compiling
+    };
+    let (reading, sizes) = source::reading(args, path)?;
+    let model = model::read_silently(path, &reading, &compiling.forward)?;
+    let gpu = source::gpu(args)?;
+    let code_for = gpu.is_none().then_some(CodeFor::ThisCpu);
+    let machine = model::machine_on(&compiling, gpu.map(|here| here.device))?;
+    let model = (model, sizes.as_ref());
+    let artifact = compile::artifact_on(machine, model, &compiling, code_for, Dumps::Stderr)?;
     source::check_memory(args, &artifact)?;
     Ok(artifact)
 }
@@ -55,8 +85,9 @@ fn is_copied(state: &State) -> bool {
 }
 
 /// An error if a parameter or a buffer is not one of the model that learns.
+/// `option`: what names the model.
 pub(super) fn check_states(
-    path: &Path,
+    option: &str,
     own: &Artifact,
     learning: &Artifact,
 ) -> Result<(), Failure> {
@@ -78,8 +109,7 @@ pub(super) fn check_states(
                 None => "is not in the model that is trained",
             };
             return Err(Failure::Input(format!(
-                "--eval-model {}: {} {why}; export both from one model",
-                path.display(),
+                "{option}: {} {why}; export both from one model",
                 state.path
             )));
         }

@@ -1,4 +1,5 @@
-//! The mean loss on held-out batches, computed between steps in the memory of the plan.
+//! The mean loss on held-out batches, computed between steps in the memory of the plan, or by a
+//! model that only evaluates.
 
 use super::buckets::Buckets;
 use super::number::Number;
@@ -7,6 +8,8 @@ use crate::args::TrainArgs;
 use crate::data::Data;
 use crate::failure::Failure;
 use crate::interrupt;
+use crate::model::{self, Format};
+use crate::out;
 use artifact::Artifact;
 use runtime::{Evaluation, Files, Machine, NotEvaluable, Options, Steps};
 use std::collections::BTreeMap;
@@ -17,7 +20,7 @@ pub(super) struct Evaluator {
     /// Of each step.
     evaluations: Vec<Evaluation>,
     loss: Number,
-    /// The machine of `--eval-model`; absent if the step that learns evaluates.
+    /// The machine of a model that only evaluates; absent if the step that learns evaluates.
     own: Option<Steps>,
     data: Data,
     buckets: Buckets,
@@ -37,8 +40,8 @@ pub(super) struct Evaluated {
 }
 
 impl Evaluator {
-    /// Opens the held-out data, and the model of `--eval-model`; none without `--eval`.
-    /// `artifact`: the step that learns. `options`: how its machine runs.
+    /// Opens the held-out data, and the model that evaluates if it is another; none without
+    /// `--eval`. `artifact`: the step that learns. `options`: how its machine runs.
     pub(super) fn open(
         args: &TrainArgs,
         artifact: &Artifact,
@@ -47,12 +50,27 @@ impl Evaluator {
         if args.eval.eval.is_empty() {
             return Ok(None);
         }
-        let Some(path) = &args.eval.eval_model else {
-            return Evaluator::of(args, artifact, "--eval").map(Some);
+        let (mut own, option) = match &args.eval.eval_model {
+            Some(path) => {
+                let option = format!("--eval-model {}", path.display());
+                (eval_model::of_file(args, path, artifact)?, option)
+            }
+            None if is_training_mode(artifact) && model::format(&args.model)? != Format::Lit => {
+                let own =
+                    eval_model::of_training(args, artifact).map_err(|failure| match failure {
+                        Failure::Input(why) => Failure::Input(format!("--eval: {why}{EXPORT}")),
+                        other => other,
+                    })?;
+                out::note(
+                    "note: --eval: without dropout, and with the running statistics of batch \
+                     norms; this takes memory of its own",
+                );
+                (own, "--eval".into())
+            }
+            None => return Evaluator::of(args, artifact, "--eval").map(Some),
         };
-        let mut own = eval_model::artifact(args, path)?;
-        eval_model::check_states(path, &own, artifact)?;
-        let mut evaluator = Evaluator::of(args, &own, "--eval-model")?;
+        eval_model::check_states(&option, &own, artifact)?;
+        let mut evaluator = Evaluator::of(args, &own, &option)?;
         let files = Files {
             choices: None,
             disk: args.compiling.disk.as_ref().map(|disk| &*disk.folder),
@@ -73,10 +91,7 @@ impl Evaluator {
         };
         let refuse = |e: NotEvaluable| match e {
             NotEvaluable::Invalid(error) => failure(error),
-            NotEvaluable::Random(_) | NotEvaluable::Buffer(_) => refused(format!(
-                "{e}; export the model after model.eval() too, and name that: --eval-model \
-                 EVAL.pt2"
-            )),
+            NotEvaluable::Random(_) | NotEvaluable::Buffer(_) => refused(format!("{e}{EXPORT}")),
             NotEvaluable::State(_) => refused(format!("{e}; --update after may help")),
             NotEvaluable::NoOutput(_) | NotEvaluable::InParts => refused(e.to_string()),
         };
@@ -170,6 +185,17 @@ impl Evaluator {
     pub(super) fn exhausted(&self) -> Option<String> {
         self.patience.exhausted()
     }
+}
+
+/// What helps where the model in evaluation is not known.
+const EXPORT: &str = "; export the model after model.eval() too, and name that: --eval-model \
+    EVAL.pt2";
+
+/// Whether the loss of a step is not what evaluation means.
+fn is_training_mode(artifact: &Artifact) -> bool {
+    let of = |loss: Number| Evaluation::of(artifact, loss.name());
+    let why = Number::loss(artifact).and_then(|loss| of(loss).err());
+    matches!(why, Some(NotEvaluable::Random(_) | NotEvaluable::Buffer(_)))
 }
 
 /// Names of numbers in checkpoints: the bits of the lowest loss, and evaluations since it.

@@ -1,8 +1,8 @@
 //! The step to run: a compiled file, or a model that is compiled here and now; and what is refused
 //! before it runs.
 
-use crate::args::{CodeFor, Compiling, TrainArgs};
-use crate::buckets;
+use crate::args::{CodeFor, Compiling, Reading, TrainArgs};
+use crate::buckets::{self, Sizes};
 use crate::compile;
 use crate::failure::Failure;
 use crate::model::{self, Format};
@@ -15,7 +15,7 @@ use artifact::{Artifact, MemorySpace, Pool};
 use gpu::Here;
 use passes::graph::optimizer::Optimizer;
 use passes::pipeline::Kernels;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// More threads than this for each core make a step slower, because they wait for each other.
@@ -59,10 +59,7 @@ pub(super) fn of(args: &TrainArgs) -> Result<Source, Failure> {
             args.model.display()
         )));
     }
-    let mut reading = args.reading.clone();
-    // Documents in rows need inputs that say where they begin.
-    reading.packed |= args.data.pack.is_some() && model::format(&args.model)? == Format::Config;
-    let (reading, sizes) = buckets::largest(&args.model, &reading, &args.buckets)?;
+    let (reading, sizes) = reading(args, &args.model)?;
     let model = model::read(&args.model, &reading, &args.compiling.forward)?;
     let tied = model.tied.clone();
     let mut compiling = args.compiling.clone();
@@ -105,6 +102,14 @@ pub(super) fn of(args: &TrainArgs) -> Result<Source, Failure> {
         tied,
         link_latency,
     })
+}
+
+/// How a model is read, and the other sizes of its step.
+pub(super) fn reading(args: &TrainArgs, path: &Path) -> Result<(Reading, Option<Sizes>), Failure> {
+    let mut reading = args.reading.clone();
+    // Documents in rows need inputs that say where they begin.
+    reading.packed |= args.data.pack.is_some() && model::format(path)? == Format::Config;
+    buckets::largest(path, &reading, &args.buckets)
 }
 
 /// The GPU of this machine that `--device` names, if it names one.
@@ -160,6 +165,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         dump_dir,
         time_passes,
         forward,
+        evaluate: _,
     } = &args.compiling;
     let other_optimizer = optimizer.is_some_and(|optimizer| optimizer.name() != attached);
     // A GPU's number says where a step for GPUs runs.
