@@ -148,19 +148,15 @@ pub static SHARED: [GraphPass; 6] = [
             Ok(())
         },
     },
-    // After simplify, which recognises dropout and batch norm. It does so once more: attention
-    // without dropout is one op.
+    // After simplify, which recognises dropout and batch norm. Before attention, so it looks at
+    // what is left.
     GraphPass {
         name: "evaluate",
         run: |graph, c| {
             if !c.options.evaluate {
                 return Ok(());
             }
-            evaluation::run(graph).map_err(|e| failed("evaluate", e))?;
-            if !c.options.without_simplify {
-                simplify::run(graph);
-            }
-            Ok(())
+            evaluation::run(graph).map_err(|e| failed("evaluate", e))
         },
     },
     // After simplify, which recognises attention and its masks in its other form. Before

@@ -167,6 +167,7 @@ impl Header<'_> {
             parts: None,
             tf32: false,
             differentiate: pass == "autodiff",
+            evaluate: pass == "evaluate",
             without_simplify: false,
         };
         let variant = given

@@ -226,6 +226,11 @@ pub(crate) struct Reading {
     /// gets inputs position_ids and segment_ids. `train --pack` fills them, and implies this option
     #[arg(long)]
     pub(crate) packed: bool,
+    /// Drop elements where a config.json asks for it, such as embd_pdrop, as transformers does
+    /// while a model learns. Attention whose weights are dropped keeps its scores, which takes
+    /// memory
+    #[arg(long)]
+    pub(crate) dropout: bool,
     /// Which initializers of an .onnx file are trained: those that were parameters of a module, all
     /// floating-point ones but single numbers, or those whose name matches, such as 'encoder.*' (a
     /// comma separates patterns) [default: named]
@@ -299,8 +304,8 @@ pub(crate) struct ForwardArgs {
     pub(crate) labels: Option<String>,
     /// Add adapters (LoRA) to a forward and train them alone:
     /// r=16,alpha=32,dropout=0.05,targets=q_proj|v_proj, or the adapter_config.json of PEFT or its
-    /// folder. targets are the last names of modules [defaults: r=8, alpha=r, dropout=0, all modules
-    /// with a matrix but the head and routers of experts]
+    /// folder. targets are the last names of modules [defaults: r=8, alpha=r, dropout=0, all
+    /// modules with a matrix but the head and routers of experts]
     #[arg(long, value_name = "r=N,alpha=X,dropout=P,targets=A|B or FILE", help_heading = FORWARD,
         value_parser = AddLora::parse)]
     pub(crate) add_lora: Option<AddLora>,

@@ -167,7 +167,9 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
     if format != Format::Onnx {
         refuse_onnx_options(path, reading)?;
     }
-    refuse_packed(path, reading, format)?;
+    if format != Format::Config {
+        refuse_config_options(path, reading)?;
+    }
     let dims = &reading.dim;
     match format {
         Format::Pt2 => {
@@ -204,10 +206,12 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
             })
         }
         Format::Config => {
-            let dims: BTreeMap<String, u64> = dims.iter().cloned().collect();
-            let packed = reading.packed;
-            let model =
-                config::read(path, &dims, packed).map_err(|e| Failure::Input(e.to_string()))?;
+            let options = config::Options {
+                dims: dims.iter().cloned().collect(),
+                packed: reading.packed,
+                dropout: reading.dropout,
+            };
+            let model = config::read(path, &options).map_err(|e| Failure::Input(e.to_string()))?;
             Ok(Model {
                 graph: model.graph,
                 tensors: tensors(model.tensors),
@@ -255,16 +259,17 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
     }
 }
 
-/// An error if --packed is given for another format than a configuration.
-fn refuse_packed(path: &Path, reading: &Reading, format: Format) -> Result<(), Failure> {
-    match reading.packed && format != Format::Config {
-        true => Err(Failure::Input(format!(
-            "--packed: it adds inputs to the model of a config.json; {} has the inputs that it was \
-             exported with",
-            path.display()
-        ))),
-        false => Ok(()),
-    }
+/// An error if an option is given that only a configuration has.
+fn refuse_config_options(path: &Path, reading: &Reading) -> Result<(), Failure> {
+    let why = match (reading.packed, reading.dropout) {
+        (true, _) => "--packed: it adds inputs to the model of a config.json",
+        (_, true) => "--dropout: it adds dropout to the model of a config.json",
+        (false, false) => return Ok(()),
+    };
+    let path = path.display();
+    Err(Failure::Input(format!(
+        "{why}; {path} is what was exported"
+    )))
 }
 
 /// An error if an option is given that only .onnx files have.

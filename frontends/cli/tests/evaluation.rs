@@ -395,7 +395,7 @@ fn dropping() -> String {
 #[test]
 fn a_dropout_drops_nothing() {
     let folder = Folder::new("dropping");
-    let dropping = folder.write("d.ir", &dropping());
+    let dropping = folder.write("d.ir", dropping());
     is_evaluated_as_still(&folder, &dropping, "");
 }
 
@@ -431,4 +431,44 @@ fn is_evaluated_as_still(folder: &Folder, model: &str, rest: &str) {
     let losses = numbers(&evaluated, "eval_loss");
     assert_eq!(losses[1..], last);
     assert!(losses[1] < losses[0]);
+}
+
+/// Configurations and adapters drop while they learn, and an evaluation has all of them: base
+/// matrices in 4 bits, and a budget.
+#[test]
+fn adapters_with_dropout_are_evaluated_without() {
+    let at = format!(
+        "{}/../../tests/data/config/gpt2",
+        env!("CARGO_MANIFEST_DIR")
+    );
+    let evaluated = |rest: &str| {
+        let args = format!(
+            "train {at}/dropout.json --dim batch=2 --dim sequence=12 --optimizer adamw --lr 1e-2 \
+             --kernels plain --init {at}/model.safetensors --batches {at}/reference.safetensors \
+             --eval {at}/reference.safetensors --json {rest}"
+        );
+        numbers(&run(&args).expect(0), "eval_loss")
+    };
+    for options in [
+        "",
+        "--add-lora r=2,dropout=0.5",
+        "--add-lora r=2,dropout=0.5 --base nf4",
+    ] {
+        // Without dropout, the step that learns evaluates.
+        let plain = options.replace(",dropout=0.5", "");
+        let [first] = evaluated(&format!("{plain} --steps 0"))[..] else {
+            panic!("an evaluation should have a loss")
+        };
+        let dropped = format!("{options} --dropout --budget 80%");
+        assert_eq!(
+            evaluated(&format!("{dropped} --steps 0")),
+            [first],
+            "{options}"
+        );
+        let learned = evaluated(&format!("{dropped} --steps 4"))[0];
+        assert!(
+            learned.is_finite() && learned != first,
+            "{options}: {learned}, {first}"
+        );
+    }
 }

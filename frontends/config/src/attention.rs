@@ -38,7 +38,7 @@ pub(crate) struct Turns {
 impl Decoder {
     /// Whether attention is made of products and a softmax, and keeps its scores.
     pub(crate) fn keeps_scores(&self) -> bool {
-        self.score_cap.is_some() || self.sinks
+        self.score_cap.is_some() || self.sinks || self.dropout.weights != 0.0
     }
 
     pub(crate) fn attention(
@@ -192,8 +192,9 @@ impl Decoder {
         ])
     }
 
-    /// Attention with scores that stay within a cap, or that have sinks beside them. The queries
-    /// that share a head of keys are rows of one product.
+    /// Attention with scores that stay within a cap or have sinks beside them, or with weights that
+    /// are dropped. The queries that share a head of keys are rows of one product. The mask says
+    /// which scores count, or is added to them.
     fn scored_attention(
         &self,
         net: &mut Net,
@@ -205,9 +206,10 @@ impl Decoder {
         let groups = batch * self.shared_heads;
         let rows = self.heads / self.shared_heads * sequence;
         let whole = [batch, self.heads, sequence, sequence];
-        let q = net.reshape(q, &[groups, rows, self.head])?;
-        let k = net.reshape(k, &[groups, sequence, self.head])?;
-        let v = net.reshape(v, &[groups, sequence, self.head])?;
+        let [head, columns] = [q, v].map(|x| net.shape(x)[3]);
+        let q = net.reshape(q, &[groups, rows, head])?;
+        let k = net.reshape(k, &[groups, sequence, head])?;
+        let v = net.reshape(v, &[groups, sequence, columns])?;
         let product = |tb: bool| Op::Matmul(Product { ta: false, tb });
         let scores = net.op(product(true), &[q, k])?;
         let scores = net.by(Op::MulScalar, scores, self.scale)?;
@@ -216,7 +218,10 @@ impl Decoder {
             None => scores,
         };
         let scores = net.reshape(scores, &whole)?;
-        let mut scores = net.or(mask, scores, LOWEST)?;
+        let mut scores = match net.graph.values[mask].ty.dtype() {
+            DType::Bool => net.or(mask, scores, LOWEST)?,
+            _ => net.op(Op::Add, &[scores, mask])?,
+        };
         if self.sinks {
             let sinks = net.parameter(&format!("{path}.sinks"), &[self.heads])?;
             let sinks = net.reshape(sinks, &[1, self.heads, 1, 1])?;
@@ -227,9 +232,10 @@ impl Decoder {
         }
         let shares = net.op(Op::Softmax(Along { dim: 3 }), &[scores])?;
         let shares = net.columns(shares, 0, sequence)?;
+        let shares = net.dropped(shares, self.dropout.weights)?;
         let shares = net.reshape(shares, &[groups, rows, sequence])?;
         let result = net.op(product(false), &[shares, v])?;
-        net.reshape(result, &[batch, self.heads, sequence, self.head])
+        net.reshape(result, &[batch, self.heads, sequence, columns])
     }
 
     /// Queries, keys and values: `[batch, sequence, heads times head]` each. The last size may be

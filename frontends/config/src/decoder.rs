@@ -1,6 +1,7 @@
 //! What a decoder is made of: blocks of attention and an MLP, and a head over the vocabulary.
 
 use crate::Error;
+use crate::dropout::Dropout;
 use crate::experts::Mixture;
 use crate::norm::Norm;
 use crate::rotary::Rotary;
@@ -53,6 +54,7 @@ pub(crate) struct Decoder {
     /// The factor of the logits, and the bound that they approach if there is one.
     pub(crate) logit_scale: f64,
     pub(crate) logit_cap: Option<f64>,
+    pub(crate) dropout: Dropout,
 }
 
 /// What blocks differ in.

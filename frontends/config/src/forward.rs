@@ -77,6 +77,7 @@ impl Decoder {
                 shared.bias = Some(attention::bias(&mut net, slopes, places)?);
             }
         }
+        x = net.dropped(x, self.dropout.embedding)?;
         let blocks = self.blocks.iter().map(|block| Block {
             window: block.window.filter(|&size| size < sequence),
             ..*block
@@ -93,7 +94,7 @@ impl Decoder {
             name: "logits".into(),
             value: logits,
         });
-        Ok((net.graph, net.tensors))
+        net.finish()
     }
 
     fn head(&self, net: &mut Net, x: Value, table: Value) -> Result<Value, Error> {
@@ -174,6 +175,7 @@ impl Decoder {
         let attended = self.attention(net, normal, block, shared)?;
         let attended = self.normalised(net, after, attended)?;
         net.module = path.clone();
+        let attended = net.dropped(attended, self.dropout.attention)?;
         let attended = scaled(net, attended, self.residual_scale)?;
         let middle = net.op(Op::Add, &[x, attended])?;
         let input = match (self.parallel, &before_mlp) {
@@ -192,7 +194,13 @@ impl Decoder {
         };
         let result = self.normalised(net, after_mlp, result)?;
         net.module = path;
+        let result = net.dropped(result, self.dropout.mlp)?;
         let result = scaled(net, result, self.residual_scale)?;
+        if self.dropout.both != 0.0 {
+            let both = net.op(Op::Add, &[attended, result])?;
+            let both = net.dropped(both, self.dropout.both)?;
+            return net.op(Op::Add, &[x, both]);
+        }
         net.op(Op::Add, &[middle, result])
     }
 }

@@ -6,11 +6,12 @@
 //! parameters, so that its safetensors files fit. So a model can be planned, and trained, without
 //! PyTorch.
 //!
-//! The graph is a forward with the output `logits`, in f32, without dropout. The file does not say
+//! The graph is a forward with the output `logits`, in f32. The file does not say
 //! how large a batch is: the symbolic sizes `batch` and `sequence` do.
 
 mod attention;
 mod decoder;
+mod dropout;
 mod experts;
 mod families;
 mod forward;
@@ -48,18 +49,29 @@ pub fn families() -> Vec<&'static str> {
     families::FAMILIES.iter().map(|(name, _)| *name).collect()
 }
 
-/// Reads a file. `dims` are the values of [`DIMS`]; without a value a batch is one sequence.
-/// `packed` says that a sequence consists of documents that do not see each other: each token then
-/// has a position in its document, and the number of its document, as inputs.
-pub fn read(path: &Path, dims: &BTreeMap<String, u64>, packed: bool) -> Result<Model, Error> {
+/// What a file leaves open.
+#[derive(Clone, Default, Debug)]
+pub struct Options {
+    /// The values of [`DIMS`]; without a value a batch is one sequence.
+    pub dims: BTreeMap<String, u64>,
+    /// A sequence consists of documents that do not see each other: each token has a position in
+    /// its document, and the number of its document, as inputs.
+    pub packed: bool,
+    /// Elements are dropped where the file asks for it.
+    pub dropout: bool,
+}
+
+/// Reads a file.
+pub fn read(path: &Path, options: &Options) -> Result<Model, Error> {
     let of = |e: Error| e.of(path.display().to_string());
     let bytes = std::fs::read(path).map_err(|e| of(Error::new("", e.to_string())))?;
     let text = String::from_utf8(bytes).map_err(|_| of(Error::new("", "not a text file")))?;
-    parse(&text, dims, packed).map_err(of)
+    parse(&text, options).map_err(of)
 }
 
 /// The same for the text of a file.
-pub fn parse(text: &str, dims: &BTreeMap<String, u64>, packed: bool) -> Result<Model, Error> {
+pub fn parse(text: &str, options: &Options) -> Result<Model, Error> {
+    let dims = &options.dims;
     if let Some(name) = dims.keys().find(|name| !DIMS.contains(&name.as_str())) {
         let known = DIMS.join(" and ");
         return Err(Error::new(
@@ -68,7 +80,7 @@ pub fn parse(text: &str, dims: &BTreeMap<String, u64>, packed: bool) -> Result<M
         ));
     }
     let settings = Settings::parse(text)?;
-    let (decoder, notes) = families::decoder(settings)?;
+    let (decoder, notes) = families::decoder(settings, options.dropout)?;
     let batch = dims.get("batch").copied().unwrap_or(1);
     let Some(&sequence) = dims.get("sequence") else {
         return Err(Error::new("", "does not say how long a sequence is")
@@ -77,7 +89,7 @@ pub fn parse(text: &str, dims: &BTreeMap<String, u64>, packed: bool) -> Result<M
     if batch == 0 || sequence == 0 {
         return Err(Error::new("", "batch and sequence should be 1 or more"));
     }
-    let (graph, tensors) = decoder.graph((batch, sequence), packed)?;
+    let (graph, tensors) = decoder.graph((batch, sequence), options.packed)?;
     Ok(Model {
         graph,
         tensors,
@@ -89,12 +101,15 @@ pub fn parse(text: &str, dims: &BTreeMap<String, u64>, packed: bool) -> Result<M
 mod tests {
     use super::*;
 
-    fn dims(sequence: u64) -> BTreeMap<String, u64> {
-        BTreeMap::from([("sequence".to_string(), sequence)])
+    fn dims(sequence: u64) -> Options {
+        Options {
+            dims: BTreeMap::from([("sequence".to_string(), sequence)]),
+            ..Options::default()
+        }
     }
 
-    fn refused(text: &str, sizes: &BTreeMap<String, u64>) -> String {
-        parse(text, sizes, false).unwrap_err().to_string()
+    fn refused(text: &str, options: &Options) -> String {
+        parse(text, options).unwrap_err().to_string()
     }
 
     #[test]
@@ -147,9 +162,12 @@ mod tests {
         let large = r#"{"model_type": "gpt2", "n_embd": 4294967296, "vocab_size": 4294967296}"#;
         assert!(!refused(large, &dims(8)).is_empty());
         let gpt2 = r#"{"model_type": "gpt2"}"#;
-        assert!(refused(gpt2, &BTreeMap::new()).contains("--dim sequence="));
+        assert!(refused(gpt2, &Options::default()).contains("--dim sequence="));
         assert!(refused(gpt2, &dims(0)).contains("1 or more"));
-        let other = BTreeMap::from([("tokens".to_string(), 8)]);
+        let other = Options {
+            dims: BTreeMap::from([("tokens".to_string(), 8)]),
+            ..Options::default()
+        };
         assert!(refused(gpt2, &other).contains("batch and sequence"));
     }
 
@@ -262,7 +280,7 @@ mod tests {
         let text = r#"{"model_type": "qwen3_moe", "num_hidden_layers": 3, "mlp_only_layers": [1],
             "use_sliding_window": false, "sliding_window": 0,
             "num_experts": 4, "num_experts_per_tok": 2}"#;
-        let graph = parse(text, &dims(8), false).unwrap().graph;
+        let graph = parse(text, &dims(8)).unwrap().graph;
         let has = |path: &str| graph.states.values().any(|state| state.path == path);
         for (i, mixes) in [true, false, true].into_iter().enumerate() {
             let experts = format!("model.layers.{i}.mlp.experts.down_proj");
@@ -278,9 +296,13 @@ mod tests {
             "num_hidden_layers": 1, "vocab_size": 9, "pad_token_id": null,
             "original_max_position_embeddings": 8, "rope_scaling": {"type": "longrope",
             "short_factor": [1, 2], "long_factor": [3, 4]}}"#;
-        assert!(parse(text, &dims(8), true).is_ok());
-        assert!(parse(text, &dims(9), false).is_ok());
-        let error = parse(text, &dims(9), true).unwrap_err().to_string();
+        let packed = |sequence| Options {
+            packed: true,
+            ..dims(sequence)
+        };
+        assert!(parse(text, &packed(8)).is_ok());
+        assert!(parse(text, &dims(9)).is_ok());
+        let error = parse(text, &packed(9)).unwrap_err().to_string();
         assert!(error.contains("pack at most 8"), "{error}");
     }
 
@@ -290,19 +312,27 @@ mod tests {
         let text = r#"{"model_type": "qwen3", "hidden_size": 10, "head_dim": 8,
             "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1,
             "intermediate_size": 6, "vocab_size": 9}"#;
-        assert!(parse(text, &dims(8), false).is_ok());
+        assert!(parse(text, &dims(8)).is_ok());
     }
 
     #[test]
     fn what_is_left_out_is_noted() {
         let text = r#"{"model_type": "gpt2", "n_layer": 1, "resid_pdrop": 0.2}"#;
-        let notes = parse(text, &dims(8), false).unwrap().notes;
+        let notes = parse(text, &dims(8)).unwrap().notes;
         // The others are what transformers takes for a file without them.
         assert_eq!(notes.len(), 3);
         assert!(notes[2].contains("resid_pdrop 0.2"));
+        let dropped = parse(
+            text,
+            &Options {
+                dropout: true,
+                ..dims(8)
+            },
+        );
+        assert!(dropped.unwrap().notes.is_empty());
         let text = r#"{"model_type": "mixtral", "num_hidden_layers": 1,
             "output_router_logits": true, "router_jitter_noise": 0.1}"#;
-        let notes = parse(text, &dims(8), false).unwrap().notes;
+        let notes = parse(text, &dims(8)).unwrap().notes;
         assert!(notes[0].contains("router_jitter_noise 0.1"), "{notes:?}");
         assert!(notes[1].contains("output_router_logits"), "{notes:?}");
     }

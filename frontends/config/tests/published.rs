@@ -446,9 +446,12 @@ const PUBLISHED: &[(&str, u64)] = &[
 
 #[test]
 fn published_models_have_their_parameters() {
-    let dims = BTreeMap::from([("sequence".to_string(), 8)]);
+    let options = lighterage_config::Options {
+        dims: BTreeMap::from([("sequence".to_string(), 8)]),
+        ..Default::default()
+    };
     for (text, wanted) in PUBLISHED {
-        let model = lighterage_config::parse(text, &dims, false).unwrap();
+        let model = lighterage_config::parse(text, &options).unwrap();
         let findings = ir::verify::graph(&model.graph);
         assert!(findings.is_empty(), "{findings:?}");
         let states = model.graph.states.values();

@@ -3,20 +3,24 @@
 usage: configurations.py [--out tests/data/config] [--defaults frontends/config/src/defaults.json] [FAMILY ..]
 
 Each folder has what is published, config.json and model.safetensors, and reference.safetensors: batches, and the loss
-of eager PyTorch before each of a few AdamW steps. packed.safetensors is the same for rows of two documents, and the
-folder adapters for adapters of PEFT. The file of defaults says what the families' classes take for settings that a
+of eager PyTorch before each of a few AdamW steps. packed.safetensors is the same for rows of two documents, the folder
+adapters for adapters of PEFT, and dropout.safetensors for dropout.json, which asks for dropout: PyTorch then drops the
+elements that Lighterage drops. The file of defaults says what the families' classes take for settings that a
 config.json lacks.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
@@ -286,6 +290,17 @@ QUIET = """
 JOINED, HEADLESS, OF_4_BITS, OF_8_BITS = ("olmoe",), ("gpt2",), ("gpt_oss",), ("deepseek_v3", "qwen3")
 # Families with a file of adapters, and the modules that have some.
 ADAPTED = {"llama": ["q_proj", "v_proj", "down_proj"], "gpt2": ["c_attn"]}
+# Settings of dropout, with other shares for embeddings and attention than for the rest.
+DROPOUT = {
+    "embd_pdrop": 0.1,
+    "embed_dropout": 0.1,
+    "embedding_dropout": 0.1,
+    "attn_pdrop": 0.2,
+    "attention_dropout": 0.2,
+}
+DROPOUT |= dict.fromkeys(("dropout", "hidden_dropout", "resid_dropout", "resid_pdrop", "residual_dropout"), 0.3)
+# The eager attention of these families drops no weights, and that of the default does.
+KEEPS_WEIGHTS = ("falcon",)
 # Families that know the longest document of a batch; its rows are not packed.
 WHOLE = ("phi3",)
 # Settings that change no numbers, or that belong to other classes of a family.
@@ -349,6 +364,7 @@ def fixture(family: str, folder: Path) -> None:
     if family in ADAPTED:
         model.load_state_dict(weights)
         save_adapters(model, ADAPTED[family], inputs, folder / "adapters")
+    save_dropped(config, weights, inputs, folder)
     print(family, sum(t.numel() for t in load_file(folder / "model.safetensors").values()), losses)
 
 
@@ -407,11 +423,66 @@ def save_8_bits(folder: Path) -> None:
 
 def save_adapters(model: Any, targets: list[str], batches: list[dict[str, Tensor]], folder: Path) -> None:
     """Write adapters of PEFT, and the losses while they alone are trained."""
-    config = LoraConfig(r=4, lora_alpha=6, target_modules=targets, init_lora_weights=False, use_rslora=True)
+    config = LoraConfig(
+        r=4, lora_alpha=6, lora_dropout=0.2, target_modules=targets, init_lora_weights=False, use_rslora=True
+    )
     adapted: Any = get_peft_model(model, config)
     adapted.save_pretrained(folder)
     (folder / "README.md").unlink()
-    save_steps(adapted, batches, lambda batch: adapted(**batch).loss, folder / "reference.safetensors")
+    save_steps_with_masks(adapted, batches, folder / "reference.safetensors")
+
+
+def save_dropped(config: Any, weights: dict[str, Tensor], batches: list[dict[str, Tensor]], folder: Path) -> None:
+    """Write a configuration with dropout, and its losses."""
+    config = copy.deepcopy(config)
+    for group in (config, getattr(config, "attn_config", None)):
+        for name, share in DROPOUT.items():
+            if hasattr(group, name):
+                kept = config.model_type in KEEPS_WEIGHTS and name == "attention_dropout"
+                # MPT's class takes whole numbers alone.
+                vars(group)[name] = 0.0 if kept else share
+    (folder / "dropout.json").write_text(json.dumps(config.to_diff_dict(), indent=2, sort_keys=True) + "\n")
+    make: Any = AutoModelForCausalLM.from_config
+    model = make(config, dtype=torch.float32, experts_implementation="eager", attn_implementation="eager")
+    model.load_state_dict(weights)
+    model.train()
+    save_steps_with_masks(model, batches, folder / "dropout.safetensors")
+
+
+def save_steps_with_masks(model: Any, batches: list[dict[str, Tensor]], file: Path) -> None:
+    """Train, and drop what Lighterage drops: each call of a step has a stream of its own."""
+    step, stream = -1, 0
+
+    def dropped(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        nonlocal stream
+        if p == 0.0 or not training:
+            return x
+        words = random_words(x.numel(), stream, step)
+        stream += 1
+        kept = torch.from_numpy(words >= int(p * 2**32)).reshape(x.shape)
+        return x * kept * torch.tensor(1 / (1 - p), dtype=torch.float32)
+
+    def loss_of(batch: dict[str, Tensor]) -> Tensor:
+        nonlocal step, stream
+        step, stream = step + 1, 0
+        return model(**batch).loss
+
+    with mock.patch("torch.nn.functional.dropout", dropped):
+        save_steps(model, batches, loss_of, file)
+
+
+def random_words(n: int, stream: int, step: int) -> Any:
+    """Return words of Philox 4x32-10 with the key 0, as runtime/src/kernels/random.rs makes them."""
+    blocks = np.arange(-(-n // 4), dtype=np.uint64)
+    counter = [blocks, np.zeros_like(blocks), np.full_like(blocks, stream), np.full_like(blocks, step)]
+    key = [0, 0]
+    low = np.uint64(0xFFFFFFFF)
+    for _ in range(10):
+        a, b = counter[0] * np.uint64(0xD2511F53), counter[2] * np.uint64(0xCD9E8D57)
+        first, second = (b >> np.uint64(32)) ^ counter[1], (a >> np.uint64(32)) ^ counter[3]
+        counter = [first ^ np.uint64(key[0]), b & low, second ^ np.uint64(key[1]), a & low]
+        key = [(key[0] + 0x9E3779B9) % 2**32, (key[1] + 0xBB67AE85) % 2**32]
+    return np.stack(counter, axis=1).reshape(-1)[:n]
 
 
 def save_documents(model: Any, weights: dict[str, Tensor], file: Path) -> None:

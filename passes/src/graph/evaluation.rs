@@ -178,7 +178,8 @@ mod tests {
         state buffer %n -> %n2 : i64[] \"n\"
         state rng %rng -> %next : i64[2] \"rng\"
         fwd - %h = matmul %x, %w ta=false tb=false : f32[8,4]
-        fwd - %y, %mean, %rstd, %var = batch_norm %h, %g, %b eps=1e-5 : f32[8,4], f32[4], f32[4], f32[4]
+        fwd - %y, %mean, %r, %var = batch_norm %h, %g, %b eps=1e-5 : f32[8,4], f32[4], f32[4], \
+         f32[4]
         fwd - %n2 = add_scalar %n value=1 : i64[]
         fwd - %m1 = mul_scalar %m value=0.9 : f32[4]
         fwd - %mb = mul_scalar %mean value=0.1 : f32[4]

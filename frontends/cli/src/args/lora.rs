@@ -50,7 +50,8 @@ pub(crate) struct AddLora {
 }
 
 impl AddLora {
-    /// Parses `r=16,alpha=32,dropout=0.05,targets=q_proj|v_proj`, or reads a file of PEFT or its folder.
+    /// Parses `r=16,alpha=32,dropout=0.05,targets=q_proj|v_proj`, or reads a file of PEFT or its
+    /// folder.
     pub(crate) fn parse(text: &str) -> Result<AddLora, String> {
         let path = Path::new(text);
         if path.is_dir() || path.extension().is_some_and(|name| name == "json") {

@@ -65,7 +65,9 @@ fn compiled(
         disk_rate: args.compiling.disk_rate,
         ..compiling
     };
-    let (reading, sizes) = source::reading(args, path)?;
+    let (mut reading, sizes) = source::reading(args, path)?;
+    // A configuration is read as in evaluation.
+    reading.dropout = false;
     let model = model::read_silently(path, &reading, &compiling.forward)?;
     let gpu = source::gpu(args)?;
     let code_for = gpu.is_none().then_some(CodeFor::ThisCpu);

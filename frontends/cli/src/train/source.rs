@@ -207,6 +207,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         ("--dim", !args.reading.dim.is_empty()),
         ("--buckets", args.buckets.buckets.is_some()),
         ("--packed", args.reading.packed),
+        ("--dropout", args.reading.dropout),
         ("--trainable", args.reading.trainable.is_some()),
         ("--batch-norm", args.reading.batch_norm.is_some()),
         ("--dump-ir-after", dump_ir_after.is_some()),

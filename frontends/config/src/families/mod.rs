@@ -11,10 +11,12 @@ mod wide;
 
 use crate::Error;
 use crate::decoder::{Activation, Block, Decoder, Mlp, Names, Positions, Projections};
+use crate::dropout::{self, Dropout};
 use crate::norm::Norm;
 use crate::rotary::Rotary;
 use crate::settings::{Settings, TRACE, no_graph};
 use serde_json::{Map, Value as Json};
+use std::collections::BTreeMap;
 
 type Family = fn(&Settings) -> Result<Decoder, Error>;
 
@@ -86,24 +88,8 @@ pub(crate) const FAMILIES: [(&str, Family); 60] = [
 /// them: written by `frontends/python/tests/configurations.py`.
 const DEFAULTS: &str = include_str!("../defaults.json");
 
-/// Probabilities of dropout, by family.
-const DROPOUT: [&str; 12] = [
-    "attention_dropout",
-    "attn_pdrop",
-    "dropout",
-    "emb_pdrop",
-    "embd_pdrop",
-    "embed_dropout",
-    "embedding_dropout",
-    "hidden_dropout",
-    "layerdrop",
-    "resid_dropout",
-    "resid_pdrop",
-    "residual_dropout",
-];
-
-/// The decoder of a file, and what it leaves out.
-pub(crate) fn decoder(settings: Settings) -> Result<(Decoder, Vec<String>), Error> {
+/// The decoder of a file, and what it leaves out. `drops`: elements are dropped.
+pub(crate) fn decoder(settings: Settings, drops: bool) -> Result<(Decoder, Vec<String>), Error> {
     let name = settings.text_or("model_type", "")?.to_string();
     let Some((_, family)) = FAMILIES.iter().find(|(known, _)| *known == name) else {
         let known: Vec<&str> = FAMILIES.iter().map(|(known, _)| *known).collect();
@@ -118,18 +104,26 @@ pub(crate) fn decoder(settings: Settings) -> Result<(Decoder, Vec<String>), Erro
     };
     let settings = settings.completed(&defaults(&name));
     let mut decoder = family(&settings)?;
+    let asked = dropout::asked(&name, &settings)?;
+    let mut notes = vec![];
+    match drops {
+        true => decoder.dropout = Dropout::of(&name, asked, decoder.parallel),
+        false => {
+            let asked: BTreeMap<&str, f64> = asked.into_iter().flatten().collect();
+            notes.extend(
+                asked
+                    .into_iter()
+                    .map(|(key, share)| format!("{key} {share} is left out; --dropout applies it")),
+            );
+        }
+    }
     decoder.name = name;
     decoder.check()?;
-    let mut notes = vec![];
-    let attention = settings.group("attn_config")?;
-    for (group, key) in DROPOUT
-        .iter()
-        .flat_map(|key| [(&settings, key), (&attention, key)])
-    {
-        let p = group.number_or(key, 0.0)?;
-        if p != 0.0 {
-            notes.push(format!("{key} {p} is left out: the graph has no dropout"));
-        }
+    let layers = settings.number_or("layerdrop", 0.0)?;
+    if layers != 0.0 {
+        notes.push(format!(
+            "layerdrop {layers} is left out: no layer is skipped"
+        ));
     }
     let jitter = settings.number_or("router_jitter_noise", 0.0)?;
     if jitter != 0.0 {
@@ -323,6 +317,7 @@ fn plain(s: &Settings, sizes: &Sizes, norm: Norm, names: Names) -> Result<Decode
         head_bias: false,
         logit_scale: 1.0,
         logit_cap: None,
+        dropout: Dropout::default(),
     })
 }
 
