@@ -17,7 +17,14 @@ pub(crate) fn of_numbers(path: &str, numbers: &[f64]) -> [(String, Vec<u8>); 4] 
     let stored = Nf4::of(&numbers);
     let largest = stored.largest.iter().flat_map(|x| x.to_le_bytes());
     let offset = stored.offset.to_le_bytes().to_vec();
-    let bytes = [stored.codes, stored.sizes, largest.collect(), offset];
+    named(
+        path,
+        [stored.codes, stored.sizes, largest.collect(), offset],
+    )
+}
+
+/// The states' bytes with their names.
+pub(crate) fn named(path: &str, bytes: [Vec<u8>; 4]) -> [(String, Vec<u8>); 4] {
     let mut bytes = bytes.into_iter();
     STATES.map(|state| (format!("{state}.{path}"), bytes.next().unwrap_or_default()))
 }

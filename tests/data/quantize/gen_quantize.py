@@ -1,4 +1,4 @@
-"""What bitsandbytes computes, for tests of 8-bit AdamW and NF4.
+"""What bitsandbytes computes, for tests of 8-bit AdamW and NF4, and what it stores.
 
     PYTHONPATH=FOLDER .venv/bin/python tests/data/quantize/gen_quantize.py
 
@@ -8,6 +8,7 @@ processors searches codes in a coarser table, which its code for GPUs does not.
 
 from pathlib import Path
 
+import bitsandbytes as bnb
 import bitsandbytes.functional as F
 import torch
 from safetensors.torch import save_file
@@ -51,6 +52,22 @@ def nf4(x: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
+def stored() -> dict[str, torch.Tensor]:
+    """Modules as files have them, and their numbers."""
+    tensors = {}
+    for name, kind, nested in (("a", "nf4", True), ("b", "nf4", False), ("c", "fp4", True)):
+        layer = bnb.nn.Linear4bit(90, 200, bias=False, quant_type=kind, compress_statistics=nested)
+        layer.to("cpu")
+        state = layer.weight.quant_state
+        if nested:
+            state.state2.code = F.create_dynamic_map(signed=True)
+        tensors |= {f"{name}.{part}": t.clone() for part, t in layer.state_dict().items()}
+        tensors[f"{name}.again"] = F.dequantize_4bit(layer.weight.data, state)
+    codes, sizes, _ = F.int8_vectorwise_quant(torch.randn(20, 30).half())
+    tensors |= {"d.weight": codes, "d.SCB": sizes, "d.again": codes.float() * (sizes[:, None] * 7.874015718698502e-3)}
+    return tensors
+
+
 def main() -> None:
     torch.manual_seed(0)
     maps()
@@ -65,6 +82,7 @@ def main() -> None:
     }
     flat = {f"{name}.{part}": t.contiguous() for name, parts in tensors.items() for part, t in parts.items()}
     save_file(flat, HERE / "quantize.safetensors")
+    save_file(stored(), HERE / "stored.safetensors")
 
 
 main()

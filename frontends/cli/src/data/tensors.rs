@@ -1,11 +1,13 @@
 //! Tensors in safetensors files: initial values, batches.
 
+mod four_bits;
 mod published;
 
 use super::files::{Input, read_whole};
 use crate::failure::Failure;
 use artifact::{DType, Operand};
 use checkpoint::tensors::{dtype, file_dtype, read_header};
+use four_bits::FourBits;
 use published::Fp8;
 use safetensors::tensor::Dtype;
 use serde::Deserialize;
@@ -30,6 +32,8 @@ enum Stored {
     Mxfp4 { codes: Piece, scales: Piece },
     /// As matrices of numbers of 8 bits that lie behind each other.
     Fp8(Vec<Fp8>),
+    /// As codes of 4 bits, and the size of each block.
+    FourBits(FourBits),
 }
 
 /// A range of bytes in a file.
@@ -129,15 +133,26 @@ impl Tensors {
             .map(|(dtype, entry)| Ok((dtype, self.read(name, entry)?)))
             .transpose()
     }
+    /// The bytes of a matrix that the file has in NF4 as a step stores it: codes, sizes, the
+    /// largest of them, and the offset.
+    pub(crate) fn in_nf4(&self, name: &str) -> Result<Option<[Vec<u8>; 4]>, Failure> {
+        match self.entries.get(name).map(|entry| &entry.stored) {
+            Some(Stored::FourBits(matrix)) => {
+                Ok(matrix.in_nf4(matrix.bytes(|piece| self.piece(name, piece))?))
+            }
+            _ => Ok(None),
+        }
+    }
+    fn piece(&self, name: &str, piece: &Piece) -> Result<Vec<u8>, Failure> {
+        let length = (piece.bytes.end - piece.bytes.start) as usize;
+        let file = &self.files[piece.file];
+        file.read(piece.bytes.start, length).map_err(|e| {
+            let path = file.path().display();
+            Failure::System(format!("{path}: {name} cannot be read: {e}"))
+        })
+    }
     fn read(&self, name: &str, entry: &Entry) -> Result<Vec<u8>, Failure> {
-        let piece = |piece: &Piece| {
-            let length = (piece.bytes.end - piece.bytes.start) as usize;
-            let file = &self.files[piece.file];
-            file.read(piece.bytes.start, length).map_err(|e| {
-                let path = file.path().display();
-                Failure::System(format!("{path}: {name} cannot be read: {e}"))
-            })
-        };
+        let piece = |piece: &Piece| self.piece(name, piece);
         match &entry.stored {
             Stored::Pieces(pieces) => {
                 let mut bytes = vec![];
@@ -153,6 +168,7 @@ impl Tensors {
                 let [codes, scales] = [piece(codes)?, piece(scales)?];
                 Ok(published::numbers_of_4_bits(&entry.shape, &codes, &scales))
             }
+            Stored::FourBits(matrix) => Ok(matrix.numbers(&matrix.bytes(piece)?)),
             Stored::Fp8(matrices) => {
                 let mut bytes = vec![];
                 for matrix in matrices {

@@ -87,9 +87,12 @@ pub(super) fn give(
                 Some(base::of_numbers(path, &init.drawn(path, n)))
             }
             Init::Tensors(tensors) => match name_in(tensors, path, tied) {
-                Some(name) => tensors
-                    .floats(name)?
-                    .map(|(dtype, bytes)| base::stored(path, dtype, &bytes)),
+                Some(name) => match tensors.in_nf4(name)? {
+                    Some(bytes) => Some(base::named(path, bytes)),
+                    None => tensors
+                        .floats(name)?
+                        .map(|(dtype, bytes)| base::stored(path, dtype, &bytes)),
+                },
                 None => None,
             },
         };
@@ -130,10 +133,17 @@ pub(super) fn give(
             } else {
                 has.join(", ")
             };
+            let packed = missing.iter().find_map(|path| {
+                let packed = path.replace("weight", "qweight");
+                tensors
+                    .has(&packed)
+                    .then(|| format!("; {packed} is a form of GPTQ or AWQ, which is not read"))
+            });
             return Err(Failure::Input(format!(
-                "{}: no tensor for {}; the file has {has}, ..",
+                "{}: no tensor for {}; the file has {has}, ..{}",
                 tensors.path().display(),
-                listed(&missing)
+                listed(&missing),
+                packed.unwrap_or_default()
             )));
         }
     }

@@ -1,6 +1,7 @@
 //! Tensors that a published file has in another form than the model: under other names, a tensor
 //! for each expert of a mixture, or numbers of 4 or 8 bits. transformers and PyTorch have changed
-//! the names of modules and kept those of files.
+//! the names of modules and kept those of files. [`four_bits`](super::four_bits) has the numbers of
+//! bitsandbytes.
 
 use super::{Entry, Piece, Stored, Tensors};
 use half::{bf16, f16};
@@ -40,6 +41,10 @@ const FP4: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 /// The ends of names of scales, which follow the name of a tensor of 8 bits: DeepSeek's and Qwen's,
 /// and those of compressed-tensors.
 const SCALES: [&str; 2] = ["_scale_inv", "_scale"];
+/// A matrix of whole numbers of bitsandbytes (Dettmers et al., 2022, "LLM.int8()"): the name of the
+/// largest magnitudes of rows beside that of the matrix, and the factor of a code.
+const WHOLE: [&str; 2] = ["weight", "SCB"];
+const OF_WHOLE: f32 = 7.874_016e-3;
 /// Rows and columns of a block that shares a scale.
 const BLOCK: u64 = 128;
 
@@ -50,6 +55,8 @@ pub(super) struct Fp8 {
     pub(super) scales: Piece,
     /// The types of codes and of scales.
     dtypes: [Dtype; 2],
+    /// The factor of all scales.
+    factor: f32,
     columns: u64,
     /// Rows and columns of a block.
     block: [u64; 2],
@@ -59,7 +66,7 @@ impl Tensors {
     /// Gives these names of a model a tensor, where the file has it in another form.
     pub(crate) fn add_published<'a>(&mut self, names: impl Iterator<Item = &'a str>) {
         let outer = self.outer_module();
-        let missing = names.filter(|name| !self.has(name) || self.of_8_bits(name).is_some());
+        let missing = names.filter(|name| !self.has(name) || self.in_codes(name).is_some());
         let found = missing.filter_map(|name| {
             let others = self.others(name, outer.as_deref());
             let entry = others.iter().find_map(|other| self.found(other))?;
@@ -106,7 +113,7 @@ impl Tensors {
     /// A tensor of the file, or several that make up one.
     fn found(&self, name: &str) -> Option<Entry> {
         let whole = self
-            .of_8_bits(name)
+            .in_codes(name)
             .or_else(|| self.entries.get(name).cloned());
         whole
             .or_else(|| self.of_4_bits(name))
@@ -122,7 +129,7 @@ impl Tensors {
                     let part = |part: &&str| format!("{layer}.experts.{expert}.{part}.weight");
                     let found = parts.iter().map(|name| {
                         let (name, entry) = self.entries.get_key_value(&part(name))?;
-                        self.of_8_bits(name).or_else(|| Some(entry.clone()))
+                        self.in_codes(name).or_else(|| Some(entry.clone()))
                     });
                     found.collect::<Option<Vec<Entry>>>()
                 };
@@ -141,16 +148,29 @@ impl Tensors {
         forms.next()
     }
 
+    /// A matrix of codes under its own name.
+    fn in_codes(&self, name: &str) -> Option<Entry> {
+        self.of_8_bits(name).or_else(|| self.of_bitsandbytes(name))
+    }
+
     /// A matrix of numbers of 8 bits, if it has scales: one, one for each row, or one for each
     /// block of 128 rows and 128 columns.
     fn of_8_bits(&self, name: &str) -> Option<Entry> {
         let codes = self.entries.get(name)?;
-        let is_code = matches!(codes.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2);
+        let is_whole = codes.dtype == Dtype::I8;
+        let is_code = is_whole || matches!(codes.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2);
         let (true, &[rows, columns]) = (is_code, &codes.shape[..]) else {
             return None;
         };
         let found = |end| self.entries.get(&format!("{name}{end}"));
-        let scales = SCALES.iter().find_map(found)?;
+        let of_whole = || {
+            let module = name.strip_suffix(WHOLE[0]).filter(|_| is_whole)?;
+            self.entries.get(&format!("{module}{}", WHOLE[1]))
+        };
+        let (scales, factor) = match of_whole() {
+            Some(largest) => (largest, OF_WHOLE),
+            None => (SCALES.iter().find_map(found)?, 1.0),
+        };
         let block = match scales.shape[..] {
             [] | [1] => [rows, columns],
             [n] => [shared(rows, n)?, columns],
@@ -166,6 +186,7 @@ impl Tensors {
                     codes: of.first()?.clone(),
                     scales: scale.first()?.clone(),
                     dtypes: [codes.dtype, scales.dtype],
+                    factor,
                     columns,
                     block,
                 }]),
@@ -249,7 +270,12 @@ pub(super) fn numbers_of_4_bits(shape: &[u64], codes: &[u8], scales: &[u8]) -> V
 /// What would help if the file's type is not the model's.
 pub(super) fn help(name: &str, dtype: Dtype) -> String {
     match dtype {
-        Dtype::F8_E4M3 | Dtype::F8_E5M2 => format!(
+        Dtype::U8 => format!(
+            "; a matrix of 4 bits is read if the file has all that bitsandbytes stores with it: \
+             {name}.absmax, {name}.quant_map, and {name}{}",
+            super::four_bits::STATES[0]
+        ),
+        Dtype::F8_E4M3 | Dtype::F8_E5M2 | Dtype::I8 => format!(
             "; a matrix of 8 bits is read if the file has {name}_scale_inv or {name}_scale: one \
              floating-point number, one for each row, or one for each block of {BLOCK} x {BLOCK}"
         ),
@@ -276,6 +302,7 @@ impl Fp8 {
         };
         let number = match self.dtypes[0] {
             Dtype::F8_E4M3 => number_of_e4m3,
+            Dtype::I8 => |code| f32::from(code as i8),
             // The upper half of an f16.
             _ => |code| f16::from_bits(u16::from(code) << 8).to_f32(),
         };
@@ -286,7 +313,7 @@ impl Fp8 {
             let first = row / height * columns.div_ceil(width);
             for (codes, scale) in codes.chunks(width).zip(&scales[first..]) {
                 for &code in codes {
-                    let number = numbers[usize::from(code)] * scale;
+                    let number = numbers[usize::from(code)] * (scale * self.factor);
                     to.extend_from_slice(&number.to_le_bytes());
                 }
             }
@@ -294,7 +321,7 @@ impl Fp8 {
     }
 }
 
-fn of_bytes<const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+pub(super) fn of_bytes<const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> f32) -> Vec<f32> {
     bytes.as_chunks().0.iter().copied().map(number).collect()
 }
 
