@@ -24,6 +24,7 @@ import torch.utils.checkpoint
 from torch import fx, nn
 from torch._decomp import decompositions
 from torch._dispatch.python import enable_python_dispatcher
+from torch._export.serde import serialize
 from torch._export.utils import _compiling_state_context
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -612,6 +613,25 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def written_only() -> Iterator[None]:
+    """Save exported programs without what torch does beside.
+
+    It brings a copy into a canonical form, which it throws away, and prints the graph for a log that is not written.
+    Of a large graph this takes two thirds of the time.
+    """
+
+    def nothing(*_: Any, **__: Any) -> str:
+        return ""
+
+    with (
+        quiet(),
+        mock.patch.object(serialize, "canonicalize", nothing),
+        mock.patch.object(fx.GraphModule, "print_readable", nothing),
+    ):
+        yield
 
 
 class _Layers(int):

@@ -27,7 +27,7 @@ from torch.export.graph_signature import (
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ._capture import is_fake, quiet
+from ._capture import is_fake, written_only
 from .errors import Unsupported
 from .export import ALIASES, CHECKS, is_pure, written
 
@@ -287,7 +287,7 @@ class _Reader:
         )
         file = io.BytesIO()
         try:
-            with quiet():
+            with written_only():
                 torch.export.save(program, file)
         except Exception as error:  # of many kinds: an argument that files cannot hold
             raise Unsupported(f"torch.export cannot write the graph: {type(error).__name__}: {error}") from error

@@ -48,7 +48,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from . import _ragged
-from ._capture import Captured, Loss, capture, is_fake, quiet
+from ._capture import Captured, Loss, capture, is_fake, quiet, written_only
 from ._spelling import OWN
 from .errors import CaptureError
 
@@ -192,7 +192,7 @@ def save(step: Step, path: Path | str | IO[bytes], *, weights: bool = True, **ex
     program = step.program if weights else _without_weights(step.program)
     present = not any(is_fake(value) for value in program.state_dict.values())
     info = {**step.info, **extra, "weights": present}
-    with quiet():
+    with written_only():
         torch.export.save(program, path, extra_files={"joint_step.json": json.dumps(info)})
 
 
