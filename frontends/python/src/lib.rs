@@ -17,6 +17,7 @@ mod interrupt;
 mod machine;
 mod micro_batches;
 mod noted;
+mod openmp;
 mod packing;
 mod parts;
 mod plan;
@@ -45,6 +46,7 @@ fn _lighterage(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::devices, module)?)?;
     module.add_function(wrap_pyfunction!(plan::generator_at, module)?)?;
     module.add_function(wrap_pyfunction!(noted::have, module)?)?;
+    module.add_function(wrap_pyfunction!(openmp::use_openmp, module)?)?;
     module.add_function(wrap_pyfunction!(noted::have_at, module)?)?;
     Ok(())
 }

@@ -3,6 +3,7 @@
 use crate::dlpack::View;
 use crate::errors::error;
 use crate::foreign::Calls;
+use crate::openmp::Lasted;
 use crate::process::{Threaded, needs_threads};
 use artifact::Artifact;
 use pyo3::exceptions::PyKeyError;
@@ -18,10 +19,16 @@ pub(crate) struct Machine {
     loss: String,
     /// What PyTorch computes of it.
     calls: Option<Arc<Calls>>,
+    /// The last time of a step.
+    lasted: Lasted,
 }
 
 impl Machine {
-    pub(crate) fn new(machine: runtime::Machine, calls: Option<Arc<Calls>>) -> PyResult<Machine> {
+    pub(crate) fn new(
+        machine: runtime::Machine,
+        lasted: Lasted,
+        calls: Option<Arc<Calls>>,
+    ) -> PyResult<Machine> {
         let inputs = machine.inputs().map(|input| input.name.clone()).collect();
         let numbers: Vec<_> = machine
             .outputs()
@@ -34,6 +41,7 @@ impl Machine {
             inputs,
             loss: loss.name.clone(),
             calls,
+            lasted,
             machine: Threaded::new(Mutex::new(machine)),
         })
     }
@@ -124,12 +132,13 @@ impl Machine {
             for name in &self.inputs {
                 machine.written(Port::Input(name))?;
             }
-            machine.step()
+            self.lasted.alone(|| machine.step())
         });
         let report = report.map_err(|failure| match &self.calls {
             Some(calls) => calls.raised(&failure),
             None => failed(failure),
         })?;
+        self.lasted.note(report.ms);
         py.check_signals()?;
         Ok(report.ms)
     }

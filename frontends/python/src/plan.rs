@@ -4,6 +4,7 @@ use crate::errors::{Call, error, refused};
 use crate::foreign::Calls;
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
+use crate::openmp::Lasted;
 use crate::parts::Arenas;
 use crate::profile;
 use artifact::Artifact;
@@ -508,6 +509,7 @@ impl Plan {
         let beside = beside.as_ref().map(Py::get);
         interruptible(py, |cancel| {
             let (artifact, calls) = self.emitted(cancel)?;
+            let lasted = Lasted::of(&artifact);
             let options = self.running(threads);
             let foreign = calls.clone().map(|calls| calls as Arc<dyn Foreign>);
             let machine = match (beside, foreign) {
@@ -515,7 +517,7 @@ impl Plan {
                 (None, Some(calls)) => runtime::Machine::calling(artifact, options, calls),
                 (None, None) => runtime::Machine::new(artifact, options),
             };
-            Machine::new(machine.map_err(error)?, calls)
+            Machine::new(machine.map_err(error)?, lasted, calls)
         })
     }
 

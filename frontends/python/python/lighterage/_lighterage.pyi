@@ -325,3 +325,6 @@ def nf4_numbers(n: int, codes: bytes, sizes: bytes, largest: bytes, offset: floa
 
     Raises Error: there are too few codes.
     """
+
+def use_openmp(address: int) -> None:
+    """Say where `GOMP_parallel` of torch's OpenMP is."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import _device, _foreign, _kernels, _lighterage, _profile
+from . import _device, _foreign, _kernels, _lighterage, _openmp, _profile
 from ._joint import ALIGN, Joint, Result, Source, aligned
 from ._lighterage import Arenas
 from ._stats import counts
@@ -95,6 +95,7 @@ class Program:
             command=f'torch.compile(..., backend="lighterage", options={{"budget": {options.budget!r}}})',
         )
         _kernels.tell(options.kernels, self.plan)
+        _openmp.find()
         _profile.tell(options.profile, self.plan)
         self.arenas: Arenas = self.plan.arenas(options.threads)
         self._inputs = [[described.inputs[name] for name in names] for names in self.arenas.inputs]

@@ -26,7 +26,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.utils import _pytree as pytree
 
-from . import _base, _check, _device, _foreign, _kernels, _lighterage, _micro, _optimizer, _profile, _scaler
+from . import _base, _check, _device, _foreign, _kernels, _lighterage, _micro, _openmp, _optimizer, _profile, _scaler
 from ._capture import Loss, call_model
 from ._guard import Batch, Guard
 from ._lighterage import Machine, Plan
@@ -228,6 +228,7 @@ def compile(
     plan = planning.plan(parts, calls)
     calls.warn(plan)
     _kernels.tell(kernels, plan)
+    _openmp.find()
     _profile.tell(profile, plan)
     planned = time.perf_counter()
     machine = plan.load(threads)
