@@ -6,8 +6,8 @@
 //! parameters, so that its safetensors files fit. So a model can be planned, and trained, without
 //! PyTorch.
 //!
-//! The graph is a forward with the output `logits`, in f32. The file does not say
-//! how large a batch is: the symbolic sizes `batch` and `sequence` do.
+//! The graph is a forward with the output `logits`, in f32. The file does not say how large a batch
+//! is: the symbolic sizes `batch` and `sequence` do.
 
 mod attention;
 mod decoder;

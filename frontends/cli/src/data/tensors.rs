@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use artifact::{DType, Operand};
 use checkpoint::tensors::{dtype, file_dtype, read_header};
 use four_bits::FourBits;
-use published::Fp8;
+use published::EightBits;
 use safetensors::tensor::Dtype;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +31,7 @@ enum Stored {
     /// As numbers of 4 bits, and a scale for each 32 of them.
     Mxfp4 { codes: Piece, scales: Piece },
     /// As matrices of numbers of 8 bits that lie behind each other.
-    Fp8(Vec<Fp8>),
+    EightBits(Vec<EightBits>),
     /// As codes of 4 bits, and the size of each block.
     FourBits(FourBits),
 }
@@ -169,7 +169,7 @@ impl Tensors {
                 Ok(published::numbers_of_4_bits(&entry.shape, &codes, &scales))
             }
             Stored::FourBits(matrix) => Ok(matrix.numbers(&matrix.bytes(piece)?)),
-            Stored::Fp8(matrices) => {
+            Stored::EightBits(matrices) => {
                 let mut bytes = vec![];
                 for matrix in matrices {
                     let (codes, scales) = (piece(&matrix.codes)?, piece(&matrix.scales)?);
@@ -217,7 +217,7 @@ impl Tensors {
                 } else {
                     ""
                 },
-                published::help(name, entry.dtype)
+                self.help(name, entry.dtype)
             )));
         }
         Ok(entry)

@@ -68,7 +68,12 @@ fn compiled(
     let (mut reading, sizes) = source::reading(args, path)?;
     // A configuration is read as in evaluation.
     reading.dropout = false;
-    let model = model::read_silently(path, &reading, &compiling.forward)?;
+    // The notes on the model that learns are printed already.
+    let read = match compiling.evaluate {
+        true => model::read_silently,
+        false => model::read,
+    };
+    let model = read(path, &reading, &compiling.forward)?;
     let gpu = source::gpu(args)?;
     let code_for = gpu.is_none().then_some(CodeFor::ThisCpu);
     let machine = model::machine_on(&compiling, gpu.map(|here| here.device))?;

@@ -252,6 +252,7 @@ mod tests {
                 panic!("a.weight was read without all of {part:?}");
             };
             assert!(message.contains("a.weight is u8[9000,1]"), "{message}");
+            assert!(message.contains("a.weight.quant_map"), "{message}");
         }
     }
 }

@@ -50,7 +50,7 @@ const BLOCK: u64 = 128;
 
 /// A matrix of numbers of 8 bits. A number is the product of its code and of its block's scale.
 #[derive(Clone)]
-pub(super) struct Fp8 {
+pub(super) struct EightBits {
     pub(super) codes: Piece,
     pub(super) scales: Piece,
     /// The types of codes and of scales.
@@ -148,6 +148,23 @@ impl Tensors {
         forms.next()
     }
 
+    /// What would help if the file's type is not the model's.
+    pub(super) fn help(&self, name: &str, dtype: Dtype) -> String {
+        match dtype {
+            Dtype::U8 if self.has(&format!("{name}.absmax")) => format!(
+                "; a matrix of 4 bits is read if the file has all that bitsandbytes stores with \
+                 it: {name}.absmax, {name}.quant_map, and {name}{}",
+                super::four_bits::STATES[0]
+            ),
+            Dtype::F8_E4M3 | Dtype::F8_E5M2 => format!(
+                "; a matrix of 8 bits is read if the file has {name}_scale_inv or {name}_scale: \
+                 one floating-point number, one for each row, or one for each block of {BLOCK} x \
+                 {BLOCK}"
+            ),
+            _ => String::new(),
+        }
+    }
+
     /// A matrix of codes under its own name.
     fn in_codes(&self, name: &str) -> Option<Entry> {
         self.of_8_bits(name).or_else(|| self.of_bitsandbytes(name))
@@ -182,7 +199,7 @@ impl Tensors {
             (Stored::Pieces(of), Stored::Pieces(scale)) if is_scale => Some(Entry {
                 dtype: Dtype::F32,
                 shape: codes.shape.clone(),
-                stored: Stored::Fp8(vec![Fp8 {
+                stored: Stored::EightBits(vec![EightBits {
                     codes: of.first()?.clone(),
                     scales: scale.first()?.clone(),
                     dtypes: [codes.dtype, scales.dtype],
@@ -231,7 +248,7 @@ fn join(parts: Vec<Entry>, shape: Vec<u64>) -> Option<Entry> {
         }
         match (&mut stored, part.stored) {
             (Stored::Pieces(all), Stored::Pieces(more)) => all.extend(more),
-            (Stored::Fp8(all), Stored::Fp8(more)) => all.extend(more),
+            (Stored::EightBits(all), Stored::EightBits(more)) => all.extend(more),
             _ => return None,
         }
     }
@@ -267,22 +284,6 @@ pub(super) fn numbers_of_4_bits(shape: &[u64], codes: &[u8], scales: &[u8]) -> V
         .collect()
 }
 
-/// What would help if the file's type is not the model's.
-pub(super) fn help(name: &str, dtype: Dtype) -> String {
-    match dtype {
-        Dtype::U8 => format!(
-            "; a matrix of 4 bits is read if the file has all that bitsandbytes stores with it: \
-             {name}.absmax, {name}.quant_map, and {name}{}",
-            super::four_bits::STATES[0]
-        ),
-        Dtype::F8_E4M3 | Dtype::F8_E5M2 | Dtype::I8 => format!(
-            "; a matrix of 8 bits is read if the file has {name}_scale_inv or {name}_scale: one \
-             floating-point number, one for each row, or one for each block of {BLOCK} x {BLOCK}"
-        ),
-        _ => String::new(),
-    }
-}
-
 /// How many of `n` rows or columns share a scale, if there are so many scales.
 fn shared(n: u64, scales: u64) -> Option<u64> {
     match scales {
@@ -292,7 +293,7 @@ fn shared(n: u64, scales: u64) -> Option<u64> {
     }
 }
 
-impl Fp8 {
+impl EightBits {
     /// Appends the matrix in f32.
     pub(super) fn decode(&self, codes: &[u8], scales: &[u8], to: &mut Vec<u8>) {
         let scales: Vec<f32> = match self.dtypes[1] {
