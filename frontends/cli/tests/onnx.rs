@@ -351,3 +351,27 @@ fn values_that_do_not_belong_to_the_file_are_refused() {
         .says(&[replaced, "out.onnx.data"]);
     assert_eq!(left(&folder), ["out.onnx.data"]);
 }
+
+/// What a run learned of statistics is what a frozen batch norm has with its values, although all
+/// statistics of the file are 0 or 1.
+#[test]
+fn a_frozen_batch_norm_has_the_statistics_that_are_given() {
+    let folder = Folder::new("onnx-statistics");
+    let batches = batches(&folder, "resnet", file("models.safetensors").as_ref());
+    let states = folder.file("states.safetensors");
+    let loss = |options: &str| {
+        let args = format!(
+            "train {} --dim batch=4 --differentiate --kernels plain --batches {batches} --eval \
+             {batches} --json {options}",
+            file("resnet.onnx")
+        );
+        let lines = run(&args).expect(0).json();
+        let mut losses = lines.iter().filter_map(|line| line["eval_loss"].as_f64());
+        losses.next().unwrap()
+    };
+    let learned = loss(&format!(
+        "--batch-norm train --optimizer adamw --lr 1e-2 --steps 3 --save {states}"
+    ));
+    let given = loss(&format!("--batch-norm frozen --init {states} --steps 0"));
+    assert_eq!(learned, given);
+}

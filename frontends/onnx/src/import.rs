@@ -512,7 +512,8 @@ impl<'a> Import<'a> {
         (n <= SMALL && self.builder.take(n + 1)).then_some(results)
     }
 
-    /// The running statistics that a batch normalisation in training updates: states.
+    /// The running statistics that a batch normalisation in training updates. Stored ones become
+    /// states.
     fn statistics(
         &mut self,
         node: &NodeProto,
@@ -523,22 +524,26 @@ impl<'a> Import<'a> {
             return Ok(vec![]);
         }
         let training = attributes.int("training_mode").unwrap_or(0) != 0;
-        match (training, self.options.batch_norm) {
-            (false, None) => {
-                let message = "normalises with stored statistics";
-                return Err(Error::new("", message).help(
-                    "choose --batch-norm train (statistics of each batch) or --batch-norm frozen",
-                ));
-            }
-            (false, Some(BatchNorm::Frozen)) => return Ok(vec![]),
-            _ => (),
+        let choice = self.options.batch_norm;
+        if !training && choice.is_none() {
+            let message = "normalises with stored statistics";
+            return Err(Error::new("", message).help(
+                "choose --batch-norm train (statistics of each batch) or --batch-norm frozen",
+            ));
         }
-        let mut states = vec![];
-        for slot in inputs.iter().skip(3).take(2).copied().flatten() {
+        let stored: Vec<Slot> = inputs.iter().skip(3).take(2).copied().flatten().collect();
+        for &slot in &stored {
             if self.builder.is_stored(slot) {
                 self.builder.state(slot, StateKind::Buffer)?;
                 self.builder.forget(slot);
             }
+        }
+        // Nothing updates them. They are states so that other values may be given.
+        if !training && choice == Some(BatchNorm::Frozen) {
+            return Ok(vec![]);
+        }
+        let mut states = vec![];
+        for slot in stored {
             match self.builder.state_of(slot) {
                 Some(state) if self.builder.graph.states[state].kind == StateKind::Buffer => {
                     states.push(state);
