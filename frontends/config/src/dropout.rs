@@ -65,7 +65,10 @@ pub(crate) fn asked(family: &str, settings: &Settings) -> Result<[Option<Asked>;
         let Some(key) = key else { continue };
         let share = group.number_or(key, 0.0)?;
         if !(0.0..1.0).contains(&share) {
-            return Err(Error::new(key, format!("{share} is no share below 1")));
+            return Err(Error::new(
+                key,
+                format!("{share} is not at least 0 and less than 1"),
+            ));
         }
         *asked = Some((key, share)).filter(|_| share != 0.0);
     }
@@ -97,7 +100,7 @@ impl Net {
         if p == 0.0 {
             return Ok(x);
         }
-        let (rng, stream) = self.random()?;
+        let (rng, stream) = self.generator.draw(&mut self.graph);
         self.op(Op::Dropout(ir::op::attrs::Dropout { p, stream }), &[x, rng])
     }
 }

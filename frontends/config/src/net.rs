@@ -3,7 +3,8 @@
 use crate::{Error, Tensor};
 use ir::op::Number;
 use ir::op::attrs::{Along, Cast, Dims, Full, LayerNorm, Product, Reduction, Scalar, Sizes, Slice};
-use ir::{DType, Graph, Op, Phase, State, StateKind, TensorType, Value};
+use ir::{DType, Graph, Op, Phase, StateKind, TensorType, Value};
+use lower::Generator;
 use std::collections::BTreeMap;
 
 /// A forward that is being built.
@@ -12,10 +13,7 @@ pub(crate) struct Net {
     pub(crate) tensors: BTreeMap<String, Tensor>,
     /// The path of the module whose nodes are added.
     pub(crate) module: String,
-    /// The state of the generator of random numbers, from the first one on, and how many ops draw
-    /// some.
-    rng: Option<State>,
-    n_random: i64,
+    pub(crate) generator: Generator,
 }
 
 impl Net {
@@ -24,36 +22,13 @@ impl Net {
             graph: Graph::new(name),
             tensors: BTreeMap::new(),
             module: String::new(),
-            rng: None,
-            n_random: 0,
+            generator: Generator::new("rng"),
         }
     }
 
-    /// The state of the generator, and the stream of the next op that draws numbers.
-    pub(crate) fn random(&mut self) -> Result<(Value, i64), Error> {
-        let rng = match self.rng {
-            Some(rng) => rng,
-            None => {
-                let rng = self.graph.states.next_id();
-                let ty = ty(DType::I64, &[2])?;
-                self.graph.add_state("rng", "rng", StateKind::Rng, ty);
-                *self.rng.insert(rng)
-            }
-        };
-        self.n_random += 1;
-        Ok((self.graph.states[rng].before, self.n_random - 1))
-    }
-
-    /// The graph, whose next step draws other numbers, and the values of its buffers.
+    /// The graph, whose next step draws other random numbers, and the values of its buffers.
     pub(crate) fn finish(mut self) -> Result<(Graph, BTreeMap<String, Tensor>), Error> {
-        if let Some(rng) = self.rng {
-            let (before, names) = (self.graph.states[rng].before, ["rng.next".to_string()]);
-            let next = self
-                .graph
-                .add_node(Op::RngNext, &[before], &names, Phase::Optimizer, "")
-                .map_err(|e| Error::new("rng", e.to_string()))?;
-            self.graph.states[rng].after = next[0];
-        }
+        self.generator.advance(&mut self.graph)?;
         Ok((self.graph, self.tensors))
     }
 

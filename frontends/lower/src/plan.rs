@@ -91,6 +91,12 @@ impl Generator {
         self.n_random
     }
 
+    /// The state, and the stream of one more random node.
+    pub fn draw(&mut self, graph: &mut Graph) -> (Value, i64) {
+        self.n_random += 1;
+        (self.state(graph), self.n_random - 1)
+    }
+
     fn state(&mut self, graph: &mut Graph) -> Value {
         *self.state.get_or_insert_with(|| {
             graph.add_state(&self.name, RNG, StateKind::Rng, Generator::ty())

@@ -2,20 +2,7 @@
 
 use ir::graph;
 use ir::op::attrs::Attr;
-use ir::types::TypeError;
 use ir::{DType, Graph, Op, Phase, StateKind, TensorType, Value};
-use thiserror::Error;
-
-/// Why a graph gets no generator.
-#[derive(Clone, PartialEq, Debug, Error)]
-pub enum GeneratorError {
-    /// The type of its state is not possible.
-    #[error(transparent)]
-    Type(#[from] TypeError),
-    /// A node does not fit the graph.
-    #[error(transparent)]
-    Graph(#[from] graph::Error),
-}
 
 /// A source of random numbers. Each op has a stream of its own, so that a step draws the same bits
 /// at every budget.
@@ -28,14 +15,14 @@ pub(super) struct Generator {
 
 impl Generator {
     /// The generator of a graph. If it has none, one is added, whose state has this path.
-    pub(super) fn of(graph: &mut Graph, path: &str) -> Result<Generator, GeneratorError> {
+    pub(super) fn of(graph: &mut Graph, path: &str) -> Result<Generator, graph::Error> {
         let mut states = graph.states.values();
         let known = states.find(|state| state.kind == StateKind::Rng);
         let rng = match known {
             Some(state) => state.before,
             None => {
                 let state = graph.states.next_id();
-                let ty = TensorType::new(DType::I64, [2])?;
+                let ty = TensorType::new(DType::I64, [2]).expect("two integers should be a type");
                 let rng = graph.add_state(path, path, StateKind::Rng, ty);
                 let names = [format!("{path}.next")];
                 let next = graph.add_node(Op::RngNext, &[rng], &names, Phase::Optimizer, "")?;

@@ -5,7 +5,7 @@
 //! Names are those of PEFT, so that its files fit: the matrices of the module `q` are
 //! `base_model.model.q.lora_A.default.weight` of `[rank, in]`, and `lora_B` of `[out, rank]`.
 
-use super::generator::{Generator, GeneratorError};
+use super::generator::Generator;
 use ir::graph;
 use ir::op::Number;
 use ir::op::attrs::{Dropout, Product, Scalar};
@@ -81,9 +81,6 @@ pub enum LoraError {
     /// The types of states are not possible.
     #[error(transparent)]
     Type(#[from] TypeError),
-    /// There is no generator of random numbers.
-    #[error(transparent)]
-    Generator(#[from] GeneratorError),
     /// A node does not fit the graph.
     #[error(transparent)]
     Graph(#[from] graph::Error),

@@ -7,7 +7,7 @@ pub mod canonical;
 pub mod criterion;
 pub mod evaluation;
 pub mod fuse;
-pub mod generator;
+mod generator;
 pub mod logits;
 pub mod lora;
 pub mod loss;

@@ -137,7 +137,7 @@ impl Tensors {
     /// largest of them, and the offset.
     pub(crate) fn in_nf4(&self, name: &str) -> Result<Option<[Vec<u8>; 4]>, Failure> {
         match self.entries.get(name).map(|entry| &entry.stored) {
-            Some(Stored::FourBits(matrix)) => {
+            Some(Stored::FourBits(matrix)) if matrix.has_blocks_of_nf4() => {
                 Ok(matrix.in_nf4(matrix.bytes(|piece| self.piece(name, piece))?))
             }
             _ => Ok(None),

@@ -24,7 +24,6 @@ mod rules;
 mod scaling;
 mod updates;
 
-use super::generator::GeneratorError;
 use super::scale::LossScale;
 pub use artifact::{LOW, MASTER};
 use ir::graph::{self, Output, StateData};
@@ -183,9 +182,6 @@ pub enum AttachError {
     /// The node of the clipping or of the count of steps does not fit the graph.
     #[error(transparent)]
     Graph(#[from] graph::Error),
-    /// There is no generator of random numbers.
-    #[error(transparent)]
-    Generator(#[from] GeneratorError),
 }
 
 /// The input that holds the options, of group 0 if there are several.

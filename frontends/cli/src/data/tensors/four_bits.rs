@@ -158,12 +158,16 @@ impl FourBits {
         numbers
     }
 
-    /// The codes, the sizes, the largest of them and the offset, if these are NF4 as a step stores
-    /// it.
+    /// Whether blocks are those of NF4 as a step stores it.
+    pub(super) fn has_blocks_of_nf4(&self) -> bool {
+        let nested = self.nested.as_ref().map_or(0, |nested| nested.block);
+        [self.block, nested].map(|n| n as u64) == [BLOCK_NF4, BLOCK_8BIT]
+    }
+
+    /// The codes, the sizes, the largest of them and the offset, if the maps are those of NF4, too.
     pub(super) fn in_nf4(&self, bytes: Bytes) -> Option<[Vec<u8>; 4]> {
         let (nested, [map, largest]) = (self.nested.as_ref()?, bytes.nested?);
-        let blocks = [self.block, nested.block].map(|n| n as u64);
-        let is_ours = blocks == [BLOCK_NF4, BLOCK_8BIT] && bytes.map == NF4 && map == DYNAMIC;
+        let is_ours = bytes.map == NF4 && map == DYNAMIC;
         let largest = largest.iter().flat_map(|x| x.to_le_bytes()).collect();
         let offset = nested.offset.to_le_bytes().to_vec();
         is_ours.then_some([bytes.codes, bytes.sizes, largest, offset])
