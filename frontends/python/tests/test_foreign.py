@@ -63,6 +63,11 @@ def bags(h: torch.Tensor, bag: nn.Module) -> torch.Tensor:
 CASES: dict[str, tuple[Function, Callable[[], list[nn.Module]], set[str]]] = {
     "grid_sample": (sampled, list, {"grid_sampler_2d_backward"}),
     "maxima so far": (lambda h: h.cummax(1).values.cummax(2).values.cummax(3).values, list, {"cummax"}),
+    "histogram": (
+        lambda h: h * torch.histogram(h.detach().float(), 6, range=(-2, 2)).hist.to(h.dtype)[:, None, None] / 999,
+        list,
+        {"histogram.bin_ct"},
+    ),
     "embedding bags": (bags, lambda: [nn.EmbeddingBag(12, 6, mode="max")], {"_embedding_bag"}),
     "order statistics": (
         lambda h: torch.mode(h, dim=1).values + h.nanmedian(dim=1).values,
