@@ -1,6 +1,8 @@
 //! A model from its `config.json` alone.
 
-use crate::common::{Folder, floats, model, run};
+use crate::common::{Folder, floats, model, run, view};
+use safetensors::SafeTensors;
+use safetensors::tensor::Dtype;
 use std::path::Path;
 
 fn folder(family: &str) -> String {
@@ -139,6 +141,28 @@ fn new_adapters_begin_with_what_the_model_computes() {
     assert!((still[0] - first).abs() < 0.2, "{still:?}, wanted {first}");
     assert_eq!(still[0], learns[0]);
     assert_ne!(still[1], learns[1], "the adapters learn nothing");
+    // A matrix of codes that nothing describes.
+    let out = Folder::new("config-codes");
+    let codes = |path: &str| {
+        let bytes = std::fs::read(path).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let name = "model.layers.0.self_attn.q_proj.weight";
+        let tensors = file
+            .tensors()
+            .into_iter()
+            .map(|(path, tensor)| match path == name {
+                true => (path, view(Dtype::U8, vec![2304, 1], tensor.data())),
+                false => (path, tensor),
+            });
+        safetensors::serialize(tensors, None).unwrap()
+    };
+    let codes = out.write(
+        "codes.safetensors",
+        codes(&format!("{at}/model.safetensors")),
+    );
+    run(&format!("{train} --init {codes} --add-lora r=8 --base nf4"))
+        .expect(2)
+        .says(&["q_proj.weight is u8[2304,1], and should be floating-point numbers"]);
     // Frozen weights that are drawn would be of no use.
     run(&format!("{train} --init normal:0.1 --add-lora r=8"))
         .expect(2)

@@ -122,16 +122,19 @@ impl Tensors {
     pub(crate) fn dtype(&self, name: &str) -> Option<DType> {
         dtype(self.entries.get(name)?.dtype)
     }
-    /// The type and the bytes of a tensor of floating-point numbers; `None` if there is no such
-    /// tensor.
-    pub(crate) fn floats(&self, name: &str) -> Result<Option<(DType, Vec<u8>)>, Failure> {
-        let entry = self.entries.get(name);
-        let floats = [DType::F32, DType::BF16, DType::F16, DType::F64];
-        let dtype = |entry: &&Entry| floats.into_iter().find(|&t| file_dtype(t) == entry.dtype);
-        let found = entry.and_then(|entry| Some((dtype(&entry)?, entry)));
-        found
-            .map(|(dtype, entry)| Ok((dtype, self.read(name, entry)?)))
-            .transpose()
+    /// The type and the bytes of a tensor of floating-point numbers, which the file has.
+    pub(crate) fn floats(&self, name: &str) -> Result<(DType, Vec<u8>), Failure> {
+        let entry = &self.entries[name];
+        let mut floats = [DType::F32, DType::BF16, DType::F16, DType::F64].into_iter();
+        match floats.find(|&float| file_dtype(float) == entry.dtype) {
+            Some(dtype) => Ok((dtype, self.read(name, entry)?)),
+            None => Err(Failure::Input(format!(
+                "{}: {name} is {}, and should be floating-point numbers{}",
+                self.path().display(),
+                entry.type_name(),
+                self.help(name, entry.dtype)
+            ))),
+        }
     }
     /// The bytes of a matrix that the file has in NF4 as a step stores it: codes, sizes, the
     /// largest of them, and the offset.
@@ -206,12 +209,9 @@ impl Tensors {
             )));
         };
         if file_dtype(operand.dtype) != entry.dtype || !is_within(entry, operand, varies) {
-            let found = type_name(
-                &dtype(entry.dtype).map_or(format!("{:?}", entry.dtype), dtype_name),
-                &entry.shape,
-            );
             return Err(Failure::Input(format!(
-                "{path}: {name} is {found}, it should be {expected}{}{}",
+                "{path}: {name} is {}, it should be {expected}{}{}",
+                entry.type_name(),
                 if varies.contains(&true) {
                     " or smaller"
                 } else {
@@ -221,6 +221,14 @@ impl Tensors {
             )));
         }
         Ok(entry)
+    }
+}
+
+impl Entry {
+    /// Its type in text.
+    fn type_name(&self) -> String {
+        let dtype = dtype(self.dtype).map_or(format!("{:?}", self.dtype), dtype_name);
+        type_name(&dtype, &self.shape)
     }
 }
 

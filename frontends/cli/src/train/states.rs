@@ -89,9 +89,10 @@ pub(super) fn give(
             Init::Tensors(tensors) => match name_in(tensors, path, tied) {
                 Some(name) => match tensors.in_nf4(name)? {
                     Some(bytes) => Some(base::named(path, bytes)),
-                    None => tensors
-                        .floats(name)?
-                        .map(|(dtype, bytes)| base::stored(path, dtype, &bytes)),
+                    None => {
+                        let (dtype, bytes) = tensors.floats(name)?;
+                        Some(base::stored(path, dtype, &bytes))
+                    }
                 },
                 None => None,
             },
