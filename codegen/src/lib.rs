@@ -14,6 +14,7 @@ pub mod kernels;
 mod listing;
 pub mod mlir;
 mod objects;
+mod philox;
 
 use artifact::{
     Artifact, Binding, Code, Command, CommandKind, Initial, Kernel, Line, Operand, Place, Range,

@@ -143,21 +143,22 @@ macro_rules! ops {
             MaxPool2dBwd(PoolBwd) "max_pool2d_bwd": takes(2, 2).real() => max_pool2d_bwd;
             // Attention: sdpa(q[B,H,S,D], k[B,H,T,D], v[B,H,T,E][, mask: added, or bool true = take
             // part; broadcasts to [B,H,S,T]; or i64[B or 1,S], with T = S: a query sees keys with
-            // its own number, so that documents in a row stay apart]) -> out[B,H,S,E], logsumexp:
-            // f32[B,H,S].
-            // sdpa_bwd(dout, q, k, v, out, logsumexp[, mask]) -> dq, dk, dv. H of k and v may
-            // divide that of q: grouped queries.
-            Sdpa(Attention) "sdpa": takes(3, 4).real() => sdpa, sdpa_work;
-            SdpaBwd(Attention) "sdpa_bwd": takes(6, 7).real() => sdpa_bwd, sdpa_bwd_work;
+            // its own number, so that documents in a row stay apart][, key: i64[4] of dropout_key:
+            // weights are dropped as dropout drops elements of [B,H,S,T]]) -> out[B,H,S,E],
+            // logsumexp: f32[B,H,S], of all weights.
+            // sdpa_bwd(dout, q, k, v, out, logsumexp[, mask][, key]) -> dq, dk, dv. H of k and v
+            // may divide that of q: grouped queries.
+            Sdpa(Attention) "sdpa": takes(3, 5).real() => sdpa, sdpa_work;
+            SdpaBwd(Attention) "sdpa_bwd": takes(6, 8).real() => sdpa_bwd, sdpa_bwd_work;
             // The same with heads inside rows, so that tensors around it need no permutation:
-            // sdpa_rows(q[B,S,N,D], k[B,T,N,D], v[B,T,N,E][, mask]) -> out[B,S,H,E], logsumexp.
+            // sdpa_rows(q[B,S,N,D], k[B,T,N,D], v[B,T,N,E][, mask][, key]) -> out[B,S,H,E], logsumexp.
             // Each N may differ: `heads` are H and the number of heads of k and v, and `first` are
             // the places of q's, k's and v's first heads in their rows; -1: the operand is as in
-            // sdpa. sdpa_rows_bwd(dout, q, k, v, out, logsumexp[, mask]) -> dq, dk, dv, in the
-            // forms of q, k, v with these heads alone; or one tensor [B,S,N,D], if q, k, v share
+            // sdpa. sdpa_rows_bwd(dout, q, k, v, out, logsumexp[, mask][, key]) -> dq, dk, dv,
+            // in the forms of q, k, v with these heads alone; or one tensor [B,S,N,D], if q, k, v share
             // such rows and fill them.
-            SdpaRows(AttentionRows) "sdpa_rows": takes(3, 4).real() => sdpa_rows, sdpa_rows_work;
-            SdpaRowsBwd(AttentionRows) "sdpa_rows_bwd": takes(6, 7).real()
+            SdpaRows(AttentionRows) "sdpa_rows": takes(3, 5).real() => sdpa_rows, sdpa_rows_work;
+            SdpaRowsBwd(AttentionRows) "sdpa_rows_bwd": takes(6, 8).real()
                 => sdpa_rows_bwd, sdpa_rows_bwd_work;
             // Tables. embedding(w[V,D], index) -> [index.., D]. embedding_bwd(dy, index) ->
             // dw[rows, D]; the row `padding` gets 0 (-1: none). The forward has the number only for
@@ -229,6 +230,9 @@ macro_rules! ops {
                 .access(Element)
                 .real()
                 => dropout_bwd;
+            // dropout_key(rng) -> i64[4] = seed, step, stream, the bits of p: by these numbers
+            // attention drops the elements that dropout(weights, rng) drops.
+            DropoutKey(Dropout) "dropout_key": takes(1, 1).random() => dropout_key;
             // round_random(x: f32, rng) -> bf16: a neighbour of x, at random, so that the mean is
             // x. 16 random bits are added below the last bit that stays.
             RoundRandom(Stream) "round_random": takes(2, 2)

@@ -1,7 +1,14 @@
 //! Attention by its definition: the reference for the GPU kernels.
 
-use codegen::attention::Sizes;
+use codegen::attention::{How, Sizes};
 use codegen::kernels::Target;
+use ir::op::{Attr, OpKind};
+use ir::{DType, Op, TensorType};
+use runtime::kernels::owned::OwnedTensor;
+
+/// The generator's state and the stream of dropped weights.
+const RNG: [i64; 2] = [0x1234_5678_9ABC, 7];
+const STREAM: i64 = 5;
 
 /// A case of attention.
 #[derive(Clone, Copy, Debug)]
@@ -12,6 +19,8 @@ pub struct Case {
     pub head_size: u32,
     /// Whether a query uses only the keys up to its own position.
     pub causal: bool,
+    /// The probability that a weight is dropped.
+    pub drops: Option<f64>,
     /// The GPU.
     pub target: &'static Target,
 }
@@ -36,8 +45,49 @@ impl Case {
             },
             head_size,
             causal,
+            drops: None,
             target: &Target::SM_80,
         }
+    }
+    /// The same with dropped weights.
+    pub fn dropping(self, p: f64) -> Case {
+        Case {
+            drops: Some(p),
+            ..self
+        }
+    }
+    /// What the kernels have to do.
+    pub fn how(&self) -> How {
+        How {
+            causal: self.causal,
+            drops: self.drops.is_some(),
+        }
+    }
+    /// The dropout key, if weights are dropped.
+    pub fn key(&self) -> Option<[i64; 4]> {
+        let p = self.drops?;
+        Some([RNG[0], RNG[1], STREAM, p.to_bits() as i64])
+    }
+    /// For each weight its factor.
+    fn factors(&self) -> Vec<f64> {
+        let [heads, queries, keys] = self.rows();
+        let shape = [heads, queries, keys];
+        let n = heads * queries * keys;
+        let ones = OwnedTensor::from_f64s(artifact::DType::F64, &shape, &vec![1.0; n]);
+        let Some(p) = self.drops else {
+            return ones.to_f64s();
+        };
+        let attrs = [("p", Attr::Float(p)), ("stream", Attr::Int(STREAM))];
+        let attrs = attrs.map(|(key, attr)| (key.to_string(), attr));
+        let op = Op::of(OpKind::Dropout, attrs.into()).expect("the attributes should be complete");
+        let rng = OwnedTensor::from_i64s(artifact::DType::I64, &[2], &RNG);
+        let ty = |dtype| {
+            let shape = shape.map(|n| n as u64);
+            TensorType::new(dtype, shape).expect("weights should be a type")
+        };
+        let results = [ty(DType::F64), ty(DType::Bool)];
+        let dropped = crate::code::plain(&op, &[&ones, &rng], &results);
+        dropped.expect("dropout should run")[0].to_f64s()
     }
     fn d(&self) -> usize {
         self.head_size as usize
@@ -140,6 +190,7 @@ impl Expected {
                 *to = (to.0 + factor * x, to.1 + (factor * x).abs());
             }
         };
+        let factors = case.factors();
         for head in 0..heads {
             let kv = head / case.sizes.group as usize * keys;
             for i in 0..queries {
@@ -156,8 +207,9 @@ impl Expected {
                     1e-5 * (1.0 + max.abs()),
                 );
                 let p: Vec<f64> = scores.iter().map(|s| (s - max).exp() / sum).collect();
-                for (j, &p) in p.iter().enumerate() {
-                    add(&mut e.out[at * d..][..d], p, &row(&t.v, kv + j));
+                let factors = &factors[at * keys..];
+                for ((j, &p), f) in p.iter().enumerate().zip(factors) {
+                    add(&mut e.out[at * d..][..d], f * p, &row(&t.v, kv + j));
                 }
                 let out = &e.out[at * d..][..d];
                 let rounded: Vec<f32> = out
@@ -171,12 +223,12 @@ impl Expected {
                     .sum();
                 e.delta[at] = (delta, SUM * (1.0 + delta.abs()));
                 e.rounded.extend(rounded);
-                for (j, &p) in p.iter().enumerate() {
+                for ((j, &p), f) in p.iter().enumerate().zip(factors) {
                     let (k, v) = (row(&t.k, kv + j), row(&t.v, kv + j));
-                    let ds = scale * p * (dot(&dout, &v) - delta);
+                    let ds = scale * p * (f * dot(&dout, &v) - delta);
                     add(&mut e.dq[at * d..][..d], ds, &k);
                     add(&mut e.dk[(kv + j) * d..][..d], ds, &q);
-                    add(&mut e.dv[(kv + j) * d..][..d], p, &dout);
+                    add(&mut e.dv[(kv + j) * d..][..d], f * p, &dout);
                 }
             }
         }

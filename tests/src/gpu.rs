@@ -811,7 +811,7 @@ fn attention_case(
     operands: Vec<Operand>,
     results: Vec<Outcome>,
 ) -> Case {
-    let kernel = codegen::attention::kernel(kind, of.head_size, of.causal)
+    let kernel = codegen::attention::kernel(kind, of.head_size, of.how())
         .expect("there should be such heads");
     let ptx = kernel
         .ptx(generator, target)

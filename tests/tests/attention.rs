@@ -1,7 +1,7 @@
 //! Attention's kernels for GPUs: run by an interpreter and compared with plain loops in f64;
 //! assembled by ptxas if it is available.
 
-use codegen::attention::{Argument, Kernel, Kind, kernel};
+use codegen::attention::{Argument, How, Kernel, Kind, kernel};
 use codegen::kernels::{Generator, Target, find};
 use lighterage_tests::attention::{Case, Expected, Tensors};
 use lighterage_tests::gpu::ptxas;
@@ -48,7 +48,7 @@ fn compare(what: &str, case: &Case, found: &[f32], expected: &[(f64, f64)]) {
 
 /// Runs a kernel over a case's grid by the interpreter.
 fn run(kind: Kind, case: &Case, tensors: &[u64], memory: &mut Memory) -> Stats {
-    let kernel = kernel(kind, case.head_size, case.causal).unwrap();
+    let kernel = kernel(kind, case.head_size, case.how()).unwrap();
     let text = ptx_of(&kernel, case.target);
     run_text(&text, &kernel, case, tensors, memory)
         .unwrap_or_else(|e| panic!("{} of {case:?}: {e}", kernel.symbol))
@@ -76,13 +76,24 @@ fn run_text(
     ptx::run(text, &kernel.symbol, &launch, &params, memory)
 }
 
+/// A kernel's tensors, with the dropout key behind those that it reads.
+fn with_key(case: &Case, memory: &mut Memory, reads: &[u64], results: &[u64]) -> Vec<u64> {
+    let key = case.key().map(|key| {
+        let bytes = key.iter().flat_map(|x| x.to_le_bytes());
+        memory.add(bytes.collect())
+    });
+    let tensors = reads.iter().copied().chain(key);
+    tensors.chain(results.iter().copied()).collect()
+}
+
 fn forward(case: Case) -> Stats {
     let t = Tensors::new(&case);
     let e = Expected::new(&case, &t);
     let mut memory = Memory::new();
     let [q, k, v] = [&t.q, &t.k, &t.v].map(|x| memory.add_bf16(x));
     let (out, lse) = (memory.room(2 * t.q.len()), memory.room(4 * e.lse.len()));
-    let stats = run(Kind::Forward, &case, &[q, k, v, out, lse], &mut memory);
+    let tensors = with_key(&case, &mut memory, &[q, k, v], &[out, lse]);
+    let stats = run(Kind::Forward, &case, &tensors, &mut memory);
     compare("out", &case, &memory.bf16(out), &e.out);
     compare("lse", &case, &memory.f32(lse), &e.lse);
     stats
@@ -98,19 +109,12 @@ fn backward(case: Case) -> [Stats; 3] {
     let [dq, dk, dv] = [&t.q, &t.k, &t.v].map(|x| memory.room(2 * x.len()));
     let first = run(Kind::Delta, &case, &[dout, out, delta], &mut memory);
     compare("delta", &case, &memory.f32(delta), &e.delta);
-    let queries = run(
-        Kind::Queries,
-        &case,
-        &[dout, q, k, v, lse, delta, dq],
-        &mut memory,
-    );
+    let reads = [dout, q, k, v, lse, delta];
+    let tensors = with_key(&case, &mut memory, &reads, &[dq]);
+    let queries = run(Kind::Queries, &case, &tensors, &mut memory);
     compare("dq", &case, &memory.bf16(dq), &e.dq);
-    let keys = run(
-        Kind::Keys,
-        &case,
-        &[dout, q, k, v, lse, delta, dk, dv],
-        &mut memory,
-    );
+    let tensors = with_key(&case, &mut memory, &reads, &[dk, dv]);
+    let keys = run(Kind::Keys, &case, &tensors, &mut memory);
     compare("dk", &case, &memory.bf16(dk), &e.dk);
     compare("dv", &case, &memory.bf16(dv), &e.dv);
     [first, queries, keys]
@@ -156,6 +160,25 @@ fn forward_of_groups_and_unequal_lengths() {
     forward(Case::new(6, 3, 33, 150, 64, true));
     forward(Case::new(4, 2, 5, 65, 128, true));
     forward(Case::new(4, 4, 65, 1, 64, false));
+}
+
+/// The weights that the plain kernel drops, whichever lane computes their words.
+#[test]
+fn dropped_weights() {
+    for p in [0.3, 0.0, 1.0] {
+        let case = Case::new(2, 1, 70, 72, 64, true).dropping(p);
+        let stats = forward(case);
+        assert_eq!(stats.bank_conflicts, 0);
+        backward(case);
+    }
+    forward(Case::new(4, 2, 33, 132, 128, false).dropping(0.5));
+    for case in [
+        Case::new(4, 2, 20, 132, 64, false),
+        Case::new(2, 2, 68, 68, 128, true),
+        Case::new(2, 1, 130, 4, 64, false),
+    ] {
+        backward(case.dropping(0.5));
+    }
 }
 
 #[test]
@@ -242,7 +265,7 @@ fn backward_of_groups_and_unequal_lengths() {
 fn every_barrier_is_needed() {
     for kind in [Kind::Forward, Kind::Queries, Kind::Keys] {
         let case = Case::new(1, 1, 130, 130, 64, true);
-        let kernel = kernel(kind, 64, true).unwrap();
+        let kernel = kernel(kind, 64, case.how()).unwrap();
         let text = ptx_of(&kernel, case.target);
         let lines: Vec<&str> = text.lines().collect();
         let mut n_mutants = 0;
@@ -301,9 +324,13 @@ proptest! {
         (queries, keys) in (1..150u32, 1..150u32),
         wide in any::<bool>(),
         causal in any::<bool>(),
+        drops in proptest::option::of(0.0..1.0),
     ) {
+        // Four neighbouring keys are of one query.
+        let keys = if drops.is_some() { keys.next_multiple_of(4) } else { keys };
         let case = Case::new(groups * group, group, queries, keys, if wide { 128 } else { 64 },
             causal);
+        let case = Case { drops, ..case };
         forward(case);
         backward(case);
     }
@@ -311,7 +338,7 @@ proptest! {
 
 #[test]
 fn other_heads_are_refused() {
-    let refused = kernel(Kind::Forward, 80, true).unwrap_err();
+    let refused = kernel(Kind::Forward, 80, How::default()).unwrap_err();
     assert_eq!(
         refused.to_string(),
         "attention for GPUs has heads of 64 or 128 numbers, not 80"
@@ -323,9 +350,9 @@ fn kernels() -> Vec<Kernel> {
     let mut all = vec![];
     for kind in Kind::ALL {
         for head_size in [64, 128] {
-            for causal in [false, true] {
-                if !(causal && kind == Kind::Delta) {
-                    all.push(kernel(kind, head_size, causal).unwrap());
+            for [causal, drops] in [[false; 2], [true, false], [false, true], [true; 2]] {
+                if !((causal || drops) && kind == Kind::Delta) {
+                    all.push(kernel(kind, head_size, How { causal, drops }).unwrap());
                 }
             }
         }

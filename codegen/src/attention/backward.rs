@@ -1,8 +1,9 @@
 //! The backward: delta, dq, dk and dv.
 
+use super::drops::{Columns, Drops, Kept, Rows};
 use super::emit::{Emitter, Filler, Fragments, Lanes, Matrix, Quad, ROWS, Start, THREADS, quads};
 use super::masks::{Limits, Mask, key_limits, key_tiles, masked, part};
-use super::{LOG2_E, Tensor};
+use super::{How, LOG2_E, Tensor};
 use crate::mlir::{Arith, Cache, Convert, Emit, Kind, Layout, Predicate, Special, Type, Value};
 
 /// dout, out -> delta. Each thread has 16 bytes of a row. Returns the bytes of shared memory: none.
@@ -50,14 +51,21 @@ fn passing(e: &Emitter) -> u32 {
     if e.d == 64 { 64 } else { 32 }
 }
 
-/// p (dp - delta): the gradients of scores before scaling. The scale is applied at the end. `delta`
-/// is a function of a number's index in its quad and its column.
+/// p (dp - delta): the gradients of scores before scaling. The scale is applied at the end. dp is 0
+/// for dropped weights, and larger by a factor for the others. `delta` is a function of a number's
+/// index in its quad and its column.
 fn score_gradients(
     e: &mut Emitter,
     p: &[Quad],
     dp: &[Quad],
+    kept: Option<(&Drops, &Kept)>,
     delta: impl Fn(usize, usize) -> Value,
 ) -> Vec<Quad> {
+    let dropped = kept.map(|(drops, kept)| {
+        let dp = e.scaled(dp, drops.scale);
+        kept.only(e, &dp)
+    });
+    let dp = dropped.as_deref().unwrap_or(dp);
     let mut ds = vec![];
     for (column, (p, dp)) in p.iter().zip(dp).enumerate() {
         ds.push(std::array::from_fn(|i| {
@@ -119,11 +127,12 @@ struct Queries {
     k_fragments: Fragments,
     v_fragments: Fragments,
     k_columns: Fragments,
+    drops: Option<(Drops, Rows)>,
 }
 
 /// dout, q, k, v, logsumexp, delta -> dq. Returns the bytes of shared memory.
-pub(super) fn queries(e: &mut Emitter, causal: bool) -> u32 {
-    let this = Queries::begin(e, causal);
+pub(super) fn queries(e: &mut Emitter, how: How) -> u32 {
+    let this = Queries::begin(e, how);
     let starts = e.zeros().concat();
     let last = e.rounds(this.n, &starts, |e, round, values| {
         this.round(e, round, values)
@@ -136,7 +145,7 @@ pub(super) fn queries(e: &mut Emitter, causal: bool) -> u32 {
 
 impl Queries {
     /// Fetches the queries and the first keys and values.
-    fn begin(e: &mut Emitter, causal: bool) -> Queries {
+    fn begin(e: &mut Emitter, How { causal, drops }: How) -> Queries {
         let s = e.start();
         let (pitch, rows) = (e.pitch(), passing(e));
         let (tile, small) = (ROWS * pitch, rows * pitch);
@@ -160,6 +169,11 @@ impl Queries {
         let (shifts, deltas) = row_numbers(e, &s, head, first);
         e.arrive();
         let mine = e.own_tile_rows(&s);
+        let drops = drops.then(|| {
+            let drops = Drops::new(e);
+            let rows = drops.rows(e, &s, head, first);
+            (drops, rows)
+        });
         Queries {
             causal,
             head,
@@ -182,6 +196,7 @@ impl Queries {
             k_fragments: e.fragments(k_tiles, s.lane, Lanes::B),
             v_fragments: e.fragments(v_tiles, s.lane, Lanes::B),
             k_columns: e.fragments(k_tiles, s.lane, Lanes::A),
+            drops,
             s,
         }
     }
@@ -224,7 +239,12 @@ impl Queries {
         let dout =
             |e: &mut Emitter, step| e.load(&self.dout_fragments, self.mine, 0, step, Layout::Rows);
         let dp = e.times_transposed(dout, &self.v_fragments, now, self.rows);
-        let ds = score_gradients(e, &p, &dp, |i, _| self.deltas[i / 2]);
+        let kept = self.drops.as_ref().map(|(drops, rows)| {
+            let kept = drops.of_keys(e, rows, first_key, dp.len());
+            (drops, kept)
+        });
+        let kept = kept.as_ref().map(|(drops, kept)| (*drops, kept));
+        let ds = score_gradients(e, &p, &dp, kept, |i, _| self.deltas[i / 2]);
         let ds = e.packed(&ds);
         e.times(&ds, &self.k_columns, now, &mut dq);
         e.arrive();
@@ -276,6 +296,7 @@ struct Keys {
     begin: Value,
     n: Value,
     first_head: Value,
+    drops: Option<(Drops, Columns)>,
 }
 
 /// The tiles of queries in the loop, and how a thread fills them.
@@ -316,8 +337,8 @@ struct Factors {
 }
 
 /// dout, q, k, v, logsumexp, delta -> dk, dv. Returns the bytes of shared memory.
-pub(super) fn keys(e: &mut Emitter, causal: bool) -> u32 {
-    let this = Keys::begin(e, causal);
+pub(super) fn keys(e: &mut Emitter, how: How) -> u32 {
+    let this = Keys::begin(e, how);
     let factors = this.factors(e);
     // Loop values: 16 × D numbers of dk and of dv, the head and the tile of its queries.
     let mut starts = [e.zeros(), e.zeros()].concat().concat();
@@ -331,7 +352,10 @@ pub(super) fn keys(e: &mut Emitter, causal: bool) -> u32 {
     let to = e.of_keys(Tensor::Dk, this.kv);
     e.write(&this.s, &dk, this.s.tiles, to, this.first);
     let to = e.of_keys(Tensor::Dv, this.kv);
-    let dv = quads(&last[d / 2..d]);
+    let mut dv = quads(&last[d / 2..d]);
+    if let Some((drops, _)) = &this.drops {
+        dv = e.scaled(&dv, drops.scale);
+    }
     e.write(&this.s, &dv, this.v_tile, to, this.first);
     2 * ROWS * e.pitch() + 4 * this.small + 2 * this.queries.number_bytes
 }
@@ -386,7 +410,7 @@ impl Fetched {
 
 impl Keys {
     /// Fetches the keys, the values and the first queries.
-    fn begin(e: &mut Emitter, causal: bool) -> Keys {
+    fn begin(e: &mut Emitter, How { causal, drops }: How) -> Keys {
         let s = e.start();
         let rows = passing(e);
         let (kv, first) = part(e, e.n_keys, false);
@@ -406,6 +430,11 @@ impl Keys {
         let n = e.b.muli(each, e.group);
         let queries = Fetched::new(e, &s, rows);
         let first_head = e.b.muli(kv, e.group);
+        let drops = drops.then(|| {
+            let drops = Drops::new(e);
+            let columns = drops.columns(e, &s, first);
+            (drops, columns)
+        });
         e.fill(&filler, s.tiles, ROWS, k, first);
         e.fill(&filler, v_tile, ROWS, v, first);
         let this = Keys {
@@ -422,6 +451,7 @@ impl Keys {
             begin,
             n,
             first_head,
+            drops,
         };
         let any = e.b.compare(Predicate::Slt, zero, n);
         e.when(any, |e| this.fetch(e, zero, first_head, begin));
@@ -514,12 +544,23 @@ impl Keys {
             let limits = self.query_limits(e, factors, first_query);
             p = masked(e, &p, &limits, factors.nothing);
         }
-        let packed = e.packed(&p);
+        let kept = self.drops.as_ref().map(|(drops, columns)| {
+            let kept = drops.of_queries(e, columns, (head, first_query), p.len());
+            (drops, kept)
+        });
+        let packed = match &kept {
+            Some((_, kept)) => {
+                let used = kept.only(e, &p);
+                e.packed(&used)
+            }
+            None => e.packed(&p),
+        };
         e.times(&packed, &factors.dout_columns, now, &mut dv);
         let v = |e: &mut Emitter, step| e.load(&factors.v, factors.mine, 0, step, Layout::Rows);
         let dp = e.times_transposed(v, &factors.dout, now, rows);
         let deltas = self.of_columns(e, numbers, 1);
-        let ds = score_gradients(e, &p, &dp, |i, column| deltas[column][i % 2]);
+        let kept = kept.as_ref().map(|(drops, kept)| (*drops, kept));
+        let ds = score_gradients(e, &p, &dp, kept, |i, column| deltas[column][i % 2]);
         let ds = e.packed(&ds);
         e.times(&ds, &factors.q_columns, now, &mut dk);
         e.arrive();

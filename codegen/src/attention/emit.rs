@@ -213,7 +213,7 @@ impl Emitter {
             Tensor::Dq | Tensor::Delta => (it.gradients[0], q),
             Tensor::Dk => (it.gradients[1], kv),
             Tensor::Dv => (it.gradients[2], kv),
-            Tensor::Lse => return None,
+            Tensor::Lse | Tensor::Key => return None,
         };
         Some((place, heads))
     }

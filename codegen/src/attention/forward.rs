@@ -1,8 +1,9 @@
 //! q, k, v -> out, logsumexp.
 
+use super::drops::{Drops, Rows};
 use super::emit::{Emitter, Filler, Fragments, Lanes, Matrix, Quad, ROWS, Start, quads};
 use super::masks::{Mask, key_limits, key_tiles, masked, part};
-use super::{LN_2, LOG2_E, Tensor};
+use super::{How, LN_2, LOG2_E, Tensor};
 use crate::mlir::{Arith, Emit, Kind, Layout, Predicate, Type, Value};
 
 /// State of the kernel. Shared memory: 64 queries, and two tiles of 64 keys and values.
@@ -29,11 +30,12 @@ struct Forward {
     v_fragments: Fragments,
     lowest: Value,
     nothing: Value,
+    drops: Option<(Drops, Rows)>,
 }
 
 /// Emits the kernel. Returns the bytes of shared memory.
-pub(super) fn forward(e: &mut Emitter, causal: bool) -> u32 {
-    let this = Forward::begin(e, causal);
+pub(super) fn forward(e: &mut Emitter, how: How) -> u32 {
+    let this = Forward::begin(e, how);
     // Loop values: 16 × D numbers of the result; for each of two rows, the maximum, and this
     // thread's part of the sum.
     let mut starts = e.zeros().concat();
@@ -47,7 +49,7 @@ pub(super) fn forward(e: &mut Emitter, causal: bool) -> u32 {
 
 impl Forward {
     /// Fetches the queries and the first keys and values.
-    fn begin(e: &mut Emitter, causal: bool) -> Forward {
+    fn begin(e: &mut Emitter, How { causal, drops }: How) -> Forward {
         let s = e.start();
         let tile = ROWS * e.pitch();
         let (head, first) = part(e, e.n_queries, causal);
@@ -76,6 +78,11 @@ impl Forward {
         let q = q.collect();
         let k_fragments = e.fragments(k_tiles, s.lane, Lanes::B);
         let v_fragments = e.fragments(v_tiles, s.lane, Lanes::A);
+        let drops = drops.then(|| {
+            let drops = Drops::new(e);
+            let rows = drops.rows(e, &s, head, first);
+            (drops, rows)
+        });
         Forward {
             causal,
             s,
@@ -94,6 +101,7 @@ impl Forward {
             v_fragments,
             lowest: e.b.float(f32::NEG_INFINITY),
             nothing: e.b.float(0.0),
+            drops,
         }
     }
 
@@ -152,6 +160,10 @@ impl Forward {
                 power
             }));
         }
+        if let Some((drops, rows)) = &self.drops {
+            let kept = drops.of_keys(e, rows, first_key, p.len());
+            p = kept.only(e, &p);
+        }
         let p = e.packed(&p);
         for numbers in &mut out {
             *numbers = std::array::from_fn(|i| e.b.mulf(numbers[i], shrinks[i / 2]));
@@ -196,7 +208,11 @@ impl Forward {
             let sum = e.over_lanes(Arith::Addf, sum[row], &[1, 2]);
             let none = e.b.compare(Predicate::Oeq, sum, self.nothing);
             let inverse = e.b.arith(Arith::DivfApprox, &[one, sum]);
-            inverses.push(e.b.select(none, self.nothing, inverse));
+            let mut inverse = e.b.select(none, self.nothing, inverse);
+            if let Some((drops, _)) = &self.drops {
+                inverse = e.b.mulf(inverse, drops.scale);
+            }
+            inverses.push(inverse);
             let log = e.b.lg2(sum);
             let log = e.b.fma(max[row], self.scale, log);
             let log = e.b.mulf(log, ln_2);

@@ -2,7 +2,7 @@
 //! scores. The same kernels work for every GPU from sm_80 on.
 //!
 //! The kernels compute `sdpa` and `sdpa_bwd` of [`ir::op`] for bf16, without a mask or with the
-//! causal one. q, out, dout, dq are [B, H, S, D], k, v, dk, dv are [B, G, T, D], where G divides H;
+//! causal one; weights may be dropped. q, out, dout, dq are [B, H, S, D], k, v, dk, dv are [B, G, T, D], where G divides H;
 //! logsumexp and delta are f32 [B, H, S]. In `sdpa_rows` and its backward, rows contain heads.
 //! Scores, sums and gradients are f32; probabilities and the gradients of scores are rounded to
 //! bf16 before they are multiplied, as every implementation on tensor cores does. A query without
@@ -16,6 +16,7 @@
 //! are needed, and results are the same bits in every run.
 
 mod backward;
+mod drops;
 mod emit;
 mod forward;
 mod masks;
@@ -27,7 +28,8 @@ use ir::op::attention::Attending;
 
 ir::named! {
     /// The kernel. Each takes the addresses of tensors, bf16 unless f32 is stated, then
-    /// [`Sizes::arguments`].
+    /// [`Sizes::arguments`]. If weights are dropped, the address of the dropout key, i64 [4],
+    /// follows the tensors that a kernel reads, except that of `Delta`.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub enum Kind {
         /// q, k, v -> out, logsumexp (f32).
@@ -43,14 +45,16 @@ ir::named! {
 
 impl Kind {
     /// Its tensors, results last.
-    fn tensors(self) -> &'static [Tensor] {
+    fn tensors(self, drops: bool) -> Vec<Tensor> {
         use Tensor::{Delta, Dk, Dout, Dq, Dv, K, Lse, Out, Q, V};
-        match self {
-            Kind::Forward => &[Q, K, V, Out, Lse],
-            Kind::Delta => &[Dout, Out, Delta],
-            Kind::Keys => &[Dout, Q, K, V, Lse, Delta, Dk, Dv],
-            Kind::Queries => &[Dout, Q, K, V, Lse, Delta, Dq],
-        }
+        let (reads, results): (&[Tensor], &[Tensor]) = match self {
+            Kind::Forward => (&[Q, K, V], &[Out, Lse]),
+            Kind::Delta => return vec![Dout, Out, Delta],
+            Kind::Keys => (&[Dout, Q, K, V, Lse, Delta], &[Dk, Dv]),
+            Kind::Queries => (&[Dout, Q, K, V, Lse, Delta], &[Dq]),
+        };
+        let key: &[Tensor] = if drops { &[Tensor::Key] } else { &[] };
+        [reads, key, results].concat()
     }
 
     /// See [`Kernel::blocks`].
@@ -80,6 +84,8 @@ enum Tensor {
     Q,
     K,
     V,
+    /// The dropout key, i64.
+    Key,
     Out,
     /// The logsumexp of each query, f32.
     Lse,
@@ -97,6 +103,7 @@ impl Tensor {
             Tensor::Q => "q",
             Tensor::K => "k",
             Tensor::V => "v",
+            Tensor::Key => "key",
             Tensor::Out => "out",
             Tensor::Lse => "lse",
             Tensor::Dout => "dout",
@@ -194,20 +201,29 @@ impl Kernel {
     }
 }
 
-/// A kernel for heads of 64 or 128 numbers. With `causal`, query i uses only the keys 0..=i.
-pub fn kernel(kind: Kind, head_size: u32, causal: bool) -> Result<Kernel, Error> {
+/// Which weights a kernel has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct How {
+    /// Query i uses only the keys 0..=i.
+    pub causal: bool,
+    /// A dropout key says which weights are dropped. The number of keys is a multiple of 4.
+    pub drops: bool,
+}
+
+/// A kernel for heads of 64 or 128 numbers.
+pub fn kernel(kind: Kind, head_size: u32, how: How) -> Result<Kernel, Error> {
     if ![64, 128].contains(&head_size) {
         return Err(Error::HeadSize(head_size));
     }
-    let mask = if causal && kind != Kind::Delta {
-        "_causal"
-    } else {
-        ""
-    };
-    let symbol = format!("attention_{}_{head_size}{mask}", kind.name());
-    let n_reads = kind.tensors().len() - kind.n_results();
-    let mut emitter = Emitter::new(&symbol, &operands(kind.tensors(), n_reads), head_size, None);
-    let shared_bytes = write(&mut emitter, kind, causal);
+    let mut symbol = format!("attention_{}_{head_size}", kind.name());
+    if kind != Kind::Delta {
+        symbol += if how.causal { "_causal" } else { "" };
+        symbol += if how.drops { "_drops" } else { "" };
+    }
+    let tensors = kind.tensors(how.drops);
+    let n_reads = tensors.len() - kind.n_results();
+    let mut emitter = Emitter::new(&symbol, &operands(&tensors, n_reads), head_size, None);
+    let shared_bytes = write(&mut emitter, kind, how);
     let function = emitter.finish().map_err(|source| Error::Emit {
         kernel: symbol.clone(),
         source,
@@ -233,12 +249,12 @@ fn operands(tensors: &[Tensor], n_reads: usize) -> Vec<Operand> {
 }
 
 /// Writes a kernel; bytes of shared memory.
-fn write(e: &mut Emitter, kind: Kind, causal: bool) -> u32 {
+fn write(e: &mut Emitter, kind: Kind, how: How) -> u32 {
     match kind {
-        Kind::Forward => forward::forward(e, causal),
+        Kind::Forward => forward::forward(e, how),
         Kind::Delta => backward::delta(e),
-        Kind::Keys => backward::keys(e, causal),
-        Kind::Queries => backward::queries(e, causal),
+        Kind::Keys => backward::keys(e, how),
+        Kind::Queries => backward::queries(e, how),
     }
 }
 
@@ -255,26 +271,28 @@ pub(crate) struct Phase {
 pub(crate) fn phases(
     backward: bool,
     head_size: u32,
-    (causal, it): (bool, &Attending),
+    (how, it): (How, &Attending),
     sizes: &Sizes,
     symbol: impl Fn(usize) -> String,
 ) -> Vec<Phase> {
-    use Tensor::{Dk, Dout, Dq, Dv, K, Lse, Out, Q, V};
-    let (kinds, tensors, n_reads): (&[Kind], &[Tensor], usize) = if backward {
+    use Tensor::{Dk, Dout, Dq, Dv, K, Key, Lse, Out, Q, V};
+    let (kinds, reads, results): (&[Kind], &[Tensor], &[Tensor]) = if backward {
         let kinds = &[Kind::Delta, Kind::Keys, Kind::Queries];
-        let tensors = &[Dout, Q, K, V, Out, Lse, Dq, Dk, Dv];
         // Gradients that are one result are one argument.
-        let n = tensors.len() - if it.is_joint { 2 } else { 0 };
-        (kinds, &tensors[..n], 6)
+        let n = if it.is_joint { 1 } else { 3 };
+        (kinds, &[Dout, Q, K, V, Out, Lse], &[Dq, Dk, Dv][..n])
     } else {
-        (&[Kind::Forward], &[Q, K, V, Out, Lse], 3)
+        (&[Kind::Forward], &[Q, K, V], &[Out, Lse])
     };
+    let key: &[Tensor] = if how.drops { &[Key] } else { &[] };
+    let n_reads = reads.len() + key.len();
+    let tensors = [reads, key, results].concat();
     let s = &it.sizes;
     let q = [s.batch, s.heads, s.queries, s.width];
     let v = [s.batch, s.groups, s.keys, s.values];
     let has_heads_in_rows = *it != Attending::plain(&q, &v);
     let phase = |(number, &kind)| {
-        let operands = operands(tensors, n_reads);
+        let operands = operands(&tensors, n_reads);
         let mut emitter = Emitter::new(&symbol(number), &operands, head_size, Some(sizes));
         if has_heads_in_rows {
             emitter.place(it);
@@ -282,7 +300,7 @@ pub(crate) fn phases(
         if backward {
             emitter.keep_delta_in_dq();
         }
-        let shared_bytes = write(&mut emitter, kind, causal);
+        let shared_bytes = write(&mut emitter, kind, how);
         Phase {
             function: emitter.finish(),
             threads: THREADS,

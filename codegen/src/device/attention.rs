@@ -3,7 +3,8 @@
 //! wider heads), a block of threads for each query, or for each key. It recomputes scores in every
 //! pass and keeps the scores of some keys in shared memory.
 //!
-//! A query that may use no key gives zeros, a logsumexp of 0 and no gradient.
+//! A query that may use no key gives zeros, a logsumexp of 0 and no gradient. Weights that are
+//! dropped are drawn wherever they are computed.
 
 mod tiles;
 
@@ -11,10 +12,11 @@ use super::Kernel;
 use super::functions::{any_logarithm, exponential};
 use super::grid::{Grid, Tensor};
 use super::moves::broadcast;
-use crate::attention::{self, Sizes};
+use crate::attention::{self, How, Sizes};
 use crate::kernels::wide;
-use crate::mlir::{Arith, Emit, Kind, Predicate, Value};
-use ir::op::attention::{Attending, Layout};
+use crate::mlir::{Arith, Convert, Emit, Kind, Predicate, Value};
+use crate::philox::Drops;
+use ir::op::attention::{Attending, Beside, Layout};
 use ir::op::attrs::{Attention, AttentionRows};
 use ir::{DType, TensorType};
 
@@ -81,6 +83,8 @@ struct Call<'a> {
     /// The number of operand q; k and v follow.
     q: usize,
     mask: Option<Mask>,
+    /// The operand that is the dropout key.
+    key: Option<usize>,
     /// The type of the computation.
     dtype: DType,
     heads_of_one: u64,
@@ -95,17 +99,22 @@ struct Mask {
 }
 
 impl<'a> Call<'a> {
-    fn new(k: &Kernel<'_>, form: &'a Form, q: usize, mask: usize) -> Call<'a> {
+    /// `q` is the number of operand q, and `from` of the first operand beside the others.
+    fn new(k: &Kernel<'_>, form: &'a Form, q: usize, from: usize) -> Call<'a> {
         let s = &form.it.sizes;
         let full = [s.batch, s.heads, s.queries, s.keys];
-        let mask = k.operands.get(mask).map(|ty: &TensorType| Mask {
-            operand: mask,
-            dtype: ty.dtype(),
-            steps: match (ty.dtype(), ty.shape()) {
-                (DType::I64, [1, _]) => vec![0, 1],
-                (DType::I64, _) => vec![s.keys as i64, 1],
-                (_, shape) => broadcast(shape, &full),
-            },
+        let Beside { mask, key } = beside(k, from);
+        let mask = mask.map(|operand| {
+            let ty: &TensorType = &k.operands[operand];
+            Mask {
+                operand,
+                dtype: ty.dtype(),
+                steps: match (ty.dtype(), ty.shape()) {
+                    (DType::I64, [1, _]) => vec![0, 1],
+                    (DType::I64, _) => vec![s.keys as i64, 1],
+                    (_, shape) => broadcast(shape, &full),
+                },
+            }
         });
         let dtype = match wide(k.operands[q].dtype()) {
             Kind::F64 => DType::F64,
@@ -121,9 +130,37 @@ impl<'a> Call<'a> {
             values: s.values,
             q,
             mask,
+            key,
             dtype,
             heads_of_one: s.heads,
         }
+    }
+
+    /// What drops weights, and the factor of the weights that are kept.
+    fn drops(&self, g: &mut Grid) -> Option<(Drops, Value)> {
+        let of = g.operand(self.key?);
+        let numbers = [0, 1, 2, 3].map(|at| {
+            let at = g.b.long(at);
+            g.get(of, at)
+        });
+        let drops = Drops::new(&mut g.b, numbers);
+        let scale = match self.kind() {
+            Kind::F64 => drops.scale,
+            _ => g.b.convert(Convert::Truncf, drops.scale, Kind::F32),
+        };
+        Some((drops, scale))
+    }
+
+    /// The factor of a weight: 0 if it is dropped. Both are row numbers, over all heads of q and
+    /// of k.
+    fn factor(&self, g: &mut Grid, (drops, scale): &(Drops, Value), at: [Value; 2]) -> Value {
+        let [query, key] = at;
+        let [_, column] = g.divided(key, self.keys);
+        let first = g.times(query, self.keys);
+        let at = g.b.addi(first, column);
+        let keeps = drops.keeps_element(&mut g.b, at);
+        let zero = g.float(0.0, self.kind());
+        g.b.select(keeps, *scale, zero)
     }
 
     /// Where a tensor lies.
@@ -317,11 +354,17 @@ impl<'a> Call<'a> {
     }
 }
 
+/// The operands of attention from number `from` on.
+fn beside(k: &Kernel<'_>, from: usize) -> Beside {
+    Beside::of(from, &k.operands[from..])
+}
+
 /// The size of heads and the other sizes, if kernels for tensor cores exist.
-fn by_tensor_cores(k: &Kernel<'_>, form: &Form, q: usize, mask: usize) -> Option<(u32, Sizes)> {
+fn by_tensor_cores(k: &Kernel<'_>, form: &Form, q: usize, from: usize) -> Option<(u32, Sizes)> {
     let s = &form.it.sizes;
-    let has_mask = k.operands.len() != mask;
-    let fits = form.it.on_tensor_cores(k.operands[q].dtype(), has_mask);
+    let fits = form
+        .it
+        .on_tensor_cores(k.operands[q].dtype(), beside(k, from));
     fits.then(|| {
         let sizes = Sizes {
             heads: (s.batch * s.heads) as u32,
@@ -346,8 +389,11 @@ pub(super) fn sdpa_rows(k: &mut Kernel<'_>, a: &AttentionRows) {
 
 fn attend(k: &mut Kernel<'_>, form: &Form) {
     if let Some((head_size, sizes)) = by_tensor_cores(k, form, 0, 3) {
-        let it = (form.causal, &form.it);
-        let phases = attention::phases(false, head_size, it, &sizes, super::symbol);
+        let how = How {
+            causal: form.causal,
+            drops: beside(k, 3).key.is_some(),
+        };
+        let phases = attention::phases(false, head_size, (how, &form.it), &sizes, super::symbol);
         return k.attend(phases);
     }
     let call = Call::new(k, form, 0, 3);
@@ -375,18 +421,28 @@ fn forward(g: &mut Grid, call: &Call<'_>, query: Value) {
     let zero = g.float(0.0, call.kind());
     let shift = g.b.select(none, zero, max);
 
+    let drops = call.drops(g);
     let starts = [call.zeros(g, call.values), vec![zero]].concat();
     let from = g.b.long(0);
     let last = g.repeat([from, reach, threads], &starts, |g, at, values| {
         let (own, keys) = (g.b.addi(at, g.thread), g.b.subi(reach, at));
         let inside = g.less(own, reach);
-        let p = g.choose(inside, &[zero], |g| {
+        let both = g.choose(inside, &[zero, zero], |g| {
             let key = g.b.addi(first, own);
             let score = call.score(g, query, key);
             let below = g.sub(score, shift);
-            vec![call.exp(g, below)]
-        })[0];
-        g.put(room, g.thread, p);
+            let p = call.exp(g, below);
+            let used = match &drops {
+                Some(drops) => {
+                    let factor = call.factor(g, drops, [query, key]);
+                    g.mul(p, factor)
+                }
+                None => p,
+            };
+            vec![p, used]
+        });
+        let [p, used] = [both[0], both[1]];
+        g.put(room, g.thread, used);
         g.b.barrier();
         let (sums, sum) = values.split_at(values.len() - 1);
         let (some, v) = (g.b.minui(keys, threads), g.operand(2));
@@ -434,8 +490,11 @@ pub(super) fn sdpa_rows_bwd(k: &mut Kernel<'_>, a: &AttentionRows) {
 
 fn derive(k: &mut Kernel<'_>, form: &Form) {
     if let Some((head_size, sizes)) = by_tensor_cores(k, form, 1, 6) {
-        let it = (form.causal, &form.it);
-        let phases = attention::phases(true, head_size, it, &sizes, super::symbol);
+        let how = How {
+            causal: form.causal,
+            drops: beside(k, 6).key.is_some(),
+        };
+        let phases = attention::phases(true, head_size, (how, &form.it), &sizes, super::symbol);
         return k.attend(phases);
     }
     let call = Call::new(k, form, 1, 6);
@@ -453,9 +512,15 @@ fn derive(k: &mut Kernel<'_>, form: &Form) {
 }
 
 impl Call<'_> {
-    /// The probability of a query's key, and the gradient of their unscaled score. `delta` is the
-    /// sum over the query's dout · out.
-    fn gradients(&self, g: &mut Grid, query: Value, key: Value, delta: Value) -> [Value; 2] {
+    /// The weight of a query's key, as values are multiplied with it, and the gradient of their
+    /// unscaled score. `delta` is the sum over the query's dout · out.
+    fn gradients(
+        &self,
+        g: &mut Grid,
+        drops: Option<&(Drops, Value)>,
+        [query, key]: [Value; 2],
+        delta: Value,
+    ) -> [Value; 2] {
         let (dout, v, lse) = (g.operand(0), g.operand(3), g.operand(5));
         let score = self.score(g, query, key);
         let log = g.get(lse, query);
@@ -467,9 +532,14 @@ impl Call<'_> {
         let below = g.sub(score, log);
         let p = self.exp(g, below);
         let (from_out, from_v) = (self.at(g, Part::Out, query), self.at(g, Part::V, key));
-        let dp = self.dot(g, [(dout, from_out), (v, from_v)], self.values);
+        let mut dp = self.dot(g, [(dout, from_out), (v, from_v)], self.values);
+        let mut used = p;
+        if let Some(drops) = drops {
+            let factor = self.factor(g, drops, [query, key]);
+            [used, dp] = [p, dp].map(|x| g.mul(x, factor));
+        }
         let less = g.sub(dp, delta);
-        [p, g.mul(p, less)]
+        [used, g.mul(p, less)]
     }
 
     /// The sum over a query's dout · out.
@@ -484,7 +554,7 @@ impl Call<'_> {
 fn of_query(g: &mut Grid, call: &Call<'_>, query: Value) {
     let room = g.shared(THREADS, call.dtype);
     let (reach, first) = (call.reach(g, query), call.first_key(g, query));
-    let delta = call.delta(g, query);
+    let (delta, drops) = (call.delta(g, query), call.drops(g));
     let (zero, threads) = (g.float(0.0, call.kind()), g.b.long(THREADS));
     let (from, starts) = (g.b.long(0), call.zeros(g, call.width));
     let sums = g.repeat([from, reach, threads], &starts, |g, at, sums| {
@@ -492,7 +562,7 @@ fn of_query(g: &mut Grid, call: &Call<'_>, query: Value) {
         let inside = g.less(own, reach);
         let ds = g.choose(inside, &[zero], |g| {
             let key = g.b.addi(first, own);
-            vec![call.gradients(g, query, key, delta)[1]]
+            vec![call.gradients(g, drops.as_ref(), [query, key], delta)[1]]
         });
         g.put(room, g.thread, ds[0]);
         g.b.barrier();
@@ -518,6 +588,7 @@ fn of_key(g: &mut Grid, call: &Call<'_>, key: Value) {
     let starts = [call.zeros(g, call.width), call.zeros(g, call.values)].concat();
     let n_keys = Call::rounds(call.width) as usize;
     let [from, all, threads] = [0, n, THREADS].map(|i| g.b.long(i));
+    let drops = call.drops(g);
     let sums = g.repeat([from, all, threads], &starts, |g, at, sums| {
         let (own, left) = (g.b.addi(at, g.thread), g.b.subi(all, at));
         let mut inside = g.less(own, all);
@@ -530,7 +601,8 @@ fn of_key(g: &mut Grid, call: &Call<'_>, key: Value) {
         let [p, ds] = {
             let both = g.choose(inside, &[zero, zero], |g| {
                 let delta = call.delta(g, query);
-                call.gradients(g, query, key, delta).to_vec()
+                call.gradients(g, drops.as_ref(), [query, key], delta)
+                    .to_vec()
             });
             [both[0], both[1]]
         };

@@ -83,6 +83,7 @@ fn write(k: &mut Kernel<'_>, op: &Op) -> Result<(), &'static str> {
         Op::Nf4(_) => blocks::nf4(k),
         Op::Rand(a) => random::rand(k, a),
         Op::Randn(a) => random::randn(k, a),
+        Op::DropoutKey(a) => random::dropout_key(k, a),
         Op::RngNext => random::rng_next(k),
         Op::Embedding(_) => tables::embedding(k),
         Op::EmbeddingBwd(a) => tables::embedding_bwd(k, a),

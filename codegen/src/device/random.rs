@@ -1,66 +1,24 @@
-//! Random numbers: the same words as the plain kernels, Philox 4 × 32 with ten rounds, and the same
-//! numbers from them. A thread computes the numbers of a block of four words.
+//! Random numbers: the same words as the plain kernels ([`crate::philox`]), and the same numbers
+//! from them. A thread computes the numbers of a block of four words.
 
 use super::Kernel;
 use super::functions::{cosine, logarithm, sine};
 use super::grid::Grid;
-use crate::mlir::{Arith, Convert, Emit, Kind, Value};
+use crate::mlir::{Arith, Emit, Kind, Value};
+use crate::philox::Words;
 use ir::DType;
-use ir::op::attrs::Random;
-
-/// The factors of a round.
-const FACTORS: [i64; 2] = [0xD251_1F53, 0xCD9E_8D57];
-/// The numbers that are added to the key in each round.
-const ADDED: [i64; 2] = [0x9E37_79B9, 0xBB67_AE85];
-const ROUNDS: usize = 10;
-
-/// A product of two words: its lower and its higher word.
-fn product(g: &mut Grid, a: Value, b: Value) -> [Value; 2] {
-    let [a, b] = [a, b].map(|x| g.b.wide(x));
-    let all = g.b.muli(a, b);
-    let places = g.b.long(32);
-    let high = g.b.shrui(all, places);
-    [all, high].map(|x| g.b.convert(Convert::Trunci, x, Kind::I32))
-}
-
-/// A 64-bit number's words, the lower one first.
-fn words(g: &mut Grid, x: Value) -> [Value; 2] {
-    let places = g.b.long(32);
-    let high = g.b.shrui(x, places);
-    [x, high].map(|x| g.b.convert(Convert::Trunci, x, Kind::I32))
-}
+use ir::op::attrs::{Dropout, Random};
 
 /// Block `i` of an op's words; operand 0 is [seed, step].
-fn philox(g: &mut Grid, stream: i64, i: Value) -> [Value; 4] {
+fn block_of(g: &mut Grid, stream: i64, i: Value) -> [Value; 4] {
     let rng = g.operand(0);
     let [seed, step] = [0, 1].map(|at| {
         let at = g.b.long(at);
         g.get(rng, at)
     });
-    let mut key = words(g, seed);
-    let [low, high] = words(g, i);
     let stream = g.b.int(stream);
-    let [step, _] = words(g, step);
-    let mut counter = [low, high, stream, step];
-    for round in 0..ROUNDS {
-        if round != 0 {
-            for (key, added) in key.iter_mut().zip(ADDED) {
-                let added = g.b.int(added);
-                *key = g.b.addi(*key, added);
-            }
-        }
-        let [first, second] = FACTORS.map(|factor| g.b.int(factor));
-        let [low0, high0] = product(g, counter[0], first);
-        let [low1, high1] = product(g, counter[2], second);
-        let mut mixed = |high: Value, word: Value, key: Value| {
-            let x = g.b.xori(high, word);
-            g.b.xori(x, key)
-        };
-        let one = mixed(high1, counter[1], key[0]);
-        let three = mixed(high0, counter[3], key[1]);
-        counter = [one, low1, three, low0];
-    }
-    counter
+    let words = Words::new(&mut g.b, seed, step, stream);
+    words.block(&mut g.b, i)
 }
 
 /// A number in `0..1` from the upper `bits` bits of a word, as f64.
@@ -106,7 +64,7 @@ fn fill(
 ) {
     let n = k.y().numel();
     k.elements(n.div_ceil(each), |g, block| {
-        let words = philox(g, a.stream, block);
+        let words = block_of(g, a.stream, block);
         let first = g.times(block, each);
         let y = g.result(0);
         for (i, x) in numbers(g, words).into_iter().enumerate() {
@@ -147,6 +105,21 @@ pub(super) fn randn(k: &mut Kernel<'_>, a: &Random) {
     fill(k, a, 4, |g, words| {
         let [a, b, c, d] = words.map(|word| uniform(g, word, 24));
         [normal(g, [a, b]), normal(g, [c, d])].concat()
+    });
+}
+
+/// The numbers by which attention drops weights.
+pub(super) fn dropout_key(k: &mut Kernel<'_>, a: &Dropout) {
+    let known = [a.stream as u64, a.p.to_bits()];
+    k.elements(2, |g, i| {
+        let (x, y) = (g.operand(0), g.result(0));
+        let now = g.get(x, i);
+        g.put(y, i, now);
+        let [stream, p] = known.map(|x| g.b.long(x));
+        let is_first = g.below(i, 1);
+        let other = g.b.select(is_first, stream, p);
+        let at = g.plus(i, 2);
+        g.put(y, at, other);
     });
 }
 

@@ -457,6 +457,7 @@ impl<'a> Lowering<'a> {
             | Op::Arange(_)
             | Op::Rand(_)
             | Op::Randn(_)
+            | Op::DropoutKey(_)
             | Op::RngNext
             | Op::SumSquares
             | Op::ClipScale(_)

@@ -4,7 +4,34 @@
 use super::Misfit;
 use super::attrs::AttentionRows;
 use super::shape::{attribute, ensure, list};
-use crate::types::DType;
+use crate::types::{DType, TensorType};
+
+/// The operands that may follow the others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Beside {
+    /// The number of the operand that is the mask.
+    pub mask: Option<usize>,
+    /// The same of the dropout key.
+    pub key: Option<usize>,
+}
+
+impl Beside {
+    /// Of the types of the operands from number `from` on. Only a dropout key is a row of integers.
+    pub fn of<'a>(from: usize, types: impl IntoIterator<Item = &'a TensorType>) -> Beside {
+        let mut beside = Beside {
+            mask: None,
+            key: None,
+        };
+        for (ty, i) in types.into_iter().zip(from..) {
+            if ty.dtype() == DType::I64 && ty.shape() == [4] {
+                beside.key = Some(i);
+            } else if beside.key.is_none() && beside.mask.is_none() {
+                beside.mask = Some(i);
+            }
+        }
+        beside
+    }
+}
 
 /// Sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,9 +107,10 @@ pub struct Attending {
 }
 
 impl Attending {
-    /// True if a GPU's tensor cores compute it, given the type of q and whether there is a mask:
-    /// bf16 without one, heads of 64 or 128 numbers, and sizes that 32-bit integers count.
-    pub fn on_tensor_cores(&self, dtype: DType, has_mask: bool) -> bool {
+    /// True if a GPU's tensor cores compute it, given the type of q and the operands beside:
+    /// bf16 without a mask, heads of 64 or 128 numbers, and sizes that 32-bit integers count. If
+    /// weights are dropped, four neighbours are of one query.
+    pub fn on_tensor_cores(&self, dtype: DType, beside: Beside) -> bool {
         let s = &self.sizes;
         let fits = matches!(s.width, 64 | 128) && s.values == s.width && s.groups > 0;
         let heads = s.batch.checked_mul(s.heads);
@@ -90,7 +118,8 @@ impl Attending {
         let small = numbers.is_some_and(|n| n < 1 << 31) && s.queries.max(s.keys) < (1 << 31) - 64;
         let layouts = self.qkv.iter().chain(&self.gradients).chain([&self.out]);
         let narrow = layouts.map(|layout| layout.row).max() < Some(1 << 23);
-        dtype == DType::BF16 && !has_mask && fits && small && narrow
+        let by_four = beside.key.is_none() || s.keys.is_multiple_of(4);
+        dtype == DType::BF16 && beside.mask.is_none() && by_four && fits && small && narrow
     }
 
     /// Of `sdpa`, for shapes that fit.

@@ -486,7 +486,7 @@ attributes! {
         /// Distinguishes the random ops of a graph.
         stream: i64,
     }
-    /// Of `dropout`.
+    /// Of `dropout` and `dropout_key`.
     Dropout {
         /// The probability that an element becomes 0.
         p: f64,

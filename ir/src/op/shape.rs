@@ -3,7 +3,7 @@
 //! file.
 
 use super::Elements;
-use super::attention::Attending;
+use super::attention::{Attending, Beside};
 use super::attrs::*;
 use super::error::Misfit;
 use crate::types::{DType, TensorType};
@@ -594,10 +594,17 @@ fn attention(c: &Call<'_>, q: usize, mask: usize) -> Result<(), Misfit> {
     attention_types(c, q, mask, [qs[0], qs[1], qs[2], ks[2]])
 }
 /// Checks element types, and the mask for scores of shape `full`.
-fn attention_types(c: &Call<'_>, q: usize, mask: usize, full: [u64; 4]) -> Result<(), Misfit> {
+fn attention_types(c: &Call<'_>, q: usize, from: usize, full: [u64; 4]) -> Result<(), Misfit> {
     c.expect_dtype(q, q + 1)?;
     c.expect_dtype(q, q + 2)?;
-    if mask < c.types.len() && c.at(mask).dtype() == DType::I64 {
+    let beside = c.types[from..].iter().copied();
+    let Beside { mask, key } = Beside::of(from, beside);
+    let read = from + usize::from(mask.is_some()) + usize::from(key.is_some());
+    ensure(read == c.types.len(), || {
+        operands("after q, k, v there should be at most a mask and a dropout key, in this order")
+    })?;
+    let Some(mask) = mask else { return Ok(()) };
+    if c.at(mask).dtype() == DType::I64 {
         let [batch, _, queries, keys] = full;
         let shape = c.shape(mask);
         let fits = queries == keys && (shape == [batch, keys] || shape == [1, keys]);
@@ -607,7 +614,7 @@ fn attention_types(c: &Call<'_>, q: usize, mask: usize, full: [u64; 4]) -> Resul
                  as keys"
             ))
         })?;
-    } else if mask < c.types.len() {
+    } else {
         let fits = broadcast_shapes(c.shape(mask), &full)? == full;
         ensure(fits, || {
             Misfit::Operands(format!("the mask does not broadcast to {full:?}"))
@@ -934,15 +941,23 @@ pub(super) fn rng_next(a: &(), c: &Call<'_>) -> Shapes {
     rng(c, 0)?;
     same(a, c)
 }
+fn probability(p: f64) -> Result<(), Misfit> {
+    ensure((0.0..=1.0).contains(&p), || {
+        attribute("p", format!("={p} is not in 0..=1"))
+    })
+}
 pub(super) fn dropout(a: &Dropout, c: &Call<'_>) -> Shapes {
     rng(c, 1)?;
-    ensure((0.0..=1.0).contains(&a.p), || {
-        attribute("p", format!("={} is not in 0..=1", a.p))
-    })?;
+    probability(a.p)?;
     Ok(vec![
         c.at(0).clone(),
         TensorType::new(DType::Bool, c.shape(0))?,
     ])
+}
+pub(super) fn dropout_key(a: &Dropout, c: &Call<'_>) -> Shapes {
+    rng(c, 0)?;
+    probability(a.p)?;
+    ty(DType::I64, &[4])
 }
 pub(super) fn round_random(_: &Stream, c: &Call<'_>) -> Shapes {
     c.expect(0, DType::F32)?;

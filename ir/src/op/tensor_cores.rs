@@ -2,7 +2,7 @@
 //! much slower, so a machine's rates depend on it.
 
 use super::Op;
-use super::attention::Attending;
+use super::attention::{Attending, Beside};
 use super::windows::Windows;
 use crate::types::TensorType;
 
@@ -11,8 +11,8 @@ impl Op {
     /// Before: the types fit.
     pub fn on_tensor_cores(&self, ins: &[&TensorType], outs: &[TensorType]) -> Option<bool> {
         let attention = |it: Option<Attending>, q: usize, operands: usize| {
-            let has_mask = ins.len() != operands;
-            it.is_some_and(|it| it.on_tensor_cores(ins[q].dtype(), has_mask))
+            let beside = Beside::of(operands, ins[operands..].iter().copied());
+            it.is_some_and(|it| it.on_tensor_cores(ins[q].dtype(), beside))
         };
         let plain = |q: usize| Some(Attending::plain(ins[q].shape(), ins[q + 2].shape()));
         let shapes = |q: usize| [q, q + 1, q + 2].map(|i| ins[i].shape());

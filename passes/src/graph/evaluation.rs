@@ -58,6 +58,7 @@ pub fn run(graph: &mut Graph) -> Result<(), EvaluationError> {
                 edit.replace_uses(y, x);
                 edit.finish();
             }
+            Op::Sdpa(_) | Op::SdpaRows(_) => keep_weights(graph, node)?,
             Op::BatchNorm(BatchNorm { eps }) => {
                 let [mean, variance] = [MEAN, VARIANCE].map(|i| statistics.get(&(node, i)));
                 // Without running statistics it has those of the batch in evaluation, too.
@@ -69,6 +70,30 @@ pub fn run(graph: &mut Graph) -> Result<(), EvaluationError> {
         }
     }
     canonical::run(graph);
+    Ok(())
+}
+
+/// Attention that drops weights keeps them all.
+fn keep_weights(graph: &mut Graph, node: Node) -> Result<(), graph::Error> {
+    let data = graph.nodes[node].clone();
+    let is_key = |value: &Value| {
+        let of = graph.def_node(*value);
+        of.is_some_and(|node| graph.nodes[node].op.kind() == OpKind::DropoutKey)
+    };
+    let inputs: Vec<Value> = data.inputs.iter().copied().filter(|v| !is_key(v)).collect();
+    if inputs.len() == data.inputs.len() {
+        return Ok(());
+    }
+    let name = |&value: &Value| graph.values[value].name.clone();
+    let names: Vec<String> = data.outputs.iter().map(name).collect();
+    let mut edit = graph.edit();
+    let new = edit.insert_before(node, data.op, &inputs, &names)?;
+    let results = edit.graph().nodes[new].outputs.clone();
+    for (&old, new) in data.outputs.iter().zip(results) {
+        edit.replace_uses(old, new);
+    }
+    edit.remove(node);
+    edit.finish();
     Ok(())
 }
 

@@ -1,10 +1,12 @@
 //! Attention, a tile of keys and a block of a head's queries at a time, with the micro-kernels of
 //! [`super::product`]: only the scores of one block and one tile exist, in a workspace of the
 //! thread. Scores that `causal` forbids are computed only where a block crosses the diagonal. A
-//! query that may use no key gives zeros, a logsumexp of 0 and no gradient, as in PyTorch.
+//! query that may use no key gives zeros, a logsumexp of 0 and no gradient, as in PyTorch. Weights
+//! that are dropped are drawn where they are computed, forward and backward, and never stored.
 
 use super::math::{self, Float, Real};
 use super::product::{Left, Right, Tiled, tiles};
+use super::random::Dropped;
 use super::signature::{Checked, Signature, broadcast_shapes, ensure, is_float};
 use super::strides::Broadcast;
 use super::wide::{Scalar, Wide, floats};
@@ -37,16 +39,25 @@ fn check_attention(s: &Signature<'_>, q: usize, mask: usize) -> Checked {
     check_types(s, q, mask, [qs[0], qs[1], qs[2], ks[2]])
 }
 /// Element types, and a mask for scores of shape `full`.
-fn check_types(s: &Signature<'_>, q: usize, mask: usize, full: [u64; 4]) -> Checked {
+fn check_types(s: &Signature<'_>, q: usize, from: usize, full: [u64; 4]) -> Checked {
     s.expect_dtype(q, q + 1)?;
     s.expect_dtype(q, q + 2)?;
-    if mask < s.ins.len() && s.dtype(mask) == DType::I64 {
+    let (mask, key) = beside(from, s.ins.len(), |i| (s.dtype(i), s.rank(i)));
+    if let Some(key) = key {
+        s.expect_shape(key, &[4])?;
+    }
+    let n = from + usize::from(mask.is_some()) + usize::from(key.is_some());
+    ensure(n == s.ins.len(), || {
+        "the operand after a mask should be a dropout key".into()
+    })?;
+    let Some(mask) = mask else { return Ok(()) };
+    if s.dtype(mask) == DType::I64 {
         let ([batch, _, queries, keys], shape) = (full, s.shape(mask));
         let fits = queries == keys && (*shape == [batch, keys] || *shape == [1, keys]);
         ensure(fits, || {
             format!("{shape:?} are no numbers of documents for scores of {full:?}")
         })?;
-    } else if mask < s.ins.len() {
+    } else {
         let fits = broadcast_shapes(s.shape(mask), &full)? == full;
         ensure(fits, || format!("the mask does not broadcast to {full:?}"))?;
         let dtype = s.dtype(mask);
@@ -55,6 +66,17 @@ fn check_types(s: &Signature<'_>, q: usize, mask: usize, full: [u64; 4]) -> Chec
         })?;
     }
     Ok(())
+}
+/// Of the operands from number `from` on, up to number `n`: a mask, and a key by which weights are
+/// dropped, which alone is a row of integers. `ty` gives an operand's element type and its rank.
+fn beside(
+    from: usize,
+    n: usize,
+    ty: impl Fn(usize) -> (DType, usize),
+) -> (Option<usize>, Option<usize>) {
+    let key = (from..n).find(|&i| ty(i) == (DType::I64, 1));
+    let mask = (from < key.unwrap_or(n)).then_some(from);
+    (mask, key)
 }
 pub(super) fn check_sdpa(s: &Signature<'_>) -> Checked {
     check_attention(s, 0, 3)?;
@@ -465,10 +487,11 @@ impl Documents<'_> {
 }
 
 impl<'a, T: Scalar> Mask<'a, T> {
-    fn new(call: &Call<'a>, i: usize, s: &Sizes) -> Mask<'a, T> {
-        if call.n_inputs() <= i {
+    /// The operand, if there is one.
+    fn new(call: &Call<'a>, i: Option<usize>, s: &Sizes) -> Mask<'a, T> {
+        let Some(i) = i else {
             return Mask::None;
-        }
+        };
         let order = || Broadcast::new(call.in_shape(i), &[s.batch, s.heads, s.queries, s.keys]);
         match call.in_dtype(i) {
             DType::Bool => Mask::Bool(call.input(i), order()),
@@ -527,6 +550,18 @@ impl<'a, T: Scalar> Mask<'a, T> {
             .iter()
             .all(|number| !(least..=most).contains(number))
     }
+}
+
+/// The mask and what is dropped, which are the operands from number `from` on.
+fn beside_of<'a, T: Scalar>(
+    call: &Call<'a>,
+    from: usize,
+    s: &Sizes,
+) -> (Mask<'a, T>, Option<Dropped>) {
+    let ty = |i: usize| (call.in_dtype(i), call.in_shape(i).len());
+    let (mask, key) = beside(from, call.n_inputs(), ty);
+    let dropped = key.map(|key| Dropped::by(call, key));
+    (Mask::new(call, mask, s), dropped)
 }
 
 /// Takes `n` elements off the front.
@@ -614,7 +649,7 @@ fn sdpa_of<T: Float>(call: &Call<'_>) {
     let form = Form::of(call, 0);
     let s = &form.sizes;
     let [all_q, all_k, all_v] = form.operands::<T>(call, 0);
-    let mask = Mask::<T>::new(call, 3, s);
+    let (mask, dropped) = beside_of::<T>(call, 3, s);
     let (mut all_out, logsumexp) = (form.out::<T>(call), call.output::<f32>(1));
     let (causal, scale) = (call.bool("causal"), T::Wide::of_f64(call.float("scale")));
     let (d, e, tile) = (s.width, s.values, T::Wide::tile());
@@ -680,6 +715,7 @@ fn sdpa_of<T: Float>(call: &Call<'_>) {
                             Arch::new().dispatch(Exponentials {
                                 sizes: s,
                                 mask: &mask,
+                                dropped: dropped.as_ref(),
                                 row: first + low,
                                 left,
                                 causal,
@@ -730,6 +766,7 @@ const LANES: usize = 16;
 struct Exponentials<'a, 'b, T, W> {
     sizes: &'a Sizes,
     mask: &'a Mask<'b, T>,
+    dropped: Option<&'a Dropped>,
     /// The first query, counted over the batch and the heads.
     row: usize,
     /// The first key.
@@ -748,6 +785,7 @@ impl<T: Scalar, W: Real> WithSimd for Exponentials<'_, '_, T, W> {
         let Exponentials {
             sizes: s,
             mask,
+            dropped,
             row,
             left,
             causal,
@@ -776,6 +814,15 @@ impl<T: Scalar, W: Real> WithSimd for Exponentials<'_, '_, T, W> {
                 .iter_mut()
                 .for_each(|score| *score = math::exp(*score - max));
             let sum = folded(scores, W::ZERO, |sum, score| sum + score);
+            if let Some(dropped) = dropped {
+                let scale = W::of_f64(dropped.scale());
+                let at = (row + i) * s.keys + left;
+                dropped.kept(at, seen, |part, kept: &[W]| {
+                    for (score, &kept) in scores[part].iter_mut().zip(kept) {
+                        *score = *score * kept * scale;
+                    }
+                });
+            }
             if 0 < left {
                 let factor = math::exp(maxima[i] - max);
                 sums[i] = sums[i] * factor + sum;
@@ -865,14 +912,15 @@ pub(super) fn sdpa_bwd(call: &Call<'_>) -> Ran {
     Ok(())
 }
 /// With p = exp(scores - logsumexp): dv = pᵀ dout, dp = dout vᵀ, ds = p (dp - Σ dout out) scale, dq
-/// = ds k, dk = dsᵀ q.
+/// = ds k, dk = dsᵀ q. If weights are dropped, f are their factors, dv = (f p)ᵀ dout, and dp = f
+/// (dout vᵀ).
 fn sdpa_bwd_of<T: Float>(call: &Call<'_>) {
     let form = Form::of(call, 1);
     let s = &form.sizes;
     let [all_q, all_k, all_v] = form.operands::<T>(call, 1);
     let [all_dout, all_out] = [0, 4].map(|i| form.like_out::<T>(call, i));
     let logsumexp = call.input::<f32>(5);
-    let mask = Mask::<T>::new(call, 6, s);
+    let (mask, dropped) = beside_of::<T>(call, 6, s);
     let [mut all_dq, mut all_dk, mut all_dv] = form.gradients::<T>(call);
     let (causal, scale) = (call.bool("causal"), T::Wide::of_f64(call.float("scale")));
     let (d, e, tile, most) = (s.width, s.values, T::Wide::tile(), tile_keys::<T>(s).max(1));
@@ -965,6 +1013,7 @@ fn sdpa_bwd_of<T: Float>(call: &Call<'_>) {
                                 let gradients = Gradients {
                                     sizes: s,
                                     mask: &mask,
+                                    dropped: dropped.as_ref(),
                                     row,
                                     left,
                                     causal,
@@ -1034,6 +1083,7 @@ fn sdpa_bwd_of<T: Float>(call: &Call<'_>) {
 struct Gradients<'a, 'b, T, W> {
     sizes: &'a Sizes,
     mask: &'a Mask<'b, T>,
+    dropped: Option<&'a Dropped>,
     /// The first query, counted over the batch and the heads.
     row: usize,
     /// The first key.
@@ -1054,6 +1104,7 @@ impl<T: Scalar, W: Real + Scalar> WithSimd for Gradients<'_, '_, T, W> {
         let Gradients {
             sizes: s,
             mask,
+            dropped,
             row,
             left,
             causal,
@@ -1080,10 +1131,22 @@ impl<T: Scalar, W: Real + Scalar> WithSimd for Gradients<'_, '_, T, W> {
                 W::of(logsumexp[i]),
                 dot(&dout[i * e..][..e], &out[i * e..][..e]),
             );
-            for (p, dp) in p.iter_mut().zip(dp) {
-                *p = math::exp(*p - shift);
-                *dp = *p * (*dp - delta) * scale;
-            }
+            let Some(dropped) = dropped else {
+                for (p, dp) in p.iter_mut().zip(dp) {
+                    *p = math::exp(*p - shift);
+                    *dp = *p * (*dp - delta) * scale;
+                }
+                continue;
+            };
+            let (factor, at) = (W::of_f64(dropped.scale()), (row + i) * s.keys + left);
+            dropped.kept(at, seen, |part, kept: &[W]| {
+                let pairs = p[part.clone()].iter_mut().zip(&mut dp[part]);
+                for ((p, dp), &kept) in pairs.zip(kept) {
+                    let (all, factor) = (math::exp(*p - shift), kept * factor);
+                    *p = all * factor;
+                    *dp = all * (*dp * factor - delta) * scale;
+                }
+            });
         }
     }
 }

@@ -464,6 +464,7 @@ const fn kernel(op: OpKind) -> Option<Kernel> {
         OpKind::Rand => k(random::check_random, random::rand).cut_by(Cut::elements),
         OpKind::Randn => k(random::check_random, random::randn).cut_by(Cut::elements),
         OpKind::Dropout => k(random::check_dropout, random::dropout).cut_by(Cut::elements),
+        OpKind::DropoutKey => k(random::check_dropout_key, random::dropout_key),
         OpKind::RoundRandom => {
             k(random::check_round_random, random::round_random).cut_by(Cut::elements)
         }

@@ -27,11 +27,20 @@ pub(super) fn check_dropout(s: &Signature<'_>) -> Checked {
     s.has_kernel(0, is_float)?;
     check_rng(s, 1)?;
     s.int("stream")?;
+    check_probability(s)?;
+    s.results(&[(s.dtype(0), s.shape(0)), (DType::Bool, s.shape(0))])
+}
+pub(super) fn check_dropout_key(s: &Signature<'_>) -> Checked {
+    check_rng(s, 0)?;
+    s.int("stream")?;
+    check_probability(s)?;
+    s.results(&[(DType::I64, &[4])])
+}
+fn check_probability(s: &Signature<'_>) -> Checked {
     let p = s.float("p")?;
     ensure((0.0..=1.0).contains(&p), || {
         format!("p={p} is not in 0..=1")
-    })?;
-    s.results(&[(s.dtype(0), s.shape(0)), (DType::Bool, s.shape(0))])
+    })
 }
 pub(super) fn check_round_random(s: &Signature<'_>) -> Checked {
     s.expect(0, DType::F32)?;
@@ -53,8 +62,9 @@ pub(super) fn check_rng_next(s: &Signature<'_>) -> Checked {
 
 // --- Philox ---
 
-/// A block of four random words.
-fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+/// Blocks of four random words side by side: words 0 of all blocks, then words 1, 2 and 3.
+#[inline(always)]
+fn philox<const N: usize>(mut counter: [[u32; N]; 4], mut key: [u32; 2]) -> [[u32; N]; 4] {
     for round in 0..10 {
         if round != 0 {
             key = [
@@ -62,14 +72,15 @@ fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
                 key[1].wrapping_add(0xBB67_AE85),
             ];
         }
-        let product0 = u64::from(counter[0]) * 0xD251_1F53;
-        let product1 = u64::from(counter[2]) * 0xCD9E_8D57;
-        counter = [
-            (product1 >> 32) as u32 ^ counter[1] ^ key[0],
-            product1 as u32,
-            (product0 >> 32) as u32 ^ counter[3] ^ key[1],
-            product0 as u32,
-        ];
+        let [zero, one, two, three] = &mut counter;
+        for i in 0..N {
+            let product0 = u64::from(zero[i]) * 0xD251_1F53;
+            let product1 = u64::from(two[i]) * 0xCD9E_8D57;
+            zero[i] = (product1 >> 32) as u32 ^ one[i] ^ key[0];
+            one[i] = product1 as u32;
+            two[i] = (product0 >> 32) as u32 ^ three[i] ^ key[1];
+            three[i] = product0 as u32;
+        }
     }
     counter
 }
@@ -94,10 +105,17 @@ impl Words {
     }
     /// Block `i`.
     fn block(&self, i: usize) -> [u32; 4] {
-        philox(
-            [i as u32, (i as u64 >> 32) as u32, self.stream, self.step],
-            self.key,
-        )
+        self.blocks::<1>(i).map(|[word]| word)
+    }
+    /// Blocks from `first` on, side by side.
+    #[inline(always)]
+    fn blocks<const N: usize>(&self, first: usize) -> [[u32; N]; 4] {
+        let mut counter = [[0; N], [0; N], [self.stream; N], [self.step; N]];
+        for i in 0..N {
+            let block = (first + i) as u64;
+            (counter[0][i], counter[1][i]) = (block as u32, (block >> 32) as u32);
+        }
+        philox(counter, self.key)
     }
 }
 
@@ -155,28 +173,94 @@ pub(super) fn randn(call: &Call<'_>) -> Ran {
 
 // --- dropout ---
 
+/// Which elements are dropped.
+pub(super) struct Dropped {
+    words: Words,
+    p: f64,
+}
+
+/// Blocks of words that are computed together: enough for vector registers.
+const TOGETHER: usize = 16;
+
+impl Dropped {
+    /// Operand `key` is what [`dropout_key`] writes.
+    pub(super) fn by(call: &Call<'_>, key: usize) -> Dropped {
+        let key = call.input::<i64>(key);
+        let (seed, step) = (key[0] as u64, key[1] as u32);
+        Dropped {
+            words: Words {
+                key: [seed as u32, (seed >> 32) as u32],
+                stream: key[2] as u32,
+                step,
+            },
+            p: f64::from_bits(key[3] as u64),
+        }
+    }
+    /// The factor of the elements that are kept.
+    pub(super) fn scale(&self) -> f64 {
+        if self.p == 1.0 {
+            0.0
+        } else {
+            1.0 / (1.0 - self.p)
+        }
+    }
+    /// A word below this threshold, in units of 2^-32, drops its element.
+    fn threshold(&self) -> u64 {
+        (self.p * 4_294_967_296.0) as u64
+    }
+    /// Lets `f` have, for elements from `at` on, pieces of `numbers` and of the factors 1 or 0 of
+    /// their elements.
+    #[inline(always)]
+    pub(super) fn kept<R: Real>(
+        &self,
+        at: usize,
+        n: usize,
+        mut f: impl FnMut(std::ops::Range<usize>, &[R]),
+    ) {
+        let threshold = self.threshold();
+        let (mut skipped, mut done) = (at % 4, 0);
+        let mut kept = [R::ZERO; 4 * TOGETHER];
+        for first in (at / 4..(at + n).div_ceil(4)).step_by(TOGETHER) {
+            let words = self.words.blocks::<TOGETHER>(first);
+            for i in 0..TOGETHER {
+                for j in 0..4 {
+                    kept[4 * i + j] = R::flag(threshold <= u64::from(words[j][i]));
+                }
+            }
+            let some = (kept.len() - skipped).min(n - done);
+            f(done..done + some, &kept[skipped..][..some]);
+            (skipped, done) = (0, done + some);
+        }
+    }
+}
+
+pub(super) fn dropout_key(call: &Call<'_>) -> Ran {
+    let (rng, p) = (call.input::<i64>(0), call.float("p"));
+    let key = [rng[0], rng[1], call.int("stream"), p.to_bits() as i64];
+    call.output::<i64>(0).copy_from_slice(&key);
+    Ok(())
+}
 pub(super) fn dropout(call: &Call<'_>) -> Ran {
     wide_float!(call.out_dtype(0), W => dropout_of::<W>(call));
     Ok(())
 }
 fn dropout_of<R: Real>(call: &Call<'_>) {
-    let p = call.float("p");
-    let words = Words::new(call, 1);
+    let dropped = Dropped {
+        words: Words::new(call, 1),
+        p: call.float("p"),
+    };
     let (x, mut y, mut mask) = (source(call, 0), sink(call, 0), sink(call, 1));
-    let scale = R::of_f64(if p == 1.0 { 0.0 } else { 1.0 / (1.0 - p) });
-    // A word below this threshold, in units of 2^-32, drops its element.
-    let threshold = (p * 4_294_967_296.0) as u64;
-    let (mut xs, mut kept) = ([R::ZERO; BLOCK], [R::ZERO; BLOCK]);
+    let scale = R::of_f64(dropped.scale());
+    let mut xs = [R::ZERO; BLOCK];
     for (at, len) in blocks_of(call.elements()) {
         x.load(&y, at, &mut xs[..len]);
-        for (i, part) in kept[..len].chunks_mut(4).enumerate() {
-            for (kept, word) in part.iter_mut().zip(words.block(at / 4 + i)) {
-                *kept = R::flag(threshold <= u64::from(word));
+        dropped.kept(at, len, |part, kept: &[R]| {
+            mask.store(at + part.start, kept);
+            for (x, &kept) in xs[part].iter_mut().zip(kept) {
+                *x = *x * kept * scale;
             }
-        }
-        (0..len).for_each(|j| xs[j] = xs[j] * kept[j] * scale);
+        });
         y.store(at, &xs[..len]);
-        mask.store(at, &kept[..len]);
     }
 }
 pub(super) fn dropout_bwd(call: &Call<'_>) -> Ran {
@@ -227,18 +311,19 @@ mod tests {
     /// The known answers of the authors' Random123 library.
     #[test]
     fn philox_gives_the_known_answers() {
+        let philox = |counter: [u32; 4], key| philox(counter.map(|word| [word]), key);
         assert_eq!(
             philox([0; 4], [0; 2]),
-            [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]
+            [[0x6627_e8d5], [0xe169_c58d], [0xbc57_ac4c], [0x9b00_dbd8]]
         );
         assert_eq!(
             philox([u32::MAX; 4], [u32::MAX; 2]),
-            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
+            [[0x408f_276d], [0x41c8_3b0e], [0xa20b_c7c6], [0x6d54_51fd]]
         );
         let pi = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];
         assert_eq!(
             philox(pi, [0xa409_3822, 0x299f_31d0]),
-            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
+            [[0xd16c_fe09], [0x94fd_cceb], [0x5001_e420], [0x2412_6ea1]]
         );
     }
 }

@@ -683,6 +683,9 @@ def optimizers():
         seed("dropout_bwd", dtype)
         dy, mask = x(3, 5, dtype=dtype), x(3, 5, dtype="bool")
         case("dropout_bwd", [dy, mask], aten.native_dropout_backward(dy, mask, 1.25), scale=1.25)
+    seed("dropout_key")
+    rng, bits = torch.tensor([7, 41]), torch.tensor(0.25, dtype=torch.float64).view(torch.int64)
+    case("dropout_key", [rng], torch.stack([rng[0], rng[1], torch.tensor(3), bits]), p=0.25, stream=3)
     seed("rng_next")
     case("rng_next", [torch.tensor([7, 41])], torch.tensor([7, 42]))
 

@@ -227,6 +227,7 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
         "arange" => arange(rng),
         "rand" | "randn" => random(rng),
         "dropout" => dropout(rng),
+        "dropout_key" => dropout_key(rng),
         "round_random" => round_random(rng),
         "dropout_bwd" => dropout_bwd(rng),
         "rng_next" => rng_next(rng),
@@ -954,6 +955,13 @@ fn dropout(rng: &mut Rng) -> Drawn {
     Drawn { attrs, ins, outs }
 }
 
+fn dropout_key(rng: &mut Rng) -> Drawn {
+    let attrs: Attrs = vec![("p", Attr::Float(0.3)), ("stream", Attr::Int(3))];
+    let ins: Vec<OwnedTensor> = vec![rng.tensor(DType::I64, &[2])];
+    let outs: Outs = vec![(DType::I64, vec![4])];
+    Drawn { attrs, ins, outs }
+}
+
 fn round_random(rng: &mut Rng) -> Drawn {
     let s = rng.any_shape();
     let attrs: Attrs = vec![("stream", Attr::Int(3))];
@@ -1185,8 +1193,14 @@ pub(crate) fn attention(
             vec![rng.tensor(if n == 1 { DType::Bool } else { t }, &shape)]
         }
     };
+    let mut beside = mask;
+    if rng.below(3) == 0 {
+        let p: f64 = rng.pick(&[0.0, 0.1, 0.5, 1.0]);
+        let key = [rng.next() as i64, 3, 1 << 33 | 5, p.to_bits() as i64];
+        beside.push(OwnedTensor::from_i64s(DType::I64, &[4], &key));
+    }
     let results = vec![(t, out.clone()), (DType::F32, vec![b, h, s])];
-    let forward: Vec<OwnedTensor> = qkv.iter().chain(&mask).cloned().collect();
+    let forward: Vec<OwnedTensor> = qkv.iter().chain(&beside).cloned().collect();
     let forward_op = op.trim_end_matches("_bwd");
     if op == forward_op {
         return Case {
@@ -1211,7 +1225,7 @@ pub(crate) fn attention(
         .into_iter()
         .chain(qkv)
         .chain(ran)
-        .chain(mask)
+        .chain(beside)
         .collect();
     Case {
         op,

@@ -3,6 +3,7 @@
 
 use super::generate::{Case, broadcast};
 use artifact::{Attr, DType};
+use lighterage_runtime::kernels::owned::OwnedTensor;
 use ops::maps::{DYNAMIC, NF4, UNSIGNED};
 
 /// A tensor of numbers.
@@ -639,7 +640,7 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
         "arange" => {
             vec![Nd::fill(y_shape, |c| number("start") + number("step") * c[0] as f64).data]
         }
-        "rand" | "randn" | "dropout" | "round_random" => return None,
+        "rand" | "randn" | "dropout" | "dropout_key" | "round_random" => return None,
         "rng_next" => vec![vec![ins[0].data[0], ins[0].data[1] + 1.0]],
         "sum_squares" => vec![vec![ins[0].data.iter().map(|x| x * x).sum()]],
         "clip_scale" => {
@@ -900,6 +901,24 @@ fn attention_rows(
     gradients.iter().enumerate().map(written).collect()
 }
 
+/// A random word of an element: Philox4x32-10 as its paper has it. The key is [seed, step, stream,
+/// ..], and a block of four words is counted by [block, stream, step].
+fn word(key: &[i64], element: usize) -> u32 {
+    let (seed, block) = (key[0] as u64, element as u64 / 4);
+    let [mut k0, mut k1] = [seed as u32, (seed >> 32) as u32];
+    let [low, high] = [block as u32, (block >> 32) as u32];
+    let mut x = [low, high, key[2] as u32, key[1] as u32];
+    for _ in 0..10 {
+        let a = u64::from(x[0]) * 0xD251_1F53;
+        let b = u64::from(x[2]) * 0xCD9E_8D57;
+        let [a1, b1] = [a, b].map(|product| (product >> 32) as u32);
+        x = [b1 ^ x[1] ^ k0, b as u32, a1 ^ x[3] ^ k1, a as u32];
+        k0 = k0.wrapping_add(0x9E37_79B9);
+        k1 = k1.wrapping_add(0xBB67_AE85);
+    }
+    x[element % 4]
+}
+
 fn attention(case: &Case, ins: &[Nd], causal: bool, scale: f64) -> Vec<Vec<f64>> {
     let backward = case.op.ends_with("_bwd");
     let (q, k, v) = if backward {
@@ -907,8 +926,12 @@ fn attention(case: &Case, ins: &[Nd], causal: bool, scale: f64) -> Vec<Vec<f64>>
     } else {
         (&ins[0], &ins[1], &ins[2])
     };
-    let mask = ins.get(if backward { 6 } else { 3 });
-    let dtype = case.ins.last().unwrap().dtype();
+    let from = if backward { 6 } else { 3 };
+    let is_key = |t: &&OwnedTensor| t.dtype() == DType::I64 && *t.shape() == [4];
+    let key = case.ins[from..].last().filter(is_key);
+    let key = key.map(OwnedTensor::to_i64s);
+    let mask = ins[..ins.len() - usize::from(key.is_some())].get(from);
+    let dtype = case.ins[from.min(case.ins.len() - 1)].dtype();
     let is_bool = dtype == DType::Bool;
     // Numbers of documents.
     let number = |m: &Nd, c: &[usize], t: usize| m.at(&[c[0].min(m.shape[0] - 1), t]);
@@ -946,13 +969,21 @@ fn attention(case: &Case, ins: &[Nd], causal: bool, scale: f64) -> Vec<Vec<f64>>
             sum.ln(),
         )
     };
+    // The factor of a weight: 1, or, if some are dropped, 0 or one for all that are kept.
+    let factor = |c: &[usize], t: usize| {
+        let Some(key) = &key else { return 1.0 };
+        let p = f64::from_bits(key[3] as u64);
+        let place = ((c[0] * heads + c[1]) * q.shape[2] + c[2]) * keys + t;
+        let kept = p <= f64::from(word(key, place)) / 4_294_967_296.0;
+        if kept { 1.0 / (1.0 - p) } else { 0.0 }
+    };
     if !backward {
         let out = Nd::fill(&[q.shape[0], heads, q.shape[2], v.shape[3]], |c| {
             row(c)
                 .0
                 .iter()
                 .enumerate()
-                .map(|(t, p)| p * v.at(&[c[0], group(c[1]), t, c[3]]))
+                .map(|(t, p)| p * factor(c, t) * v.at(&[c[0], group(c[1]), t, c[3]]))
                 .sum()
         });
         return vec![out.data, Nd::fill(&case.outs[1].1, |c| row(c).1).data];
@@ -963,9 +994,10 @@ fn attention(case: &Case, ins: &[Nd], causal: bool, scale: f64) -> Vec<Vec<f64>>
         let (p, g) = (row(&c).0, group(c[1]));
         let dp: Vec<f64> = (0..keys)
             .map(|t| {
-                (0..v.shape[3])
+                let sum: f64 = (0..v.shape[3])
                     .map(|e| dout.at(&[&c[..], &[e]].concat()) * v.at(&[c[0], g, t, e]))
-                    .sum()
+                    .sum();
+                factor(&c, t) * sum
             })
             .collect();
         let delta: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
@@ -976,7 +1008,7 @@ fn attention(case: &Case, ins: &[Nd], causal: bool, scale: f64) -> Vec<Vec<f64>>
                 *dk.at_mut(&[c[0], g, t, d]) += ds * q.at(&[&c[..], &[d]].concat());
             }
             for e in 0..v.shape[3] {
-                *dv.at_mut(&[c[0], g, t, e]) += p[t] * dout.at(&[&c[..], &[e]].concat());
+                *dv.at_mut(&[c[0], g, t, e]) += factor(&c, t) * p[t] * dout.at(&[&c[..], &[e]].concat());
             }
         }
     }

@@ -189,6 +189,7 @@ fn parts_change_no_bit() {
         "index_put",
         "slice_scatter",
         "pad",
+        "dropout_key",
         "rng_next",
         "sum_squares",
         "clip_scale",

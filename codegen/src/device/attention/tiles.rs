@@ -21,6 +21,7 @@
 use super::{Call, Kernel, Mask, Part, larger};
 use crate::device::grid::{Grid, Tensor, kind_of};
 use crate::mlir::{Arith, Convert, Emit, Kind, Predicate, Type, Value};
+use crate::philox::Drops;
 use ir::DType;
 
 /// Threads: 8 groups, which have different rows, of 16 lanes, which have different columns.
@@ -64,12 +65,12 @@ pub(super) fn attend(k: &mut Kernel<'_>, call: &Call<'_>) {
 }
 
 pub(super) fn derive(k: &mut Kernel<'_>, call: &Call<'_>) {
-    // Two tiles of rows and two of columns fit into the shared memory of all GPUs. Masks need
-    // registers.
-    let most = match (is_wide(call), &call.mask) {
+    // Two tiles of rows and two of columns fit into the shared memory of all GPUs. Masks and
+    // dropped weights need registers.
+    let most = match (is_wide(call), call.mask.is_some() || call.key.is_some()) {
         (true, _) => [32, 32],
-        (false, Some(_)) => [64, 32],
-        (false, None) => [64, 64],
+        (false, true) => [64, 32],
+        (false, false) => [64, 64],
     };
     let form = Form::new([call.keys, call.queries], most);
     let parts = call.heads / call.group * form.tiles();
@@ -166,13 +167,14 @@ impl Form {
     }
 
     /// The number of blocks that a multiprocessor should hold, whose registers are enough: at
-    /// most `most`. Masks, and tiles that go over the last row, need more registers.
+    /// most `most`. Masks, dropped weights, and tiles that go over the last row need more
+    /// registers.
     fn blocks(&self, call: &Call<'_>, most: u32) -> u32 {
         let fills = self.all[1].is_multiple_of(self.columns);
-        match (&call.mask, fills) {
-            (Some(_), _) => 2,
-            (None, true) => most,
-            (None, false) => (most - 1).max(2),
+        match (call.mask.is_some() || call.key.is_some(), fills) {
+            (true, _) => 2,
+            (false, true) => most,
+            (false, false) => (most - 1).max(2),
         }
     }
 
@@ -236,6 +238,15 @@ struct Tile {
     /// Numbers from a row to the next.
     pitch: u64,
     rows: u64,
+}
+
+/// The weights of a tile of scores that are dropped.
+struct Dropping<'a> {
+    drops: &'a Drops,
+    /// The factor of the weights that are kept.
+    scale: Value,
+    /// The number of the thread's first score, over all heads.
+    first: Value,
 }
 
 /// What a block computes.
@@ -737,13 +748,47 @@ impl<'a> Block<'a> {
         logs
     }
 
-    /// Probabilities, and the gradients of unscaled scores. `of_row` are the logsumexp and delta of
-    /// a row, or of a column if columns are queries.
+    /// The weights of a tile of scores that are dropped. `head` is one of q, `first` the tile's
+    /// first column.
+    fn dropping<'d>(
+        &self,
+        g: &mut Grid,
+        drops: &'d Option<(Drops, Value)>,
+        head: Value,
+        first: Value,
+    ) -> Option<Dropping<'d>> {
+        let (drops, scale) = drops.as_ref()?;
+        let own = g.b.addi(self.first, self.start.group);
+        let column = g.b.addi(first, self.start.lane);
+        let [query, key] = self.turned([own, column]);
+        let before = g.times(head, self.call.queries);
+        let query = g.b.addi(before, query);
+        let before = g.times(query, self.call.keys);
+        Some(Dropping {
+            drops,
+            scale: *scale,
+            first: g.b.addi(before, key),
+        })
+    }
+
+    /// The factor of the thread's score number `n`: 0 if its weight is dropped.
+    fn factor(&self, g: &mut Grid, dropping: &Dropping<'_>, n: usize) -> Value {
+        let [_, m] = self.form.each();
+        let (i, j) = (n as u64 / m, n as u64 % m);
+        let [query, key] = self.turned([i * GROUPS, j * LANES]);
+        let at = g.plus(dropping.first, (query * self.call.keys + key) as i64);
+        let keeps = dropping.drops.keeps_element(&mut g.b, at);
+        let zero = g.float(0.0, Kind::F32);
+        g.b.select(keeps, dropping.scale, zero)
+    }
+
+    /// Weights, as values are multiplied with them, and the gradients of unscaled scores. `logs`
+    /// and `deltas` are of a row, or of a column if columns are queries.
     fn gradients(
         &self,
         g: &mut Grid,
         (scores, counts): (&[Value], &[Option<Value>]),
-        products: &[Value],
+        (products, dropping): (&[Value], Option<Dropping<'_>>),
         logs: &[Value],
         deltas: &[Value],
     ) -> [Vec<Value>; 2] {
@@ -754,9 +799,14 @@ impl<'a> Block<'a> {
             let [query, _] = self.turned([n / m as usize, n % m as usize]);
             let below = g.sub(score, logs[query]);
             let p = self.exp(g, below);
+            let (mut used, mut dp) = (p, dp);
+            if let Some(dropping) = &dropping {
+                let factor = self.factor(g, dropping, n);
+                [used, dp] = [p, dp].map(|x| g.mul(x, factor));
+            }
             let less = g.sub(dp, deltas[query]);
             let ds = g.mul(p, less);
-            let [p, ds] = [p, ds].map(|x| match counts[n] {
+            let [p, ds] = [used, ds].map(|x| match counts[n] {
                 Some(counts) => g.b.select(counts, x, zero),
                 None => x,
             });
@@ -788,6 +838,7 @@ impl<'a> Block<'a> {
         let nothing = self.nothing(g, call.values);
         let width = nothing.len();
         let starts = [nothing, vec![lowest; n], vec![zero; n]].concat();
+        let drops = call.drops(g);
         let reach = self.reach(g);
         let last = g.repeat(reach, &starts, |g, tile, carried| {
             let (sums, rest) = carried.split_at(width);
@@ -798,6 +849,7 @@ impl<'a> Block<'a> {
             g.b.barrier();
             let products = self.products(g, own, keys, call.width);
             let (scores, _) = self.scores(g, &products, self.head, first);
+            let dropping = self.dropping(g, &drops, self.head, first);
             let (mut p, mut next) = (vec![], vec![]);
             let (mut new_maxima, mut new_totals) = (vec![], vec![]);
             for (i, scores) in scores.chunks(m).enumerate() {
@@ -817,7 +869,13 @@ impl<'a> Block<'a> {
                     let below = g.sub(score, shift);
                     let power = self.exp(g, below);
                     total = g.add(total, power);
-                    p.push(power);
+                    p.push(match &dropping {
+                        Some(dropping) => {
+                            let factor = self.factor(g, dropping, p.len());
+                            g.mul(power, factor)
+                        }
+                        None => power,
+                    });
                 }
                 let each = width / n;
                 for &sum in &sums[i * each..(i + 1) * each] {
@@ -890,6 +948,7 @@ impl<'a> Block<'a> {
         let [dk, dv] = [call.width, call.values].map(|width| self.nothing(g, width));
         let n_keys = dk.len();
         let first_head = g.times(self.head, call.group);
+        let drops = call.drops(g);
         let reach = self.reach(g);
         let sums = g.count(call.group, &[dk, dv].concat(), |g, i, sums| {
             let head = g.b.addi(first_head, i);
@@ -912,7 +971,10 @@ impl<'a> Block<'a> {
                 // The deltas are there.
                 g.b.barrier();
                 let deltas = self.columns_of(g, room);
-                let [p, ds] = self.gradients(g, (&scores, &counts), &products, &logs, &deltas);
+                let dropping = self.dropping(g, &drops, head, first);
+                let of_scores = (&scores[..], &counts[..]);
+                let of_weights = (&products[..], dropping);
+                let [p, ds] = self.gradients(g, of_scores, of_weights, &logs, &deltas);
                 let (dk, dv) = sums.split_at(n_keys);
                 self.share(g, pairs, &p);
                 let dv = self.gathered(g, dv, pairs, douts, call.values);
@@ -976,6 +1038,7 @@ impl<'a> Block<'a> {
         let deltas = self.deltas(g, douts, &outs);
         let logs = self.logs(g, self.head, &rows);
         let nothing = self.nothing(g, call.width);
+        let drops = call.drops(g);
         let reach = self.reach(g);
         let sums = g.repeat(reach, &nothing, |g, tile, sums| {
             let first = g.times(tile, columns);
@@ -985,7 +1048,10 @@ impl<'a> Block<'a> {
             let products = self.products(g, queries, keys, call.width);
             let (scores, counts) = self.scores(g, &products, self.head, first);
             let products = self.products(g, douts, values, call.values);
-            let [_, ds] = self.gradients(g, (&scores, &counts), &products, &logs, &deltas);
+            let dropping = self.dropping(g, &drops, self.head, first);
+            let of_scores = (&scores[..], &counts[..]);
+            let of_weights = (&products[..], dropping);
+            let [_, ds] = self.gradients(g, of_scores, of_weights, &logs, &deltas);
             // All threads have read the values.
             g.b.barrier();
             self.share(g, pairs, &ds);

@@ -51,9 +51,8 @@ pub fn derivative(op: OpKind) -> Derivative {
 
         Sign | BitwiseNot | LogicalNot | EqScalar | NeScalar | LtScalar | LeScalar | GtScalar
         | GeScalar | BitwiseAnd | BitwiseOr | BitwiseXor | Eq | Ne | Lt | Le | Gt | Ge
-        | LogicalAnd | LogicalOr | Any | Detach | Nf4 | Full | Arange | Rand | Randn | RngNext => {
-            Zero
-        }
+        | LogicalAnd | LogicalOr | Any | Detach | Nf4 | Full | Arange | Rand | Randn
+        | DropoutKey | RngNext => Zero,
 
         TanhBwd | SigmoidBwd | SiluBwd | GeluBwd | ThresholdBwd | SoftmaxBwd | LogSoftmaxBwd
         | LayerNormBwd | BatchNormBwd | MaxPool2dBwd | SdpaBwd | SdpaRowsBwd | EmbeddingBwd

@@ -18,7 +18,7 @@ pub(in super::super) fn attention(t: &mut Tape<'_>, c: &Call<'_>) -> Given {
         c.outputs[0],
         c.outputs[1],
     ];
-    inputs.extend(c.inputs.get(3));
+    inputs.extend(&c.inputs[3..]);
     match c.op {
         Op::Sdpa(a) => {
             let mut given: Vec<Option<Adjoint>> = vec![None; 3];
@@ -78,7 +78,7 @@ fn rows(t: &mut Tape<'_>, a: &AttentionRows, c: &Call<'_>, made: &[Value]) -> Gi
 }
 
 /// The adjoint of a mask that is added to the scores: that of the scores, w (dw - sum of w dw), for
-/// the weights w. The sum over a row is that of out dout.
+/// the weights w. The sum over a row is that of out dout. The adjoint dw of a dropped weight is 0.
 fn mask(t: &mut Tape<'_>, a: &Attention, c: &Call<'_>) -> Result<Value, Fault> {
     let (out, dout, logsumexp) = (c.outputs[0], c.dy, c.outputs[1]);
     // As in the kernel, half precision is widened: the logarithm has more digits.
@@ -127,7 +127,10 @@ fn mask(t: &mut Tape<'_>, a: &Attention, c: &Call<'_>) -> Result<Value, Fault> {
 
     let flat_dout = flat(t, dout)?;
     let dweights = multiply(t, flat_dout, v, false, true)?;
-    let dweights = t.reshape(dweights, &scores)?;
+    let mut dweights = t.reshape(dweights, &scores)?;
+    if let Some(&key) = c.inputs.get(4) {
+        dweights = dropped(t, dweights, key)?;
+    }
     let (out, dout) = (t.cast(out, wide)?, t.cast(dout, wide)?);
     let shares = t.mul(out, dout)?;
     let shares = t.sum(shares, &[3])?;
@@ -135,6 +138,17 @@ fn mask(t: &mut Tape<'_>, a: &Attention, c: &Call<'_>) -> Result<Value, Fault> {
     let dscores = t.mul(weights, less)?;
     let dmask = t.unbroadcast(dscores, &t.shape(c.inputs[3]))?;
     Ok(t.cast(dmask, dtype)?)
+}
+
+/// Drops the adjoints of weights that attention has dropped by its key.
+fn dropped(t: &mut Tape<'_>, x: Value, key: Value) -> Result<Value, Fault> {
+    let graph = t.graph();
+    let data = graph.def_node(key).map(|node| &graph.nodes[node]);
+    let Some((Op::DropoutKey(a), &[rng])) = data.map(|data| (&data.op, &data.inputs[..])) else {
+        return Err(Fault::Refused("its dropout key is not computed in the step"));
+    };
+    let (op, inputs) = (Op::Dropout(a.clone()), [x, rng]);
+    Ok(t.node(op, &inputs)?[0])
 }
 
 /// For each query and key whether the key's position is not behind the query's.
