@@ -468,6 +468,8 @@ fn random(w: &mut Wishes) {
         };
         w.of("randn", &attrs, vec![rng.clone()], close);
     }
+    let attrs = [("p", Attr::Float(0.3)), ("stream", Attr::Int(1 << 33 | 9))];
+    w.of("dropout_key", &attrs, vec![rng.clone()], SAME);
     w.of("rng_next", &[], vec![rng], SAME);
 }
 
@@ -996,9 +998,10 @@ fn attention(w: &mut Wishes) {
     ];
     for case in cases {
         for causal in [false, true] {
-            attend(w, case, causal);
+            attend(w, case, causal, None);
         }
     }
+    dropped(w);
     // By several tiles, whole ones and parts. Their kernels are long.
     let tiles: [(bool, Attention); 9] = [
         (true, (F32, [1, 4, 2, 70, 130, 32, 32], None)),
@@ -1018,15 +1021,56 @@ fn attention(w: &mut Wishes) {
         (true, (F32, [2, 2, 1, 70, 70, 8, 8], Some((I64, &[2, 70])))),
     ];
     for (causal, case) in tiles {
-        attend(w, case, causal);
+        attend(w, case, causal, None);
     }
 }
 
-fn attend(w: &mut Wishes, (dtype, [b, h, g, s, t, d, e], mask): Attention, causal: bool) {
+/// Attention that drops weights.
+fn dropped(w: &mut Wishes) {
+    let cases: [(bool, f64, Attention); 8] = [
+        // By tensor cores.
+        (true, 0.25, (BF16, [1, 4, 2, 70, 72, 64, 64], None)),
+        (false, 0.5, (BF16, [2, 1, 1, 5, 36, 128, 128], None)),
+        // By tiles.
+        (false, 0.1, (BF16, [1, 2, 1, 5, 66, 64, 64], None)),
+        (true, 0.25, (F32, [2, 2, 1, 33, 33, 12, 20], None)),
+        (
+            false,
+            0.75,
+            (F32, [1, 2, 2, 9, 70, 8, 8], Some((F32, &[9, 70]))),
+        ),
+        (
+            true,
+            0.5,
+            (F16, [2, 2, 1, 7, 7, 8, 8], Some((I64, &[2, 7]))),
+        ),
+        // One query at a time.
+        (true, 0.25, (F64, [2, 2, 1, 7, 5, 4, 4], None)),
+        (false, 0.25, (F32, [1, 2, 1, 3, 5, 130, 4], None)),
+    ];
+    for (causal, p, case) in cases {
+        attend(w, case, causal, Some(p));
+    }
+}
+
+/// A dropout key.
+fn key(p: f64) -> (TensorType, OwnedTensor) {
+    let numbers = [0x1234_5678_9ABC, 3, 5, p.to_bits() as i64];
+    let tensor = OwnedTensor::from_i64s(codegen::dtype(I64), &[4], &numbers);
+    (ty(I64, &[4]), tensor)
+}
+
+fn attend(
+    w: &mut Wishes,
+    (dtype, [b, h, g, s, t, d, e], mask): Attention,
+    causal: bool,
+    drops: Option<f64>,
+) {
     let attrs = [("causal", Attr::Bool(causal)), ("scale", Attr::Float(0.3))];
     let shapes = [[b, h, s, d], [b, g, t, d], [b, g, t, e]];
     let mut ins = shapes.map(|shape| w.small(dtype, &shape)).to_vec();
     ins.extend(mask.map(|(dtype, shape)| mask_of(w, dtype, shape)));
+    ins.extend(drops.map(key));
     // A query that sees one key has gradients of rounding errors.
     let close = match dtype {
         F32 if d.max(e).max(t) <= 16 => Close::Absolute(1e-5),
@@ -1150,6 +1194,8 @@ fn attention_rows(w: &mut Wishes) {
                 BF16 => Close::OfSums(2.0, 0.3 * error_of_sums(&ins[0].1, &ins[1].1)),
                 _ => Close::OfLargest(16.0),
             };
+            // Every other one drops weights.
+            ins.extend(causal.then(|| key(0.25)));
             both_ways(w, ["sdpa_rows", "sdpa_rows_bwd"], &attrs, ins, close);
         }
     }

@@ -121,8 +121,7 @@ impl Drops {
             let [a, b, c, d] = self.drops.words.block(&mut e.b, block);
             // Even lanes have the first two keys of four, odd ones the others; what a lane keeps is
             // of its row, what it gets is of the other one.
-            let [one, other] = [[a, c], [b, d]]
-                .map(|pair| self.exchanged(e, pair, rows.is_odd, 1));
+            let [one, other] = [[a, c], [b, d]].map(|pair| self.exchanged(e, pair, rows.is_odd, 1));
             all.extend([one[0], other[0], one[1], other[1]]);
         }
         self.gathered(e, all)

@@ -38,7 +38,7 @@ pub(crate) struct Turns {
 impl Decoder {
     /// Whether attention is made of products and a softmax, and keeps its scores.
     pub(crate) fn keeps_scores(&self) -> bool {
-        self.score_cap.is_some() || self.sinks || self.dropout.weights != 0.0
+        self.score_cap.is_some() || self.sinks
     }
 
     pub(crate) fn attention(
@@ -64,7 +64,8 @@ impl Decoder {
             false => {
                 let causal = block.window.is_none() && shared.documents.is_none();
                 let scale = self.scale;
-                let parts: Vec<Value> = [q, k, v].into_iter().chain(mask).collect();
+                let key = net.dropout_key(self.dropout.weights)?;
+                let parts: Vec<Value> = [q, k, v].into_iter().chain(mask).chain(key).collect();
                 net.op(Op::Sdpa(Attention { causal, scale }), &parts)?
             }
         };
@@ -192,9 +193,9 @@ impl Decoder {
         ])
     }
 
-    /// Attention with scores that stay within a cap or have sinks beside them, or with weights that
-    /// are dropped. The queries that share a head of keys are rows of one product. The mask says
-    /// which scores count, or is added to them.
+    /// Attention with scores that stay within a cap or have sinks beside them. The queries that
+    /// share a head of keys are rows of one product. The mask says which scores count, or is added
+    /// to them.
     fn scored_attention(
         &self,
         net: &mut Net,

@@ -103,4 +103,14 @@ impl Net {
         let (rng, stream) = self.generator.draw(&mut self.graph);
         self.op(Op::Dropout(ir::op::attrs::Dropout { p, stream }), &[x, rng])
     }
+
+    /// What drops a share of the weights of attention, if it drops any.
+    pub(crate) fn dropout_key(&mut self, p: f64) -> Result<Option<Value>, Error> {
+        if p == 0.0 {
+            return Ok(None);
+        }
+        let (rng, stream) = self.generator.draw(&mut self.graph);
+        let op = Op::DropoutKey(ir::op::attrs::Dropout { p, stream });
+        self.op(op, &[rng]).map(Some)
+    }
 }

@@ -1008,7 +1008,8 @@ fn attention(case: &Case, ins: &[Nd], causal: bool, scale: f64) -> Vec<Vec<f64>>
                 *dk.at_mut(&[c[0], g, t, d]) += ds * q.at(&[&c[..], &[d]].concat());
             }
             for e in 0..v.shape[3] {
-                *dv.at_mut(&[c[0], g, t, e]) += factor(&c, t) * p[t] * dout.at(&[&c[..], &[e]].concat());
+                *dv.at_mut(&[c[0], g, t, e]) +=
+                    factor(&c, t) * p[t] * dout.at(&[&c[..], &[e]].concat());
             }
         }
     }

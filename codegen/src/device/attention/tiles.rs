@@ -241,12 +241,11 @@ struct Tile {
 }
 
 /// The weights of a tile of scores that are dropped.
-struct Dropping<'a> {
-    drops: &'a Drops,
+struct Dropping {
+    /// For each of the thread's scores, in their order, a bit that is set if its weight is kept.
+    kept: Value,
     /// The factor of the weights that are kept.
     scale: Value,
-    /// The number of the thread's first score, over all heads.
-    first: Value,
 }
 
 /// What a block computes.
@@ -749,14 +748,14 @@ impl<'a> Block<'a> {
     }
 
     /// The weights of a tile of scores that are dropped. `head` is one of q, `first` the tile's
-    /// first column.
-    fn dropping<'d>(
+    /// first column. A loop: the words of a score take a hundred instructions.
+    fn dropping(
         &self,
         g: &mut Grid,
-        drops: &'d Option<(Drops, Value)>,
+        drops: &Option<(Drops, Value)>,
         head: Value,
         first: Value,
-    ) -> Option<Dropping<'d>> {
+    ) -> Option<Dropping> {
         let (drops, scale) = drops.as_ref()?;
         let own = g.b.addi(self.first, self.start.group);
         let column = g.b.addi(first, self.start.lane);
@@ -764,22 +763,25 @@ impl<'a> Block<'a> {
         let before = g.times(head, self.call.queries);
         let query = g.b.addi(before, query);
         let before = g.times(query, self.call.keys);
+        let first = g.b.addi(before, key);
+        let [n, m] = self.form.each();
+        let apart = self.turned([GROUPS, LANES]);
+        let [of_row, of_column] = self.turned([apart[0] * self.call.keys, apart[1]]);
+        let [none, zero] = [g.b.int(0), g.b.int(0)];
+        let kept = g.count(n * m, &[none], |g, i, kept| {
+            let [row, column] = g.divided(i, m);
+            let at = g.offset(&[row, column], &[of_row as i64, of_column as i64], 0);
+            let at = g.b.addi(first, at);
+            let keeps = drops.keeps_element(&mut g.b, at);
+            let (one, place) = (g.b.int(1), g.b.convert(Convert::Trunci, i, Kind::I32));
+            let bit = g.b.arith(Arith::Shli, &[one, place]);
+            let bit = g.b.select(keeps, bit, zero);
+            vec![g.b.ori(kept[0], bit)]
+        });
         Some(Dropping {
-            drops,
+            kept: kept[0],
             scale: *scale,
-            first: g.b.addi(before, key),
         })
-    }
-
-    /// The factor of the thread's score number `n`: 0 if its weight is dropped.
-    fn factor(&self, g: &mut Grid, dropping: &Dropping<'_>, n: usize) -> Value {
-        let [_, m] = self.form.each();
-        let (i, j) = (n as u64 / m, n as u64 % m);
-        let [query, key] = self.turned([i * GROUPS, j * LANES]);
-        let at = g.plus(dropping.first, (query * self.call.keys + key) as i64);
-        let keeps = dropping.drops.keeps_element(&mut g.b, at);
-        let zero = g.float(0.0, Kind::F32);
-        g.b.select(keeps, dropping.scale, zero)
     }
 
     /// Weights, as values are multiplied with them, and the gradients of unscaled scores. `logs`
@@ -788,7 +790,7 @@ impl<'a> Block<'a> {
         &self,
         g: &mut Grid,
         (scores, counts): (&[Value], &[Option<Value>]),
-        (products, dropping): (&[Value], Option<Dropping<'_>>),
+        (products, dropping): (&[Value], Option<Dropping>),
         logs: &[Value],
         deltas: &[Value],
     ) -> [Vec<Value>; 2] {
@@ -801,7 +803,7 @@ impl<'a> Block<'a> {
             let p = self.exp(g, below);
             let (mut used, mut dp) = (p, dp);
             if let Some(dropping) = &dropping {
-                let factor = self.factor(g, dropping, n);
+                let factor = dropping.factor(g, n);
                 [used, dp] = [p, dp].map(|x| g.mul(x, factor));
             }
             let less = g.sub(dp, deltas[query]);
@@ -871,7 +873,7 @@ impl<'a> Block<'a> {
                     total = g.add(total, power);
                     p.push(match &dropping {
                         Some(dropping) => {
-                            let factor = self.factor(g, dropping, p.len());
+                            let factor = dropping.factor(g, p.len());
                             g.mul(power, factor)
                         }
                         None => power,
@@ -1062,6 +1064,17 @@ impl<'a> Block<'a> {
         let scale = vec![g.float(call.form.scale, Kind::F32); deltas.len()];
         let to = self.tensor(g, to, Part::Dq, self.head);
         self.write(g, to, &sums, &scale);
+    }
+}
+
+impl Dropping {
+    /// The factor of the thread's score number `n`: 0 if its weight is dropped.
+    fn factor(&self, g: &mut Grid, n: usize) -> Value {
+        let place = g.b.int(n as i64);
+        let bit = g.b.shrui(self.kept, place);
+        let keeps = g.b.convert(Convert::Trunci, bit, Kind::I1);
+        let zero = g.float(0.0, Kind::F32);
+        g.b.select(keeps, self.scale, zero)
     }
 }
 

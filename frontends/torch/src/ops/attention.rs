@@ -41,15 +41,26 @@ fn whole(c: &mut Call<'_>) -> Result<Results> {
     let (q, k, v) = (c.tensor("query")?, c.tensor("key")?, c.tensor("value")?);
     c.ignore(&["enable_gqa"]);
     let dropout = c.float_or("dropout_p", 0.0)?;
-    if dropout > 0.0 || c.dtype(q) == DType::F64 {
+    if c.dtype(q) == DType::F64 {
         return by_parts(c, [q, k, v], dropout);
     }
     let shape = c.result()?.shape().to_vec();
     let mut operands = vec![heads(c, q)?, heads(c, k)?, heads(c, v)?];
     let attrs = attrs(c, operands[0])?;
     operands.extend(mask(c, FLASH, q)?);
+    operands.extend(dropout_key(c)?);
     let out = c.steps(OpKind::Sdpa, &attrs, &operands)?[0];
     one(c.reshape(out, &shape)?)
+}
+
+/// What drops weights, if some are dropped.
+fn dropout_key(c: &mut Call<'_>) -> Result<Option<Ref>> {
+    let p = c.float_or("dropout_p", 0.0)?;
+    if p == 0.0 {
+        return Ok(None);
+    }
+    let attrs = [("p", Attr::Float(p)), ("stream", c.stream())];
+    c.step(OpKind::DropoutKey, &attrs, &[Ref::Rng]).map(Some)
 }
 
 /// `[batch.., rows, width]` with two leading dimensions.

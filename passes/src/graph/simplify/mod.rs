@@ -22,6 +22,7 @@ pub use rule::{Close, Rule};
 use egg::{Id, Language, Rewrite};
 use ir::graph::{NodeData, Phase};
 use ir::op::OpKind;
+use ir::op::attention::Beside;
 use ir::{Graph, Node, Table, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
@@ -142,6 +143,17 @@ impl<'a> Import<'a> {
             .iter()
             .map(|&v| self.class[v].expect("operands should come before their readers"));
         let mut children: Vec<Id> = operands.collect();
+        if let Some(first) = beside(data.op.kind()) {
+            // Operands that are missing have a place, so that a rule has one form for all.
+            let types = data.inputs[first..]
+                .iter()
+                .map(|&v| &self.graph.values[v].ty);
+            let Beside { mask, key } = Beside::of(first, types);
+            let none = self.terms.add(Term::new(Head::Literal(Literal::None), []));
+            let both = [mask, key].map(|i| i.map_or(none, |i| children[i]));
+            children.truncate(first);
+            children.extend(both);
+        }
         for attr in data.op.attrs().values() {
             children.push(
                 self.terms
@@ -187,6 +199,16 @@ impl<'a> Import<'a> {
         let find = |term: &Term| term.clone().map_children(|id| self.terms.find(id));
         let traced: BTreeSet<Term> = self.traced.iter().map(find).collect();
         extract::extract(&self.terms, &roots, &traced, allowed)
+    }
+}
+
+/// The number of the first of an attention's operands that may be missing: a mask and a dropout
+/// key.
+fn beside(op: OpKind) -> Option<usize> {
+    match op {
+        OpKind::Sdpa => Some(3),
+        OpKind::SdpaBwd => Some(6),
+        _ => None,
     }
 }
 

@@ -1040,53 +1040,82 @@ pub static PATTERNS: &[Rule] = &[
         SUMS,
         "q=f32[2,3,4,5] k=f32[2,3,6,5] c=0.3 m=f32[4,6] t=f32 s=[]",
     ),
+    // Scores that are replaced take no part. Code that chooses a finite number means the same, and
+    // it is the same if each row has a score that stays.
+    rule(
+        "probs-chosen",
+        &[(
+            "(softmax (where ?m (scores ?q ?k ?c) (full ?t ?s ?low)) 3)",
+            "(probs ?q ?k ?m ?c false)",
+        )],
+        |s| {
+            unscaled(s)?;
+            hides(s)
+        },
+        SUMS,
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] c=0.3 t=f32 s=[] low=-1e9 m=(le (reshape (arange i64 [6] 0 \
+         1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1])) ;
+         q=f32[2,3,4,5] k=f32[2,3,6,5] c=0.3 t=f32 s=[2,3,4,6] low=-inf m=(ge (reshape (arange i64 \
+         [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1]))",
+    ),
+    rule(
+        "probs-replaced",
+        &[(
+            "(softmax (where ?n (full ?t ?s ?low) (scores ?q ?k ?c)) 3)",
+            "(probs ?q ?k ?m ?c false)",
+        )],
+        |s| {
+            unscaled(s)?;
+            (s.ty("?n")?.dtype() == DType::Bool).then_some(())?;
+            s.bind_term("?m", "(logical_not ?n)")?;
+            hides(s)
+        },
+        SUMS,
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] c=0.3 t=f32 s=[] low=-inf n=(lt (reshape (arange i64 [6] 0 \
+         1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1])) m=(logical_not ?n)",
+    ),
     rule(
         "attention",
         &[(
             "(matmul (reshape (probs ?q ?k ?m ?c ?safe) ?p3) ?v false false)",
-            "(reshape (r0 (sdpa ?q ?k (reshape ?v ?v4) ?m false ?c)) ?o)",
+            "(reshape (r0 (sdpa ?q ?k (reshape ?v ?v4) ?m none false ?c)) ?o)",
         )],
-        |s| {
-            let (q, k, v) = (s.shape("?q")?, s.shape("?k")?, s.shape("?v")?);
-            let &[b, h, rows, _] = q else { return None };
-            let (keys, width) = (k[2], *v.get(2)?);
-            s.bind_shape("?v4", &[b, h, keys, width]);
-            s.bind_shape("?o", &[b * h, rows, width]);
-            Some(())
-        },
+        result_shapes,
         SUMS,
         "q=f32[2,3,4,5] k=f32[2,3,6,5] m=none c=0.3 safe=true p3=[6,4,6] v=f32[6,6,7] ;
          q=f32[2,3,4,5] k=f32[2,3,6,5] m=f32[4,6] c=0.3 safe=false p3=[6,4,6] v=f32[6,6,7]",
+    ),
+    // The same with dropped weights.
+    rule(
+        "attention-dropped",
+        &[(
+            "(matmul (reshape (r0 (dropout (probs ?q ?k ?m ?c ?safe) ?rng ?p ?stream)) ?p3) ?v \
+             false false)",
+            "(reshape (r0 (sdpa ?q ?k (reshape ?v ?v4) ?m (dropout_key ?rng ?p ?stream) false ?c)) \
+             ?o)",
+        )],
+        result_shapes,
+        SUMS,
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] m=none c=0.3 safe=true p3=[6,4,6] v=f32[6,6,7] rng=i64[2] \
+         p=0.1 stream=3 ;
+         q=f32[2,3,4,5] k=f32[2,3,6,5] m=f32[4,6] c=0.3 safe=false p3=[6,4,6] v=f32[6,6,7] \
+         rng=i64[2] p=0.5 stream=3",
     ),
     rule(
         "attention-bwd",
         &[
             (
                 "(softmax_bwd (reshape (matmul ?do ?v false true) ?s) (probs ?q ?k ?m ?c ?safe) 3)",
-                "(dscores (reshape ?do ?o4) ?q ?k (reshape ?v ?v4) ?m ?c)",
+                "(dscores (reshape ?do ?o4) ?q ?k (reshape ?v ?v4) ?m none ?c)",
             ),
             (
                 "(matmul (reshape (probs ?q ?k ?m ?c ?safe) ?p3) ?do true false)",
                 "(reshape (r2 (sdpa_bwd (reshape ?do ?o4) ?q ?k (reshape ?v ?v4)
-                    (r0 (sdpa ?q ?k (reshape ?v ?v4) ?m false ?c)) (r1 (sdpa ?q ?k (reshape ?v \
-                    ?v4) ?m false ?c))
-                    ?m false ?c)) ?v3)",
+                    (r0 (sdpa ?q ?k (reshape ?v ?v4) ?m none false ?c))
+                    (r1 (sdpa ?q ?k (reshape ?v ?v4) ?m none false ?c)) ?m none false ?c)) ?v3)",
             ),
         ],
-        |s| {
-            let (q, k) = (s.shape("?q")?.to_vec(), s.shape("?k")?.to_vec());
-            let width = *s.shape("?v")?.get(2)?;
-            let &[b, h, rows, _] = q.as_slice() else {
-                return None;
-            };
-            let keys = k[2];
-            (s.shape("?v")? == [b * h, keys, width]).then_some(())?;
-            s.bind_shape("?o4", &[b, h, rows, width]);
-            s.bind_shape("?v4", &[b, h, keys, width]);
-            s.bind_shape("?p3", &[b * h, rows, keys]);
-            s.bind_shape("?v3", &[b * h, keys, width]);
-            Some(())
-        },
+        attention_shapes,
         SUMS,
         "q=f32[2,3,4,5] k=f32[2,3,6,5] m=none c=0.3 safe=true s=[2,3,4,6] v=f32[6,6,7] \
          do=f32[6,4,7] ;
@@ -1094,26 +1123,80 @@ pub static PATTERNS: &[Rule] = &[
          do=f32[6,4,7]",
     ),
     rule(
+        "attention-dropped-bwd",
+        &[
+            (
+                "(softmax_bwd (dropout_bwd (reshape (matmul ?do ?v false true) ?s)
+                    (r1 (dropout (probs ?q ?k ?m ?c ?safe) ?rng ?p ?stream)) ?f)
+                    (probs ?q ?k ?m ?c ?safe) 3)",
+                "(dscores (reshape ?do ?o4) ?q ?k (reshape ?v ?v4) ?m
+                    (dropout_key ?rng ?p ?stream) ?c)",
+            ),
+            (
+                "(matmul (reshape (r0 (dropout (probs ?q ?k ?m ?c ?safe) ?rng ?p ?stream)) ?p3) \
+                 ?do true false)",
+                "(reshape (r2 (sdpa_bwd (reshape ?do ?o4) ?q ?k (reshape ?v ?v4)
+                    (r0 (sdpa ?q ?k (reshape ?v ?v4) ?m (dropout_key ?rng ?p ?stream) false ?c))
+                    (r1 (sdpa ?q ?k (reshape ?v ?v4) ?m (dropout_key ?rng ?p ?stream) false ?c))
+                    ?m (dropout_key ?rng ?p ?stream) false ?c)) ?v3)",
+            ),
+        ],
+        |s| {
+            attention_shapes(s)?;
+            near(s, "?f", 1.0 / (1.0 - s.number("?p")?))
+        },
+        SUMS,
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] m=none c=0.3 safe=true s=[2,3,4,6] v=f32[6,6,7] \
+         do=f32[6,4,7] rng=i64[2] p=0.2 stream=3 f=1.25 ;
+         q=f32[2,3,4,5] k=f32[2,3,6,5] m=f32[4,6] c=0.3 safe=true s=[2,3,4,6] v=f32[6,6,7] \
+         do=f32[6,4,7] rng=i64[2] p=0.5 stream=3 f=2.0",
+    ),
+    // The gradients of hidden scores are 0 without a choice.
+    rule(
+        "scores-chosen-bwd",
+        &[(
+            "(where ?m (dscores ?do ?q ?k ?v ?m ?drop ?c) (full ?t ?s 0.0))",
+            "(dscores ?do ?q ?k ?v ?m ?drop ?c)",
+        )],
+        |s| (s.ty("?m")?.dtype() == DType::Bool).then_some(()),
+        SUMS,
+        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 drop=none t=f32 s=[] \
+         m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1]))",
+    ),
+    rule(
+        "scores-replaced-bwd",
+        &[(
+            "(where ?n (full ?t ?s 0.0) (dscores ?do ?q ?k ?v ?m ?drop ?c))",
+            "(dscores ?do ?q ?k ?v ?m ?drop ?c)",
+        )],
+        |s| s.same(s.find("(logical_not ?n)"), s.id("?m")),
+        SUMS,
+        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 drop=none t=f32 s=[] \
+         n=(lt (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1])) \
+         m=(logical_not ?n)",
+    ),
+    rule(
         "attention-dq",
         &[(
-            "(matmul (reshape (dscores ?do ?q ?k ?v ?m ?c) ?s3) ?b false \
+            "(matmul (reshape (dscores ?do ?q ?k ?v ?m ?drop ?c) ?s3) ?b false \
             false)",
-            "(reshape (dq ?do ?q ?k ?v ?m ?c) ?q3)",
+            "(reshape (dq ?do ?q ?k ?v ?m ?drop ?c) ?q3)",
         )],
         |s| {
             gradient_shapes(s)?;
             s.same(s.find("(reshape ?k ?k3)"), s.id("?b"))
         },
         SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 s3=[6,4,6] \
+        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 rng=i64[2] \
+         drop=(dropout_key ?rng 0.5 3) s3=[6,4,6] \
          b=(reshape ?k [6,6,5])",
     ),
     rule(
         "attention-dq-turned",
         &[(
-            "(matmul (reshape (dscores ?do ?q ?k ?v ?m ?c) ?s3) ?b false \
+            "(matmul (reshape (dscores ?do ?q ?k ?v ?m ?drop ?c) ?s3) ?b false \
             true)",
-            "(reshape (dq ?do ?q ?k ?v ?m ?c) ?q3)",
+            "(reshape (dq ?do ?q ?k ?v ?m ?drop ?c) ?q3)",
         )],
         |s| {
             gradient_shapes(s)?;
@@ -1121,158 +1204,167 @@ pub static PATTERNS: &[Rule] = &[
         },
         SUMS,
         "do=f32[2,3,4,7] q=f32[2,3,4,5] b=f32[6,5,6] k=(permute (reshape ?b [2,3,5,6]) [0,1,3,2]) \
-         v=f32[2,3,6,7] m=none c=0.3
+         v=f32[2,3,6,7] m=none c=0.3 drop=none
          s3=[6,4,6]",
     ),
     rule(
         "attention-dk",
         &[(
-            "(matmul (reshape (dscores ?do ?q ?k ?v ?m ?c) ?s3) ?a true \
+            "(matmul (reshape (dscores ?do ?q ?k ?v ?m ?drop ?c) ?s3) ?a true \
             false)",
-            "(reshape (dk ?do ?q ?k ?v ?m ?c) ?k3)",
+            "(reshape (dk ?do ?q ?k ?v ?m ?drop ?c) ?k3)",
         )],
         |s| {
             gradient_shapes(s)?;
             s.same(s.find("(reshape ?q ?q3)"), s.id("?a"))
         },
         SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=none c=0.3 s3=[6,4,6] \
+        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=none c=0.3 drop=none \
+         s3=[6,4,6] \
          a=(reshape ?q [6,4,5])",
     ),
     rule(
         "attention-dk-turned",
         &[(
-            "(matmul ?a (reshape (dscores ?do ?q ?k ?v ?m ?c) ?s3) true false)",
-            "(reshape (permute (dk ?do ?q ?k ?v ?m ?c) [0,1,3,2]) ?kt3)",
+            "(matmul ?a (reshape (dscores ?do ?q ?k ?v ?m ?drop ?c) ?s3) true false)",
+            "(reshape (permute (dk ?do ?q ?k ?v ?m ?drop ?c) [0,1,3,2]) ?kt3)",
         )],
         |s| {
             gradient_shapes(s)?;
             s.same(s.find("(reshape ?q ?q3)"), s.id("?a"))
         },
         SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 s3=[6,4,6] \
+        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 rng=i64[2] \
+         drop=(dropout_key ?rng 0.5 3) s3=[6,4,6] \
          a=(reshape ?q [6,4,5])",
     ),
     // `sdpa_bwd` multiplies by the scale.
     rule(
         "attention-dq-unscaled",
         &[(
-            "(dq ?do ?q ?k ?v ?m \
+            "(dq ?do ?q ?k ?v ?m ?drop \
             1.0)",
-            "(r0 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m false 1.0)) (r1 (sdpa ?q ?k \
-                ?v ?m false 1.0)) ?m false 1.0))",
+            "(r0 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m ?drop false 1.0)) (r1 (sdpa ?q ?k \
+                ?v ?m ?drop false 1.0)) ?m ?drop false 1.0))",
         )],
         always,
         SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6]",
+        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] rng=i64[2] \
+         drop=(dropout_key ?rng 0.5 3)",
     ),
     rule(
         "attention-dq-scaled",
         &[(
-            "(mul_scalar (dq ?do ?q ?k ?v ?m ?c) \
+            "(mul_scalar (dq ?do ?q ?k ?v ?m ?drop ?c) \
             ?i)",
-            "(r0 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m false ?c)) (r1 (sdpa ?q ?k ?v \
-                ?m false ?c)) ?m false ?c))",
+            "(r0 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m ?drop false ?c)) (r1 (sdpa ?q ?k ?v \
+                ?m ?drop false ?c)) ?m ?drop false ?c))",
         )],
         same_scale,
         SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 i=0.3",
+        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 rng=i64[2] \
+         drop=(dropout_key ?rng 0.5 3) i=0.3",
     ),
     rule(
         "attention-dq-permuted-scaled",
         &[(
-            "(mul_scalar (permute (dq ?do ?q ?k ?v ?m ?c) ?d) \
+            "(mul_scalar (permute (dq ?do ?q ?k ?v ?m ?drop ?c) ?d) \
             ?i)",
-            "(permute (r0 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m false ?c)) (r1 (sdpa \
-                ?q ?k ?v ?m false ?c)) ?m false ?c)) ?d)",
+            "(permute (r0 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m ?drop false ?c)) (r1 (sdpa \
+                ?q ?k ?v ?m ?drop false ?c)) ?m ?drop false ?c)) ?d)",
         )],
         same_scale,
         SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 i=0.3 \
-         d=[0,2,1,3]",
+        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 rng=i64[2] \
+         drop=(dropout_key ?rng 0.5 3) i=0.3 d=[0,2,1,3]",
     ),
     rule(
         "attention-dk-unscaled",
         &[(
-            "(dk ?do ?q ?k ?v ?m \
+            "(dk ?do ?q ?k ?v ?m ?drop \
             1.0)",
-            "(r1 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m false 1.0)) (r1 (sdpa ?q ?k \
-                ?v ?m false 1.0)) ?m false 1.0))",
+            "(r1 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m ?drop false 1.0)) (r1 (sdpa ?q ?k \
+                ?v ?m ?drop false 1.0)) ?m ?drop false 1.0))",
         )],
         always,
         SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6]",
+        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] rng=i64[2] \
+         drop=(dropout_key ?rng 0.5 3)",
     ),
     rule(
         "attention-dk-scaled",
         &[(
-            "(mul_scalar (dk ?do ?q ?k ?v ?m ?c) \
+            "(mul_scalar (dk ?do ?q ?k ?v ?m ?drop ?c) \
             ?i)",
-            "(r1 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m false ?c)) (r1 (sdpa ?q ?k ?v \
-                ?m false ?c)) ?m false ?c))",
+            "(r1 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m ?drop false ?c)) (r1 (sdpa ?q ?k ?v \
+                ?m ?drop false ?c)) ?m ?drop false ?c))",
         )],
         same_scale,
         SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 i=0.3",
+        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 rng=i64[2] \
+         drop=(dropout_key ?rng 0.5 3) i=0.3",
     ),
     rule(
         "attention-dk-permuted-scaled",
         &[(
-            "(mul_scalar (permute (dk ?do ?q ?k ?v ?m ?c) ?d) \
+            "(mul_scalar (permute (dk ?do ?q ?k ?v ?m ?drop ?c) ?d) \
             ?i)",
-            "(permute (r1 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m false ?c)) (r1 (sdpa \
-                ?q ?k ?v ?m false ?c)) ?m false ?c)) ?d)",
+            "(permute (r1 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m ?drop false ?c)) (r1 (sdpa \
+                ?q ?k ?v ?m ?drop false ?c)) ?m ?drop false ?c)) ?d)",
         )],
         same_scale,
         SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 i=0.3 \
-         d=[0,2,1,3]",
+        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 rng=i64[2] \
+         drop=(dropout_key ?rng 0.5 3) i=0.3 d=[0,2,1,3]",
     ),
     // A mask of 0 and -inf becomes a mask of bits.
     rule(
         "mask-of-bits",
         &[(
-            "(sdpa ?q ?k ?v (where ?m (full ?t [] 0.0) (full ?t [] -inf)) ?causal ?c)",
-            "(sdpa ?q ?k ?v ?m ?causal ?c)",
+            "(sdpa ?q ?k ?v (where ?m (full ?t [] 0.0) (full ?t [] -inf)) ?drop ?causal ?c)",
+            "(sdpa ?q ?k ?v ?m ?drop ?causal ?c)",
         )],
         always,
         SUMS,
-        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=bool[4,6] t=f32 causal=false c=0.3",
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] rng=i64[2] \
+         drop=(dropout_key ?rng 0.5 3) m=bool[4,6] t=f32 causal=false c=0.3",
     ),
     rule(
         "mask-of-bits-bwd",
         &[(
-            "(sdpa_bwd ?do ?q ?k ?v ?o ?l (where ?m (full ?t [] 0.0) (full ?t [] -inf)) ?causal \
-             ?c)",
-            "(sdpa_bwd ?do ?q ?k ?v ?o ?l ?m ?causal ?c)",
+            "(sdpa_bwd ?do ?q ?k ?v ?o ?l (where ?m (full ?t [] 0.0) (full ?t [] -inf)) ?drop \
+             ?causal ?c)",
+            "(sdpa_bwd ?do ?q ?k ?v ?o ?l ?m ?drop ?causal ?c)",
         )],
         always,
         SUMS,
-        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,4,7] l=f32[2,3,4] do=f32[2,3,4,7] \
-         m=bool[4,6] t=f32 causal=false c=0.3",
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] drop=none o=f32[2,3,4,7] l=f32[2,3,4] \
+         do=f32[2,3,4,7] m=bool[4,6] t=f32 causal=false c=0.3",
     ),
     // A mask that is proved to be causal, or to hide nothing, is removed.
     rule(
         "mask-causal",
         &[(
-            "(sdpa ?q ?k ?v ?m false ?c)",
-            "(sdpa ?q ?k ?v none true ?c)",
+            "(sdpa ?q ?k ?v ?m ?drop false ?c)",
+            "(sdpa ?q ?k ?v none ?drop true ?c)",
         )],
         causal,
         SUMS,
-        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 m=(le (reshape (arange i64 [6] 0 1) \
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] rng=i64[2] \
+         drop=(dropout_key ?rng 0.5 3) c=0.3 m=(le (reshape (arange i64 [6] 0 1) \
          [1,6]) (reshape (arange i64 [4] 0 1) [4,1]))",
     ),
     rule(
         "mask-causal-bwd",
         &[(
-            "(sdpa_bwd ?do ?q ?k ?v ?o ?l ?m false \
+            "(sdpa_bwd ?do ?q ?k ?v ?o ?l ?m ?drop false \
             ?c)",
-            "(sdpa_bwd ?do ?q ?k ?v ?o ?l none true ?c)",
+            "(sdpa_bwd ?do ?q ?k ?v ?o ?l none ?drop true ?c)",
         )],
         causal,
         SUMS,
-        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,4,7] l=f32[2,3,4] do=f32[2,3,4,7] \
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] drop=none o=f32[2,3,4,7] l=f32[2,3,4] \
+         do=f32[2,3,4,7] \
          c=0.3 m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1]))",
     ),
     // A mask of two conditions of which one is causal.
@@ -1280,58 +1372,62 @@ pub static PATTERNS: &[Rule] = &[
         "mask-causal-and",
         &[
             (
-                "(sdpa ?q ?k ?v (bitwise_and ?a ?m) false ?c)",
-                "(sdpa ?q ?k ?v ?a true ?c)",
+                "(sdpa ?q ?k ?v (bitwise_and ?a ?m) ?drop false ?c)",
+                "(sdpa ?q ?k ?v ?a ?drop true ?c)",
             ),
             (
-                "(sdpa ?q ?k ?v (bitwise_and ?m ?a) false ?c)",
-                "(sdpa ?q ?k ?v ?a true ?c)",
+                "(sdpa ?q ?k ?v (bitwise_and ?m ?a) ?drop false ?c)",
+                "(sdpa ?q ?k ?v ?a ?drop true ?c)",
             ),
         ],
         causal,
         SUMS,
-        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange \
+        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] rng=i64[2] \
+         drop=(dropout_key ?rng 0.5 3) c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange \
          i64 [6] 0 1) [1,6]) (reshape (arange i64 [6] 0 1) [6,1]))",
     ),
     rule(
         "mask-causal-and-bwd",
         &[
             (
-                "(sdpa_bwd ?do ?q ?k ?v ?o ?l (bitwise_and ?a ?m) false ?c)",
-                "(sdpa_bwd ?do ?q ?k ?v ?o ?l ?a true ?c)",
+                "(sdpa_bwd ?do ?q ?k ?v ?o ?l (bitwise_and ?a ?m) ?drop false ?c)",
+                "(sdpa_bwd ?do ?q ?k ?v ?o ?l ?a ?drop true ?c)",
             ),
             (
-                "(sdpa_bwd ?do ?q ?k ?v ?o ?l (bitwise_and ?m ?a) false ?c)",
-                "(sdpa_bwd ?do ?q ?k ?v ?o ?l ?a true ?c)",
+                "(sdpa_bwd ?do ?q ?k ?v ?o ?l (bitwise_and ?m ?a) ?drop false ?c)",
+                "(sdpa_bwd ?do ?q ?k ?v ?o ?l ?a ?drop true ?c)",
             ),
         ],
         causal,
         SUMS,
-        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,6,7] l=f32[2,3,6] do=f32[2,3,6,7] \
+        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] drop=none o=f32[2,3,6,7] l=f32[2,3,6] \
+         do=f32[2,3,6,7] \
          c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 \
          [6] 0 1) [6,1]))",
     ),
     rule(
         "mask-of-nothing",
         &[(
-            "(sdpa ?q ?k ?v ?m ?causal ?c)",
-            "(sdpa ?q ?k ?v none ?causal ?c)",
+            "(sdpa ?q ?k ?v ?m ?drop ?causal ?c)",
+            "(sdpa ?q ?k ?v none ?drop ?causal ?c)",
         )],
         all_take_part,
         SUMS,
-        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] causal=false c=0.3 m=(ge (reshape (arange \
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] rng=i64[2] \
+         drop=(dropout_key ?rng 0.5 3) causal=false c=0.3 m=(ge (reshape (arange \
          i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] -3 1) [4,1]))",
     ),
     rule(
         "mask-of-nothing-bwd",
         &[(
-            "(sdpa_bwd ?do ?q ?k ?v ?o ?l ?m ?causal \
+            "(sdpa_bwd ?do ?q ?k ?v ?o ?l ?m ?drop ?causal \
             ?c)",
-            "(sdpa_bwd ?do ?q ?k ?v ?o ?l none ?causal ?c)",
+            "(sdpa_bwd ?do ?q ?k ?v ?o ?l none ?drop ?causal ?c)",
         )],
         all_take_part,
         SUMS,
-        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,4,7] l=f32[2,3,4] do=f32[2,3,4,7] \
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] drop=none o=f32[2,3,4,7] l=f32[2,3,4] \
+         do=f32[2,3,4,7] \
          causal=false c=0.3 m=(ge (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] \
          -3 1) [4,1]))",
     ),
@@ -1441,6 +1537,32 @@ fn heads(s: &Scope<'_>) -> Option<[u64; 5]> {
     fits.then_some([batch as u64, heads as u64, a_rows, keys as u64, d])
 }
 
+/// Binds the shapes of values and results of attention.
+fn result_shapes(s: &mut Scope<'_>) -> Option<()> {
+    let (q, k, v) = (s.shape("?q")?, s.shape("?k")?, s.shape("?v")?);
+    let &[b, h, rows, _] = q else { return None };
+    let (keys, width) = (k[2], *v.get(2)?);
+    s.bind_shape("?v4", &[b, h, keys, width]);
+    s.bind_shape("?o", &[b * h, rows, width]);
+    Some(())
+}
+
+/// Binds the shapes of the matrices of attention and its backward.
+fn attention_shapes(s: &mut Scope<'_>) -> Option<()> {
+    let (q, k) = (s.shape("?q")?.to_vec(), s.shape("?k")?.to_vec());
+    let width = *s.shape("?v")?.get(2)?;
+    let &[b, h, rows, _] = q.as_slice() else {
+        return None;
+    };
+    let keys = k[2];
+    (s.shape("?v")? == [b * h, keys, width]).then_some(())?;
+    s.bind_shape("?o4", &[b, h, rows, width]);
+    s.bind_shape("?v4", &[b, h, keys, width]);
+    s.bind_shape("?p3", &[b * h, rows, keys]);
+    s.bind_shape("?v3", &[b * h, keys, width]);
+    Some(())
+}
+
 fn product_of_scales(s: &mut Scope<'_>) -> Option<()> {
     let c = s.number("?a")? * s.number("?b")?;
     (c.is_finite() && 1e-30 < c.abs()).then_some(())?;
@@ -1462,6 +1584,19 @@ fn unscaled_with_bits(s: &mut Scope<'_>) -> Option<()> {
     });
     Some(())
 }
+
+/// Scores where the mask does not hold have no weight.
+fn hides(s: &mut Scope<'_>) -> Option<()> {
+    let (low, m) = (s.number("?low")?, s.ty("?m")?);
+    (m.dtype() == DType::Bool).then_some(())?;
+    (low == f64::NEG_INFINITY).then_some(()).or_else(|| {
+        (low <= FINITE).then_some(())?;
+        causal(s)
+    })
+}
+
+/// A number that code chooses for scores that shall have no weight; others are lower.
+const FINITE: f64 = -1e4;
 
 fn all_take_part(s: &mut Scope<'_>) -> Option<()> {
     (s.ty("?m")?.dtype() == DType::Bool && s.known("?m")?.is_true()).then_some(())

@@ -6,7 +6,7 @@ use egg::{ENodeOrVar, Id, Pattern, PatternAst, Subst, Var};
 use ir::graph::{self, Output, Phase};
 use ir::op::{Attr, AttrError, Op, OpKind, ShapeError, attributes, parse_type};
 use ir::types::TypeError;
-use ir::{Graph, TensorType, Value};
+use ir::{DType, Graph, TensorType, Value};
 use std::collections::BTreeMap;
 use thiserror::Error;
 
@@ -384,6 +384,13 @@ impl<'a> Builder<'a> {
         self.reshape(c, &[sa[0], sa[1], sc[1], sc[2]])
     }
 
+    /// The attributes and the generator of a dropout key; none if the value is no key.
+    fn drops(&self, value: Value) -> Option<(Vec<(&'static str, Attr)>, Value)> {
+        let data = &self.graph.nodes[self.graph.def_node(value)?];
+        let is_key = data.op.kind() == OpKind::DropoutKey;
+        is_key.then(|| (data.op.attrs().into_iter().collect(), data.inputs[0]))
+    }
+
     /// The ops of a step.
     fn step(&mut self, name: &str, tensors: &[Value], scale: f64) -> Result<Value, Broken> {
         let value = |x: f64| vec![("value", Attr::Float(x))];
@@ -408,15 +415,30 @@ impl<'a> Builder<'a> {
             ("probs", [q, k, mask @ ..]) => {
                 let mut scores = self.step("scores", &[*q, *k], scale)?;
                 if let &[mask] = mask {
-                    scores = self.one(OpKind::Add, vec![], &[scores, mask])?;
+                    scores = match self.graph.values[mask].ty.dtype() {
+                        DType::Bool => {
+                            let attrs = vec![
+                                ("dtype", Attr::Type(DType::F32)),
+                                ("shape", Attr::Ints(vec![])),
+                                ("value", Attr::Float(f64::NEG_INFINITY)),
+                            ];
+                            let lost = self.one(OpKind::Full, attrs, &[])?;
+                            self.one(OpKind::Where, vec![], &[mask, scores, lost])?
+                        }
+                        _ => self.one(OpKind::Add, vec![], &[scores, mask])?,
+                    };
                 }
                 self.one(OpKind::Softmax, dim(), &[scores])
             }
-            ("dscores", [dout, q, k, v, mask @ ..]) => {
-                let mut of_probs = vec![*q, *k];
-                of_probs.extend(mask);
+            ("dscores", [dout, q, k, v, beside @ ..]) => {
+                let drops = beside.iter().find_map(|&key| self.drops(key));
+                let mask = &beside[..beside.len() - usize::from(drops.is_some())];
+                let of_probs = [&[*q, *k], mask].concat();
                 let probs = self.step("probs", &of_probs, scale)?;
-                let dprobs = self.product(*dout, *v, false, true)?;
+                let mut dprobs = self.product(*dout, *v, false, true)?;
+                if let Some((attrs, rng)) = drops {
+                    dprobs = self.op(OpKind::Dropout, attrs, &[dprobs, rng])?[0];
+                }
                 self.one(OpKind::SoftmaxBwd, dim(), &[dprobs, probs])
             }
             ("dq", [_, _, k, ..]) => {

@@ -145,7 +145,9 @@ fn dropped(t: &mut Tape<'_>, x: Value, key: Value) -> Result<Value, Fault> {
     let graph = t.graph();
     let data = graph.def_node(key).map(|node| &graph.nodes[node]);
     let Some((Op::DropoutKey(a), &[rng])) = data.map(|data| (&data.op, &data.inputs[..])) else {
-        return Err(Fault::Refused("its dropout key is not computed in the step"));
+        return Err(Fault::Refused(
+            "its dropout key is not computed in the step",
+        ));
     };
     let (op, inputs) = (Op::Dropout(a.clone()), [x, rng]);
     Ok(t.node(op, &inputs)?[0])
