@@ -131,6 +131,27 @@ pub static FORMS: &[Rule] = &[
         "a=f32[3,4] b=f32[5,4] d=[1,0] ta=false tb=false",
     ),
     // An expansion is removed if its consumer broadcasts.
+    // Of two permutations of one value, which only exchange rows and columns, one is enough.
+    rule(
+        "left-factor-turned",
+        &[(
+            "(matmul (permute ?a ?d) ?b ?ta ?tb)",
+            "(matmul (permute ?a ?e) ?b ?nta ?tb)",
+        )],
+        |s| other_permutation(s, "?a", ["?ta", "?nta"]),
+        Exact,
+        "a=f32[3,2,4] b=f32[2,3,5] d=[1,2,0] ta=false tb=false other=(permute ?a [1,0,2])",
+    ),
+    rule(
+        "right-factor-turned",
+        &[(
+            "(matmul ?a (permute ?b ?d) ?ta ?tb)",
+            "(matmul ?a (permute ?b ?e) ?ta ?ntb)",
+        )],
+        |s| other_permutation(s, "?b", ["?tb", "?ntb"]),
+        Exact,
+        "a=f32[2,5,4] b=f32[3,2,4] d=[1,2,0] ta=false tb=false other=(permute ?b [1,0,2])",
+    ),
     rule(
         "add-of-expand",
         &[("(add (expand ?x ?s) ?y)", "(add ?x ?y)")],
@@ -1006,6 +1027,38 @@ pub static PATTERNS: &[Rule] = &[
         "q=f32[2,3,4,5] k=f32[2,3,6,5] c=0.3 m=f32[4,6]",
     ),
     rule(
+        "scores-masked-scaled",
+        &[(
+            "(mul_scalar (add (scores ?q ?k ?c) ?m) ?a)",
+            "(add (mul_scalar (scores ?q ?k ?c) ?a) (mul_scalar ?m ?a))",
+        )],
+        scales,
+        SUMS,
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] c=0.3 m=f32[4,6] a=0.5",
+    ),
+    // A bias, such as ALiBi's, and a mask are one mask.
+    rule(
+        "scores-biased",
+        &[(
+            "(reshape (add ?b (mul_scalar (matmul ?q ?k ?ta ?tb) ?c)) ?s)",
+            "(add (reshape ?b ?u) (reshape (mul_scalar (matmul ?q ?k ?ta ?tb) ?c) ?s))",
+        )],
+        bias_shape,
+        SUMS,
+        "q=f32[6,4,5] k=f32[6,3,5] ta=false tb=true c=0.3 s=[2,3,4,3] b=f32[6,1,3] ;
+         q=f32[6,4,5] k=f32[6,3,5] ta=false tb=true c=0.3 s=[2,3,4,3] b=f32[6,4,3]",
+    ),
+    rule(
+        "scores-masked-biased",
+        &[(
+            "(add (add ?b (scores ?q ?k ?c)) ?m)",
+            "(add (scores ?q ?k ?c) (add ?b ?m))",
+        )],
+        always,
+        SUMS,
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] c=0.3 b=f32[2,3,1,6] m=f32[4,6]",
+    ),
+    rule(
         "probs-safe",
         &[(
             "(where (any (logical_not (eq_scalar (scores ?q ?k ?c) -inf)) [3] true) (softmax \
@@ -1238,84 +1291,30 @@ pub static PATTERNS: &[Rule] = &[
          drop=(dropout_key ?rng 0.5 3) s3=[6,4,6] \
          a=(reshape ?q [6,4,5])",
     ),
-    // `sdpa_bwd` multiplies by the scale.
+    // `sdpa_bwd` multiplies by the scale. What follows does, too, and becomes one with this.
     rule(
         "attention-dq-unscaled",
         &[(
-            "(dq ?do ?q ?k ?v ?m ?drop \
-            1.0)",
-            "(r0 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m ?drop false 1.0)) (r1 (sdpa ?q ?k \
-                ?v ?m ?drop false 1.0)) ?m ?drop false 1.0))",
+            "(dq ?do ?q ?k ?v ?m ?drop ?c)",
+            "(mul_scalar (r0 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m ?drop false ?c))
+                (r1 (sdpa ?q ?k ?v ?m ?drop false ?c)) ?m ?drop false ?c)) ?i)",
         )],
-        always,
+        inverse_scale,
         SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] rng=i64[2] \
+        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 rng=i64[2] \
          drop=(dropout_key ?rng 0.5 3)",
-    ),
-    rule(
-        "attention-dq-scaled",
-        &[(
-            "(mul_scalar (dq ?do ?q ?k ?v ?m ?drop ?c) \
-            ?i)",
-            "(r0 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m ?drop false ?c)) (r1 (sdpa ?q ?k ?v \
-                ?m ?drop false ?c)) ?m ?drop false ?c))",
-        )],
-        same_scale,
-        SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 rng=i64[2] \
-         drop=(dropout_key ?rng 0.5 3) i=0.3",
-    ),
-    rule(
-        "attention-dq-permuted-scaled",
-        &[(
-            "(mul_scalar (permute (dq ?do ?q ?k ?v ?m ?drop ?c) ?d) \
-            ?i)",
-            "(permute (r0 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m ?drop false ?c)) (r1 (sdpa \
-                ?q ?k ?v ?m ?drop false ?c)) ?m ?drop false ?c)) ?d)",
-        )],
-        same_scale,
-        SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 rng=i64[2] \
-         drop=(dropout_key ?rng 0.5 3) i=0.3 d=[0,2,1,3]",
     ),
     rule(
         "attention-dk-unscaled",
         &[(
-            "(dk ?do ?q ?k ?v ?m ?drop \
-            1.0)",
-            "(r1 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m ?drop false 1.0)) (r1 (sdpa ?q ?k \
-                ?v ?m ?drop false 1.0)) ?m ?drop false 1.0))",
+            "(dk ?do ?q ?k ?v ?m ?drop ?c)",
+            "(mul_scalar (r1 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m ?drop false ?c))
+                (r1 (sdpa ?q ?k ?v ?m ?drop false ?c)) ?m ?drop false ?c)) ?i)",
         )],
-        always,
+        inverse_scale,
         SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] rng=i64[2] \
+        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 rng=i64[2] \
          drop=(dropout_key ?rng 0.5 3)",
-    ),
-    rule(
-        "attention-dk-scaled",
-        &[(
-            "(mul_scalar (dk ?do ?q ?k ?v ?m ?drop ?c) \
-            ?i)",
-            "(r1 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m ?drop false ?c)) (r1 (sdpa ?q ?k ?v \
-                ?m ?drop false ?c)) ?m ?drop false ?c))",
-        )],
-        same_scale,
-        SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 rng=i64[2] \
-         drop=(dropout_key ?rng 0.5 3) i=0.3",
-    ),
-    rule(
-        "attention-dk-permuted-scaled",
-        &[(
-            "(mul_scalar (permute (dk ?do ?q ?k ?v ?m ?drop ?c) ?d) \
-            ?i)",
-            "(permute (r1 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m ?drop false ?c)) (r1 (sdpa \
-                ?q ?k ?v ?m ?drop false ?c)) ?m ?drop false ?c)) ?d)",
-        )],
-        same_scale,
-        SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 rng=i64[2] \
-         drop=(dropout_key ?rng 0.5 3) i=0.3 d=[0,2,1,3]",
     ),
     // A mask of 0 and -inf becomes a mask of bits.
     rule(
@@ -1495,6 +1494,21 @@ fn turned(s: &mut Scope<'_>, from: &str, to: &str) -> Option<()> {
     Some(())
 }
 
+/// Binds `?e`, the permutation of `x` that exchanges the rows and columns of permutation `?d`, if
+/// the graph has it; and the flag of a product that takes it back.
+fn other_permutation(s: &mut Scope<'_>, x: &str, [from, to]: [&str; 2]) -> Option<()> {
+    let mut dims = s.ints("?d")?;
+    let n = dims.len();
+    (n == 3).then(|| dims.swap(n - 2, n - 1))?;
+    s.bind("?e", Literal::Ints(dims));
+    s.find(&format!("(permute {x} ?e)"))?;
+    let Literal::Bool(flag) = *s.literal(from)? else {
+        return None;
+    };
+    s.bind(to, Literal::Bool(!flag));
+    Some(())
+}
+
 /// The number of dims `d`, if they are the last dimensions of `x`.
 fn last_dims(s: &Scope<'_>, d: &str, x: &str) -> Option<i64> {
     let (dims, rank) = (s.ints(d)?, s.ty(x)?.rank() as i64);
@@ -1563,10 +1577,27 @@ fn attention_shapes(s: &mut Scope<'_>) -> Option<()> {
     Some(())
 }
 
+/// Binds the shape with which a bias of matrices is one of heads.
+fn bias_shape(s: &mut Scope<'_>) -> Option<()> {
+    let &[batch, heads, ..] = &s.ints("?s")?[..] else {
+        return None;
+    };
+    let matrices = u64::try_from(batch * heads).ok()?;
+    let (b, q) = (s.shape("?b")?, s.shape("?q")?);
+    let (&[n, rows, keys], &[products, ..]) = (b, q) else {
+        return None;
+    };
+    (n == matrices && products == matrices && s.ints("?s")?.len() == 4).then_some(())?;
+    s.bind_shape("?u", &[batch as u64, heads as u64, rows, keys]);
+    Some(())
+}
+
 fn product_of_scales(s: &mut Scope<'_>) -> Option<()> {
     let c = s.number("?a")? * s.number("?b")?;
     (c.is_finite() && 1e-30 < c.abs()).then_some(())?;
-    s.bind_float("?c", c);
+    // A factor and its inverse.
+    let is_one = (c - 1.0).abs() < 1e-12;
+    s.bind_float("?c", if is_one { 1.0 } else { c });
     Some(())
 }
 
@@ -1609,9 +1640,10 @@ fn causal(s: &mut Scope<'_>) -> Option<()> {
     s.known("?m")?.is_causal().then_some(())
 }
 
-/// A gradient has the same scale as the scores; two factors may have been multiplied.
-fn same_scale(s: &mut Scope<'_>) -> Option<()> {
-    ((s.number("?i")? / s.number("?c")? - 1.0).abs() < 1e-12).then_some(())
+/// Binds the factor that takes a scale back.
+fn inverse_scale(s: &mut Scope<'_>) -> Option<()> {
+    let i = 1.0 / s.number("?c")?;
+    i.is_finite().then(|| s.bind_float("?i", i))
 }
 
 /// Binds the shapes of the reshaped gradients.
