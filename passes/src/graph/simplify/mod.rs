@@ -68,7 +68,11 @@ fn saturate(terms: &mut Terms, rules: &[Rewrite<Term, Facts>]) {
         let matches: Vec<_> = rules.iter().map(|rule| rule.search(terms)).collect();
         let mut changed = false;
         for (rule, matches) in rules.iter().zip(&matches) {
-            changed |= !rule.apply(terms, matches).is_empty();
+            let new = rule.apply(terms, matches).len();
+            if 0 < new {
+                log::trace!("{}: {new} classes", rule.name);
+            }
+            changed |= 0 < new;
             if most < terms.total_size() {
                 break;
             }

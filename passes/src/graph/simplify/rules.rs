@@ -948,6 +948,84 @@ pub static PATTERNS: &[Rule] = &[
         "f=f32 shape=[5,4] i=i64[2,3] padding=-1 s=[2,3,1] dy=f32[2,3,4] ;
          f=f32 shape=[5,4] i=i64[2,3] padding=2 s=[2,3,1] dy=f32[2,3,4]",
     ),
+    // Scores of matrices that have no dimension of heads get one.
+    rule(
+        "softmax-of-matrices",
+        &[("(softmax ?x 2)", "(reshape (softmax (reshape ?x ?h) 3) ?s)")],
+        |s| heads_of_one(s, "?x"),
+        Exact,
+        "x=f32[6,4,5]",
+    ),
+    rule(
+        "softmax-bwd-of-matrices",
+        &[(
+            "(softmax_bwd ?dy ?y 2)",
+            "(reshape (softmax_bwd (reshape ?dy ?h) (reshape ?y ?h) 3) ?s)",
+        )],
+        |s| heads_of_one(s, "?y"),
+        Exact,
+        "dy=f32[6,4,5] y=f32[6,4,5]",
+    ),
+    rule(
+        "dropout-of-reshape",
+        &[
+            (
+                "(r0 (dropout (reshape ?x ?s) ?rng ?p ?stream))",
+                "(reshape (r0 (dropout ?x ?rng ?p ?stream)) ?s)",
+            ),
+            (
+                "(r1 (dropout (reshape ?x ?s) ?rng ?p ?stream))",
+                "(reshape (r1 (dropout ?x ?rng ?p ?stream)) ?s)",
+            ),
+        ],
+        |s| (s.ty("?x")?.rank() == 4).then_some(()),
+        Exact,
+        "rng=i64[2] x=f32[1,3,5,7] s=[3,5,7] stream=3 p=0.1",
+    ),
+    rule(
+        "reshape-of-dropout-bwd",
+        &[(
+            "(reshape (dropout_bwd ?dy ?m ?c) ?s)",
+            "(dropout_bwd (reshape ?dy ?s) (reshape ?m ?s) ?c)",
+        )],
+        |s| (s.ints("?s")?.len() == 4).then_some(()),
+        Exact,
+        "dy=f32[6,4,5] m=bool[6,4,5] c=1.25 s=[1,6,4,5]",
+    ),
+    rule(
+        "masked-matrices",
+        &[(
+            "(reshape (add ?x ?m) ?h)",
+            "(add (reshape ?x ?h) (reshape ?m ?u))",
+        )],
+        |s| {
+            (s.is_a("?x", OpKind::Matmul) || s.is_a("?x", OpKind::MulScalar)).then_some(())?;
+            mask_of_heads(s, "?x")
+        },
+        Exact,
+        "a=f32[6,4,2] b=f32[6,2,5] x=(matmul ?a ?b false false) m=f32[4,5] h=[1,6,4,5] ;
+         a=f32[6,4,2] b=f32[6,2,5] x=(matmul ?a ?b false false) m=f32[6,1,5] h=[2,3,4,5]",
+    ),
+    rule(
+        "chosen-matrices",
+        &[(
+            "(reshape (where ?m ?x (full ?t [] ?low)) ?h)",
+            "(where (reshape ?m ?u) (reshape ?x ?h) (full ?t [] ?low))",
+        )],
+        |s| mask_of_heads(s, "?x"),
+        Exact,
+        "x=f32[6,4,5] m=bool[4,5] t=f32 low=-inf h=[1,6,4,5]",
+    ),
+    rule(
+        "replaced-matrices",
+        &[(
+            "(reshape (where ?m (full ?t [] ?low) ?x) ?h)",
+            "(where (reshape ?m ?u) (full ?t [] ?low) (reshape ?x ?h))",
+        )],
+        |s| mask_of_heads(s, "?x"),
+        Exact,
+        "x=f32[6,4,5] m=bool[1,4,5] t=f32 low=-inf h=[1,6,4,5]",
+    ),
     // Attention. Scores, probabilities and their gradients have their own names, because the
     // products are written in many ways; see `STEPS`. A row whose mask hides every position has
     // probabilities of 0 in `sdpa`. A plain softmax with a mask of -inf gives NaN there, so NaN
@@ -1040,13 +1118,16 @@ pub static PATTERNS: &[Rule] = &[
     rule(
         "scores-biased",
         &[(
-            "(reshape (add ?b (mul_scalar (matmul ?q ?k ?ta ?tb) ?c)) ?s)",
-            "(add (reshape ?b ?u) (reshape (mul_scalar (matmul ?q ?k ?ta ?tb) ?c) ?s))",
+            "(reshape (add ?m ?x) ?h)",
+            "(add (reshape ?m ?u) (reshape ?x ?h))",
         )],
-        bias_shape,
-        SUMS,
-        "q=f32[6,4,5] k=f32[6,3,5] ta=false tb=true c=0.3 s=[2,3,4,3] b=f32[6,1,3] ;
-         q=f32[6,4,5] k=f32[6,3,5] ta=false tb=true c=0.3 s=[2,3,4,3] b=f32[6,4,3]",
+        |s| {
+            (s.is_a("?x", OpKind::Matmul) || s.is_a("?x", OpKind::MulScalar)).then_some(())?;
+            mask_of_heads(s, "?x")
+        },
+        Exact,
+        "q=f32[6,4,5] k=f32[6,3,5] x=(matmul ?q ?k false true) h=[2,3,4,3] m=f32[6,1,3] ;
+         q=f32[6,4,5] k=f32[6,3,5] x=(matmul ?q ?k false true) h=[2,3,4,3] m=f32[6,4,3]",
     ),
     rule(
         "scores-masked-biased",
@@ -1237,7 +1318,7 @@ pub static PATTERNS: &[Rule] = &[
         )],
         |s| {
             gradient_shapes(s)?;
-            s.same(s.find("(reshape ?k ?k3)"), s.id("?b"))
+            are_matrices(s, "?b", "?k", "?k3")
         },
         SUMS,
         "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 rng=i64[2] \
@@ -1269,7 +1350,7 @@ pub static PATTERNS: &[Rule] = &[
         )],
         |s| {
             gradient_shapes(s)?;
-            s.same(s.find("(reshape ?q ?q3)"), s.id("?a"))
+            are_matrices(s, "?a", "?q", "?q3")
         },
         SUMS,
         "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=none c=0.3 drop=none \
@@ -1284,7 +1365,7 @@ pub static PATTERNS: &[Rule] = &[
         )],
         |s| {
             gradient_shapes(s)?;
-            s.same(s.find("(reshape ?q ?q3)"), s.id("?a"))
+            are_matrices(s, "?a", "?q", "?q3")
         },
         SUMS,
         "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 rng=i64[2] \
@@ -1577,18 +1658,32 @@ fn attention_shapes(s: &mut Scope<'_>) -> Option<()> {
     Some(())
 }
 
-/// Binds the shape with which a bias of matrices is one of heads.
-fn bias_shape(s: &mut Scope<'_>) -> Option<()> {
-    let &[batch, heads, ..] = &s.ints("?s")?[..] else {
+/// Binds the shapes of matrices, and of the same as heads of one sequence.
+fn heads_of_one(s: &mut Scope<'_>, matrices: &str) -> Option<()> {
+    let &[n, rows, columns] = s.shape(matrices)? else {
         return None;
     };
-    let matrices = u64::try_from(batch * heads).ok()?;
-    let (b, q) = (s.shape("?b")?, s.shape("?q")?);
-    let (&[n, rows, keys], &[products, ..]) = (b, q) else {
+    s.bind_shape("?s", &[n, rows, columns]);
+    s.bind_shape("?h", &[1, n, rows, columns]);
+    Some(())
+}
+
+/// Binds the shape with which a mask `?m` of matrices is one of heads `?h`, of which the matrices
+/// have all elements.
+fn mask_of_heads(s: &mut Scope<'_>, matrices: &str) -> Option<()> {
+    let heads = s.ints("?h")?;
+    let (&[batch, heads, _, _], &[n, _, _]) = (&heads[..], s.shape(matrices)?) else {
         return None;
     };
-    (n == matrices && products == matrices && s.ints("?s")?.len() == 4).then_some(())?;
-    s.bind_shape("?u", &[batch as u64, heads as u64, rows, keys]);
+    let (batch, heads) = (u64::try_from(batch).ok()?, u64::try_from(heads).ok()?);
+    (batch * heads == n).then_some(())?;
+    let mask = match s.shape("?m")? {
+        &[rows, columns] => vec![1, 1, rows, columns],
+        &[1, rows, columns] => vec![1, 1, rows, columns],
+        &[all, rows, columns] if all == n => vec![batch, heads, rows, columns],
+        _ => return None,
+    };
+    s.bind_shape("?u", &mask);
     Some(())
 }
 
@@ -1638,6 +1733,17 @@ fn causal(s: &mut Scope<'_>) -> Option<()> {
     let (q, k, m) = (s.shape("?q")?, s.shape("?k")?, s.shape("?m")?);
     (s.ty("?m")?.dtype() == DType::Bool && m.ends_with(&[q[2], k[2]])).then_some(())?;
     s.known("?m")?.is_causal().then_some(())
+}
+
+/// Whether `matrices`, of shape `shape`, are those of `heads`: a reshape of one is the other.
+fn are_matrices(s: &mut Scope<'_>, matrices: &str, heads: &str, shape: &str) -> Option<()> {
+    let flat = s.find(&format!("(reshape {heads} {shape})"));
+    s.same(flat, s.id(matrices)).or_else(|| {
+        let apart = s.shape(heads)?.to_vec();
+        s.bind_shape("?apart", &apart);
+        let apart = s.find(&format!("(reshape {matrices} ?apart)"));
+        s.same(apart, s.id(heads))
+    })
 }
 
 /// Binds the factor that takes a scale back.
