@@ -134,6 +134,12 @@ const SMOOTH: &[&str] = &[
     "param q f64[1,1,2,3] ; input k f64[1,1,3,3] ; param v f64[1,1,3,3] ;
      input m bool[2,3]=1,0,1,1,1,0 ; %y, %l = sdpa %q, %k, %v, %m causal=false scale=1.0 :
      f64[1,1,2,3], f32[1,1,2]",
+    "param q f64[1,4,2,3] ; param k f64[1,2,3,3] ; param v f64[1,2,3,3] ; param m f64[1,1,2,3] ;
+     input r i64[2]=7,3 ; %d = dropout_key %r p=0.5 stream=2 : i64[4] ;
+     %y, %l = sdpa %q, %k, %v, %m, %d causal=false scale=0.5 : f64[1,4,2,3], f32[1,4,2]",
+    "param x f64[1,3,6,2] ; input r i64[2]=7,3 ; %d = dropout_key %r p=0.25 stream=2 : i64[4] ;
+     %y, %l = sdpa_rows %x, %x, %x, %d causal=true first=[0,2,4] heads=[2,2] scale=0.5 :
+     f64[1,3,2,2], f32[1,2,3]",
     "param x f64[1,3,6,2] ; %y, %l = sdpa_rows %x, %x, %x causal=true first=[0,2,4] heads=[2,2]
      scale=0.5 : f64[1,3,2,2], f32[1,2,3]",
     "param x f64[1,3,7,2] ; param k f64[1,1,3,2] ; %y, %l = sdpa_rows %x, %k, %x causal=false

@@ -113,7 +113,7 @@ def capture(
     with _unchanged(model, step.stand_ins), _without_checkpointing(model):
         graph = _record(step, [*owned.values(), *values], mode)
         if draws_in_attention(graph.graph):
-            with sdpa_kernel(SDPBackend.MATH):
+            with attention_in_parts():
                 graph = _record(step, [*owned.values(), *values], mode)
     _refuse_calls(graph.graph)
     inputs = [Input(spec, value) for spec, value in zip(specs, [*owned.values(), *values], strict=True)]
@@ -467,7 +467,8 @@ def _record(step: _Step, values: Sequence[torch.Tensor], mode: FakeTensorMode) -
 def draws_in_attention(graph: fx.Graph) -> bool:
     """Whether an attention that is one operation drops some of its weights, as it may on a GPU.
 
-    Which ones only PyTorch's kernel knows. Attention in parts has a dropout that is an operation like any other.
+    Which ones only PyTorch's kernel knows. Attention in parts has a dropout that is an operation like any other, and
+    becomes one operation again when the graph is simplified.
     """
     return any(_dropout_of(node) > 0 for node in graph.nodes if node.op == "call_function")
 
@@ -640,6 +641,22 @@ class _Layers(int):
     def __lt__(self, _: int) -> bool:
         """True: torch (2.11) asks here whether a layer is followed by a dropout, and has both sides exchanged."""
         return True
+
+
+@contextlib.contextmanager
+def attention_in_parts() -> Iterator[None]:
+    """Trace attention as products, a softmax and a dropout, in the type of its operands.
+
+    By default torch casts operands in half precision to f32 for it. Here the parts become one kernel, which computes in
+    f32 by itself.
+    """
+    allows = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allows)
 
 
 @contextlib.contextmanager

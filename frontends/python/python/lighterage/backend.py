@@ -24,11 +24,10 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import DataDependentOutputException
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.dlpack import from_dlpack
 
 from . import _compat, _watch
-from ._capture import draws_in_attention, recurrent_in_parts
+from ._capture import attention_in_parts, draws_in_attention, recurrent_in_parts
 from ._joint import joint, module_path
 from ._program import Options, Program
 from ._stats import counts
@@ -259,7 +258,7 @@ def _compiled(gm: fx.GraphModule, inputs: list[Any], options: Options) -> Callab
     with contextlib.ExitStack() as stack:
         stack.enter_context(recurrent_in_parts())
         if draws_in_attention(gm.graph):
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            stack.enter_context(attention_in_parts())
         return compile(gm, inputs)
 
 
