@@ -28,6 +28,8 @@ struct Recipe {
     is_half: bool,
     is_causal: bool,
     mask: Masked,
+    /// Weights are dropped.
+    drops: bool,
     /// The result and dq are read head by head too.
     reads_heads: bool,
     /// One concatenation reads the gradients.
@@ -162,7 +164,18 @@ fn graph(recipe: &Recipe) -> Graph {
         ("causal", Attr::Bool(recipe.is_causal)),
         ("scale", Attr::Float(0.5)),
     ];
-    let operands: Vec<Value> = qkv.iter().copied().chain(mask).collect();
+    let key = recipe.drops.then(|| {
+        let attrs = [
+            ("dtype", Attr::Type(DType::I64)),
+            ("shape", Attr::Ints(vec![2])),
+            ("start", Attr::Int(7)),
+            ("step", Attr::Int(-4)),
+        ];
+        let rng = x.node("arange", &attrs, &[])[0];
+        let attrs = [("p", Attr::Float(0.5)), ("stream", Attr::Int(1))];
+        x.node("dropout_key", &attrs, &[rng])[0]
+    });
+    let operands: Vec<Value> = qkv.iter().copied().chain(mask).chain(key).collect();
     let results = x.node("sdpa", &attrs, &operands);
     let rows = x.swap(results[0]);
     let flat = x.reshape(rows, &[b * s, h * e]);
@@ -173,6 +186,7 @@ fn graph(recipe: &Recipe) -> Graph {
         .chain(qkv)
         .chain(results.iter().copied())
         .chain(mask)
+        .chain(key)
         .collect();
     let gradients = x.node("sdpa_bwd", &attrs, &operands);
     let mut parts = vec![];
@@ -222,7 +236,7 @@ fn checked(mut graph: Graph, seed: u64) -> Graph {
 
 fn recipes() -> impl Strategy<Value = Recipe> {
     let sizes = [1..3u64, 1..3, 1..4, 1..6, 1..6, 1..5, 1..5];
-    let flags = any::<[bool; 4]>();
+    let flags = any::<[bool; 5]>();
     let order = prop::option::of(0..3u8);
     let all = (sizes, any::<[u8; 3]>(), order, flags, 0..3u8);
     all.prop_map(|(sizes, sources, order, flags, mask)| Recipe {
@@ -234,6 +248,7 @@ fn recipes() -> impl Strategy<Value = Recipe> {
         mask: [Masked::No, Masked::Added, Masked::ByDocument][usize::from(mask)],
         reads_heads: flags[2],
         joins: flags[3],
+        drops: flags[4],
     })
 }
 
@@ -264,6 +279,7 @@ fn nothing_stands_beside_attention() {
         is_half: false,
         is_causal: true,
         mask: Masked::Added,
+        drops: true,
         reads_heads: false,
         joins: true,
     };

@@ -998,10 +998,7 @@ pub static PATTERNS: &[Rule] = &[
             "(reshape (add ?x ?m) ?h)",
             "(add (reshape ?x ?h) (reshape ?m ?u))",
         )],
-        |s| {
-            (s.is_a("?x", OpKind::Matmul) || s.is_a("?x", OpKind::MulScalar)).then_some(())?;
-            mask_of_heads(s, "?x")
-        },
+        bias_of_heads,
         Exact,
         "a=f32[6,4,2] b=f32[6,2,5] x=(matmul ?a ?b false false) m=f32[4,5] h=[1,6,4,5] ;
          a=f32[6,4,2] b=f32[6,2,5] x=(matmul ?a ?b false false) m=f32[6,1,5] h=[2,3,4,5]",
@@ -1121,10 +1118,7 @@ pub static PATTERNS: &[Rule] = &[
             "(reshape (add ?m ?x) ?h)",
             "(add (reshape ?m ?u) (reshape ?x ?h))",
         )],
-        |s| {
-            (s.is_a("?x", OpKind::Matmul) || s.is_a("?x", OpKind::MulScalar)).then_some(())?;
-            mask_of_heads(s, "?x")
-        },
+        bias_of_heads,
         Exact,
         "q=f32[6,4,5] k=f32[6,3,5] x=(matmul ?q ?k false true) h=[2,3,4,3] m=f32[6,1,3] ;
          q=f32[6,4,5] k=f32[6,3,5] x=(matmul ?q ?k false true) h=[2,3,4,3] m=f32[6,4,3]",
@@ -1685,6 +1679,13 @@ fn mask_of_heads(s: &mut Scope<'_>, matrices: &str) -> Option<()> {
     };
     s.bind_shape("?u", &mask);
     Some(())
+}
+
+/// The same for what is added to scores.
+fn bias_of_heads(s: &mut Scope<'_>) -> Option<()> {
+    let scores = [OpKind::Matmul, OpKind::MulScalar, OpKind::Add];
+    scores.iter().any(|&op| s.is_a("?x", op)).then_some(())?;
+    mask_of_heads(s, "?x")
 }
 
 fn product_of_scales(s: &mut Scope<'_>) -> Option<()> {
