@@ -950,6 +950,27 @@ pub static PATTERNS: &[Rule] = &[
     ),
     // Scores of matrices that have no dimension of heads get one.
     rule(
+        "heads-turned",
+        &[(
+            "(permute (reshape ?x ?h) [0,1,3,2])",
+            "(reshape (permute ?x [0,2,1]) ?t)",
+        )],
+        |s| {
+            let (&[n, ..], heads) = (s.shape("?x")?, s.ints("?h")?) else {
+                return None;
+            };
+            let &[batch, each, rows, columns] = &heads[..] else {
+                return None;
+            };
+            let fits = s.shape("?x")?.len() == 3 && i64::try_from(n) == Ok(batch * each);
+            fits.then_some(())?;
+            s.bind("?t", Literal::Ints(vec![batch, each, columns, rows]));
+            Some(())
+        },
+        Exact,
+        "x=f32[6,4,5] h=[2,3,4,5]",
+    ),
+    rule(
         "softmax-of-matrices",
         &[("(softmax ?x 2)", "(reshape (softmax (reshape ?x ?h) 3) ?s)")],
         |s| heads_of_one(s, "?x"),
@@ -1002,6 +1023,16 @@ pub static PATTERNS: &[Rule] = &[
         Exact,
         "a=f32[6,4,2] b=f32[6,2,5] x=(matmul ?a ?b false false) m=f32[4,5] h=[1,6,4,5] ;
          a=f32[6,4,2] b=f32[6,2,5] x=(matmul ?a ?b false false) m=f32[6,1,5] h=[2,3,4,5]",
+    ),
+    rule(
+        "masked-product-of-matrices",
+        &[(
+            "(reshape (addmm ?m ?a ?b ?ta ?tb) ?h)",
+            "(add (reshape (matmul ?a ?b ?ta ?tb) ?h) (reshape ?m ?u))",
+        )],
+        |s| mask_of_heads(s, "?a"),
+        SUMS,
+        "a=f32[6,4,2] b=f32[6,2,5] ta=false tb=false m=f32[1,4,5] h=[1,6,4,5]",
     ),
     rule(
         "chosen-matrices",
