@@ -62,9 +62,11 @@ pub(super) fn check_rng_next(s: &Signature<'_>) -> Checked {
 
 // --- Philox ---
 
-/// Blocks of four random words side by side: words 0 of all blocks, then words 1, 2 and 3.
+/// Blocks of four random words side by side: words 0 of all blocks, then words 1, 2 and 3. A word is
+/// the lower half of a number: so products need no other lanes than sums, and what the upper halves
+/// have does no harm.
 #[inline(always)]
-fn philox<const N: usize>(mut counter: [[u32; N]; 4], mut key: [u32; 2]) -> [[u32; N]; 4] {
+fn philox<const N: usize>(mut counter: [[u64; N]; 4], mut key: [u32; 2]) -> [[u64; N]; 4] {
     for round in 0..10 {
         if round != 0 {
             key = [
@@ -74,16 +76,19 @@ fn philox<const N: usize>(mut counter: [[u32; N]; 4], mut key: [u32; 2]) -> [[u3
         }
         let [zero, one, two, three] = &mut counter;
         for i in 0..N {
-            let product0 = u64::from(zero[i]) * 0xD251_1F53;
-            let product1 = u64::from(two[i]) * 0xCD9E_8D57;
-            zero[i] = (product1 >> 32) as u32 ^ one[i] ^ key[0];
-            one[i] = product1 as u32;
-            two[i] = (product0 >> 32) as u32 ^ three[i] ^ key[1];
-            three[i] = product0 as u32;
+            let product0 = (zero[i] & LOWER) * 0xD251_1F53;
+            let product1 = (two[i] & LOWER) * 0xCD9E_8D57;
+            zero[i] = (product1 >> 32) ^ one[i] ^ u64::from(key[0]);
+            one[i] = product1;
+            two[i] = (product0 >> 32) ^ three[i] ^ u64::from(key[1]);
+            three[i] = product0;
         }
     }
     counter
 }
+
+/// The bits of a word.
+const LOWER: u64 = 0xFFFF_FFFF;
 
 /// The words of one op in one step.
 struct Words {
@@ -105,15 +110,16 @@ impl Words {
     }
     /// Block `i`.
     fn block(&self, i: usize) -> [u32; 4] {
-        self.blocks::<1>(i).map(|[word]| word)
+        self.blocks::<1>(i).map(|[word]| word as u32)
     }
     /// Blocks from `first` on, side by side.
     #[inline(always)]
-    fn blocks<const N: usize>(&self, first: usize) -> [[u32; N]; 4] {
-        let mut counter = [[0; N], [0; N], [self.stream; N], [self.step; N]];
+    fn blocks<const N: usize>(&self, first: usize) -> [[u64; N]; 4] {
+        let [stream, step] = [self.stream, self.step].map(|word| [u64::from(word); N]);
+        let mut counter = [[0; N], [0; N], stream, step];
         for i in 0..N {
             let block = (first + i) as u64;
-            (counter[0][i], counter[1][i]) = (block as u32, (block >> 32) as u32);
+            (counter[0][i], counter[1][i]) = (block, block >> 32);
         }
         philox(counter, self.key)
     }
@@ -224,7 +230,7 @@ impl Dropped {
             let words = self.words.blocks::<TOGETHER>(first);
             for i in 0..TOGETHER {
                 for j in 0..4 {
-                    kept[4 * i + j] = R::flag(threshold <= u64::from(words[j][i]));
+                    kept[4 * i + j] = R::flag(threshold <= words[j][i] & LOWER);
                 }
             }
             let some = (kept.len() - skipped).min(n - done);
@@ -311,19 +317,21 @@ mod tests {
     /// The known answers of the authors' Random123 library.
     #[test]
     fn philox_gives_the_known_answers() {
-        let philox = |counter: [u32; 4], key| philox(counter.map(|word| [word]), key);
+        let philox = |counter: [u32; 4], key| {
+            philox(counter.map(|word| [word.into()]), key).map(|[word]| [word as u32])
+        };
         assert_eq!(
             philox([0; 4], [0; 2]),
-            [[0x6627_e8d5], [0xe169_c58d], [0xbc57_ac4c], [0x9b00_dbd8]]
+            [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]
         );
         assert_eq!(
             philox([u32::MAX; 4], [u32::MAX; 2]),
-            [[0x408f_276d], [0x41c8_3b0e], [0xa20b_c7c6], [0x6d54_51fd]]
+            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
         );
         let pi = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];
         assert_eq!(
             philox(pi, [0xa409_3822, 0x299f_31d0]),
-            [[0xd16c_fe09], [0x94fd_cceb], [0x5001_e420], [0x2412_6ea1]]
+            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
         );
     }
 }
