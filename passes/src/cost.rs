@@ -227,6 +227,15 @@ impl Roofline {
             _ => of_type,
         }
     }
+
+    /// Operations of attention that take as long as a random word: on a GPU some 20 instructions
+    /// beside its tensor cores, on a processor some two in vectors.
+    fn draw_flops(&self) -> f64 {
+        match self.device.sm {
+            Some(_) => 400.0,
+            None => 40.0,
+        }
+    }
 }
 
 impl Cost for Roofline {
@@ -236,8 +245,9 @@ impl Cost for Roofline {
             return 0.0;
         }
         let memory = operand_bytes(graph, node) as f64 / self.device.memory_bandwidth;
-        let arithmetic =
-            product(graph, node).map_or(0.0, |product| product.flops / self.rate(product));
+        let arithmetic = product(graph, node).map_or(0.0, |product| {
+            (product.flops + product.draws * self.draw_flops()) / self.rate(product)
+        });
         let call = match data.op.is_extern() {
             true => CALL_MICROS,
             false => 0.0,
@@ -320,6 +330,8 @@ ir::named! {
 #[derive(Clone, Copy)]
 struct Product {
     flops: f64,
+    /// Random words.
+    draws: f64,
     is_half: bool,
     /// f32.
     is_single: bool,
@@ -355,6 +367,7 @@ fn product(graph: &Graph, node: Node) -> Option<Product> {
                 .collect::<Vec<_>>(),
         ),
         flops: work.flops,
+        draws: work.draws,
         is_half: data.inputs.first().is_some_and(is_half),
         is_single: data
             .outputs

@@ -254,6 +254,8 @@ pub struct Work {
     pub flops: f64,
     /// True if the operations are products that run at the machine's matrix rate.
     pub matrix: bool,
+    /// Random words that a product draws: those by which attention drops weights.
+    pub draws: f64,
     /// Bytes that the kernel needs while it runs, in addition to operands and results.
     pub scratch: Scratch,
 }

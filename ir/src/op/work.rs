@@ -1,7 +1,7 @@
 //! Arithmetic and scratch of one run of an op, from its attributes and the types of its operands
 //! and results. Before: the types fit.
 
-use super::attention::Sizes;
+use super::attention::{Beside, Sizes};
 use super::attrs::*;
 use super::body::sum_parts;
 use super::groups::Groups;
@@ -17,7 +17,7 @@ fn matrix(flops: f64) -> Work {
     Work {
         flops,
         matrix: true,
-        scratch: Scratch::default(),
+        ..Work::default()
     }
 }
 /// Bytes are moved, nothing is computed.
@@ -214,11 +214,11 @@ fn pairs(q: &[u64], v: &[u64]) -> f64 {
 /// No scratch: tiles of keys and blocks of queries are in a workspace of each thread.
 pub(super) fn sdpa_work(_: &Attention, c: &Call<'_>, _: &[TensorType]) -> Work {
     let (q, v) = (c.shape(0), c.shape(2));
-    matrix(2.0 * pairs(q, v) * (q[3] + v[3]) as f64)
+    attention(c, 0, pairs(q, v), q[3] + v[3])
 }
 pub(super) fn sdpa_bwd_work(_: &Attention, c: &Call<'_>, _: &[TensorType]) -> Work {
     let (q, v) = (c.shape(1), c.shape(3));
-    matrix(2.0 * pairs(q, v) * (3 * q[3] + 2 * v[3]) as f64)
+    attention(c, 1, pairs(q, v), 3 * q[3] + 2 * v[3])
 }
 pub(super) fn sdpa_rows_work(a: &AttentionRows, c: &Call<'_>, _: &[TensorType]) -> Work {
     attention_rows(a, c, 0, |s| s.width + s.values)
@@ -226,13 +226,24 @@ pub(super) fn sdpa_rows_work(a: &AttentionRows, c: &Call<'_>, _: &[TensorType]) 
 pub(super) fn sdpa_rows_bwd_work(a: &AttentionRows, c: &Call<'_>, _: &[TensorType]) -> Work {
     attention_rows(a, c, 1, |s| 3 * s.width + 2 * s.values)
 }
-/// Twice `each` operations for each pair of a query and a key.
+/// Twice `each` operations for each pair of a query and a key, and, if weights are dropped, a random
+/// word. A backward draws them twice: a GPU's computes the weights in two kernels, and a processor's
+/// takes longer for each. Operand `q` is q.
+fn attention(c: &Call<'_>, q: usize, pairs: f64, each: u64) -> Work {
+    let from = if q == 0 { 3 } else { 6 };
+    let beside = Beside::of(from, c.types[from..].iter().copied());
+    let words = if q == 0 { 1.0 } else { 2.0 };
+    Work {
+        draws: beside.key.map_or(0.0, |_| words * pairs),
+        ..matrix(2.0 * pairs * each as f64)
+    }
+}
 fn attention_rows(a: &AttentionRows, c: &Call<'_>, q: usize, each: impl Fn(&Sizes) -> u64) -> Work {
     let s = attending(a, c, q)
         .expect("typed attention should have sizes")
         .sizes;
     let pairs = s.batch as f64 * s.heads as f64 * s.queries as f64 * s.keys as f64;
-    matrix(2.0 * pairs * each(&s) as f64)
+    attention(c, q, pairs, each(&s))
 }
 /// Scratch: the sums over rows of the gradients of weight and bias. On a processor, f64, of at most
 /// 32 chunks of rows; on a GPU, those of the generated kernel.

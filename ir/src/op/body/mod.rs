@@ -153,11 +153,11 @@ impl Body {
         };
         Work {
             flops,
-            matrix: false,
             scratch: Scratch {
                 cpu: scratch(Processor::Cpu),
                 gpu: scratch(Processor::Gpu),
             },
+            ..Work::default()
         }
     }
 }
