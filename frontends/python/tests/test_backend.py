@@ -343,6 +343,38 @@ def test_inference_is_planned_too() -> None:
     assert_same(a, b)
 
 
+@pytest.mark.parametrize("kind", ["called", "written", "matrices"])
+def test_attention_drops_the_same_weights_forward_and_backward(kind: str) -> None:
+    shape = (6, 128, 8) if kind == "matrices" else (2, 3, 128, 8)
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if kind == "called":
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=0.3, is_causal=True)
+        scores = q @ k.transpose(-1, -2) * 8**-0.5
+        seen = torch.ones(128, 128, dtype=torch.bool).tril()
+        return F.dropout(scores.masked_fill(~seen, float("-inf")).softmax(-1), 0.3) @ v
+
+    lt.reset()
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(shape, requires_grad=True) for _ in range(3))
+    compiled = torch.compile(attention, backend=backend, dynamic=False)
+    # With an identity for values the result is the weights.
+    torch.manual_seed(1)
+    weights = compiled(q, k, torch.eye(128).expand(*shape[:-1], 128).contiguous()).detach()
+    torch.manual_seed(1)
+    out = compiled(q, k, v)
+    gradient = torch.randn_like(out)
+    found = torch.autograd.grad(out, (q, k, v), gradient)
+
+    all_weights = (q @ k.transpose(-1, -2) * 8**-0.5).masked_fill(torch.ones(128, 128).triu(1) == 1, float("-inf"))
+    expected = all_weights.softmax(-1) * (weights != 0) / 0.7 @ v
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(found, torch.autograd.grad(expected, (q, k, v), gradient), rtol=1e-4, atol=1e-5)
+    assert 0.67 < (weights != 0).sum() / (weights[..., 0].numel() * 64.5) < 0.73
+    # No matrix of weights has a place.
+    assert min(plan.peak for plan in lt.stats().plans) < weights.nbytes
+
+
 def test_dropout_is_seeded() -> None:
     _, b, c = twins(drop=0.5)
     runs = []

@@ -1335,6 +1335,38 @@ pub static PATTERNS: &[Rule] = &[
          m=(logical_not ?n)",
     ),
     rule(
+        "matrices-chosen-bwd",
+        &[(
+            "(where ?n (reshape (dscores ?do ?q ?k ?v ?m ?drop ?c) ?s3) (full ?t ?s 0.0))",
+            "(reshape (dscores ?do ?q ?k ?v ?m ?drop ?c) ?s3)",
+        )],
+        |s| {
+            let heads = s.shape("?m")?.to_vec();
+            s.bind_shape("?u", &heads);
+            s.same(s.find("(reshape ?n ?u)"), s.id("?m"))
+        },
+        SUMS,
+        "do=f32[1,6,4,7] q=f32[1,6,4,5] k=f32[1,6,6,5] v=f32[1,6,6,7] c=0.3 drop=none t=f32 s=[] \
+         s3=[6,4,6] n=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) \
+         [4,1])) m=(reshape ?n [1,1,4,6])",
+    ),
+    rule(
+        "matrices-replaced-bwd",
+        &[(
+            "(where ?n (full ?t ?s 0.0) (reshape (dscores ?do ?q ?k ?v ?m ?drop ?c) ?s3))",
+            "(reshape (dscores ?do ?q ?k ?v ?m ?drop ?c) ?s3)",
+        )],
+        |s| {
+            let heads = s.shape("?m")?.to_vec();
+            s.bind_shape("?u", &heads);
+            s.same(s.find("(logical_not (reshape ?n ?u))"), s.id("?m"))
+        },
+        SUMS,
+        "do=f32[1,6,4,7] q=f32[1,6,4,5] k=f32[1,6,6,5] v=f32[1,6,6,7] c=0.3 drop=none t=f32 s=[] \
+         s3=[6,4,6] n=(lt (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) \
+         [4,1])) m=(logical_not (reshape ?n [1,1,4,6]))",
+    ),
+    rule(
         "attention-dq",
         &[(
             "(matmul (reshape (dscores ?do ?q ?k ?v ?m ?drop ?c) ?s3) ?b false \
@@ -1468,9 +1500,9 @@ pub static PATTERNS: &[Rule] = &[
         )],
         causal,
         SUMS,
-        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] drop=none o=f32[2,3,4,7] l=f32[2,3,4] \
-         do=f32[2,3,4,7] \
-         c=0.3 m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1]))",
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] drop=none do=f32[2,3,4,7] c=0.3 \
+         m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1])) \
+         o=(r0 (sdpa ?q ?k ?v ?m ?drop false ?c)) l=(r1 (sdpa ?q ?k ?v ?m ?drop false ?c))",
     ),
     // A mask of two conditions of which one is causal.
     rule(
@@ -1505,10 +1537,11 @@ pub static PATTERNS: &[Rule] = &[
         ],
         causal,
         SUMS,
-        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] drop=none o=f32[2,3,6,7] l=f32[2,3,6] \
-         do=f32[2,3,6,7] \
-         c=0.3 a=bool[2,1,6,6] m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 \
-         [6] 0 1) [6,1]))",
+        "q=f32[2,3,6,5] k=f32[2,3,6,5] v=f32[2,3,6,7] drop=none do=f32[2,3,6,7] c=0.3 \
+         a=bool[2,1,6,6] \
+         m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [6] 0 1) [6,1])) \
+         o=(r0 (sdpa ?q ?k ?v (bitwise_and ?a ?m) ?drop false ?c)) \
+         l=(r1 (sdpa ?q ?k ?v (bitwise_and ?a ?m) ?drop false ?c))",
     ),
     rule(
         "mask-of-nothing",
