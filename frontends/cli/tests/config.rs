@@ -44,6 +44,26 @@ fn families_drop_what_transformers_drops() {
     }
 }
 
+/// Attention draws what it drops again where it is recomputed, and where its backward runs.
+#[test]
+fn what_attention_drops_is_the_same_at_every_budget() {
+    let at = folder("gpt2");
+    let losses = |options: &str| -> Vec<f64> {
+        let ran = run(&format!(
+            "train {at}/dropout.json {DIMS} --optimizer adamw --kernels plain --steps 4 --dropout \
+             --init {at}/model.safetensors --batches {at}/dropout.safetensors --json {options}"
+        ))
+        .expect(0);
+        let lines = ran.json().into_iter();
+        lines.filter_map(|line| line["loss"].as_f64()).collect()
+    };
+    for precision in ["", "--precision bf16", "--micro-batches 2"] {
+        let [whole, less] = ["100%", "60%"].map(|b| losses(&format!("{precision} --budget {b}")));
+        assert_eq!(whole.len(), 4);
+        assert_eq!(whole, less, "{precision}");
+    }
+}
+
 fn trains_to_the_losses_of(family: &str, batches: &str, options: &str) {
     has_losses(family, "config.json", batches, options, 4e-6);
 }
