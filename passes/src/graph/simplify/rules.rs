@@ -36,6 +36,8 @@ fn always(_: &mut Scope<'_>) -> Option<()> {
 const ROUNDINGS: Close = Within(2e-6);
 /// A different order of sums.
 const SUMS: Close = Within(2e-5);
+/// A few roundings to the eight bits of bf16.
+const HALVES: Close = Within(2e-2);
 
 /// Rules that bring formulas into one form: shapes, scales, constants. They run first, without the
 /// others. Then scales are outside and chains of reshapes are gone.
@@ -1225,13 +1227,151 @@ pub static PATTERNS: &[Rule] = &[
         )],
         |s| {
             unscaled(s)?;
-            (s.ty("?n")?.dtype() == DType::Bool).then_some(())?;
-            s.bind_term("?m", "(logical_not ?n)")?;
-            hides(s)
+            hides_others(s)
         },
         SUMS,
         "q=f32[2,3,4,5] k=f32[2,3,6,5] c=0.3 t=f32 s=[] low=-inf n=(lt (reshape (arange i64 [6] 0 \
          1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1])) m=(logical_not ?n)",
+    ),
+    // In half precision the softmax may be of scores in f32, as autocast has it on GPUs.
+    rule(
+        "probs-widened",
+        &[(
+            "(softmax (cast (scores ?q ?k ?c) ?w) 3)",
+            "(cast (probs ?q ?k none ?c false) ?w)",
+        )],
+        unscaled_halves,
+        HALVES,
+        "q=bf16[2,3,4,5] k=bf16[2,3,6,5] c=0.3 w=f32",
+    ),
+    rule(
+        "probs-masked-widened",
+        &[(
+            "(softmax (cast (add (scores ?q ?k ?c) ?m) ?w) 3)",
+            "(cast (probs ?q ?k ?m ?c false) ?w)",
+        )],
+        |s| {
+            unscaled_halves(s)?;
+            unscaled_with_bits(s)
+        },
+        HALVES,
+        "q=bf16[2,3,4,5] k=bf16[2,3,6,5] c=0.3 w=f32 m=bf16[4,6]",
+    ),
+    rule(
+        "probs-chosen-widened",
+        &[(
+            "(softmax (cast (where ?m (scores ?q ?k ?c) (full ?t ?s ?low)) ?w) 3)",
+            "(cast (probs ?q ?k ?m ?c false) ?w)",
+        )],
+        |s| {
+            unscaled_halves(s)?;
+            hides(s)
+        },
+        HALVES,
+        "q=bf16[2,3,4,5] k=bf16[2,3,6,5] c=0.3 w=f32 t=bf16 s=[] low=-inf \
+         m=(ge (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1]))",
+    ),
+    rule(
+        "probs-replaced-widened",
+        &[(
+            "(softmax (cast (where ?n (full ?t ?s ?low) (scores ?q ?k ?c)) ?w) 3)",
+            "(cast (probs ?q ?k ?m ?c false) ?w)",
+        )],
+        |s| {
+            unscaled_halves(s)?;
+            hides_others(s)
+        },
+        HALVES,
+        "q=bf16[2,3,4,5] k=bf16[2,3,6,5] c=0.3 w=f32 t=bf16 s=[] low=-inf \
+         n=(lt (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1])) \
+         m=(logical_not ?n)",
+    ),
+    rule(
+        "probs-widened-chosen",
+        &[(
+            "(softmax (where ?m (cast (scores ?q ?k ?c) ?w) (full ?t ?s ?low)) 3)",
+            "(cast (probs ?q ?k ?m ?c false) ?w)",
+        )],
+        |s| {
+            unscaled_halves(s)?;
+            hides(s)
+        },
+        HALVES,
+        "q=bf16[2,3,4,5] k=bf16[2,3,6,5] c=0.3 w=f32 t=f32 s=[] low=-inf \
+         m=(ge (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1]))",
+    ),
+    rule(
+        "probs-widened-replaced",
+        &[(
+            "(softmax (where ?n (full ?t ?s ?low) (cast (scores ?q ?k ?c) ?w)) 3)",
+            "(cast (probs ?q ?k ?m ?c false) ?w)",
+        )],
+        |s| {
+            unscaled_halves(s)?;
+            hides_others(s)
+        },
+        HALVES,
+        "q=bf16[2,3,4,5] k=bf16[2,3,6,5] c=0.3 w=f32 t=f32 s=[] low=-inf \
+         n=(lt (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1])) \
+         m=(logical_not ?n)",
+    ),
+    rule(
+        "dropped-probs-widened",
+        &[
+            (
+                "(r0 (dropout (cast (probs ?q ?k ?m ?c ?safe) ?w) ?rng ?p ?stream))",
+                "(cast (r0 (dropout (probs ?q ?k ?m ?c ?safe) ?rng ?p ?stream)) ?w)",
+            ),
+            (
+                "(r1 (dropout (cast (probs ?q ?k ?m ?c ?safe) ?w) ?rng ?p ?stream))",
+                "(r1 (dropout (probs ?q ?k ?m ?c ?safe) ?rng ?p ?stream))",
+            ),
+        ],
+        halves,
+        HALVES,
+        "q=bf16[2,3,4,5] k=bf16[2,3,6,5] m=none c=0.3 safe=false w=f32 rng=i64[2] p=0.2 stream=3",
+    ),
+    rule(
+        "probs-widened-bwd",
+        &[(
+            "(cast (softmax_bwd (cast ?dw ?w) (cast (probs ?q ?k ?m ?c ?safe) ?w) 3) ?h)",
+            "(softmax_bwd ?dw (probs ?q ?k ?m ?c ?safe) 3)",
+        )],
+        narrow_again,
+        HALVES,
+        "q=bf16[2,3,4,5] k=bf16[2,3,6,5] m=none c=0.3 safe=false w=f32 h=bf16 dw=bf16[2,3,4,6]",
+    ),
+    rule(
+        "dropped-probs-widened-bwd",
+        &[(
+            "(cast (softmax_bwd (dropout_bwd (cast ?dw ?w) ?kept ?f)
+                (cast (probs ?q ?k ?m ?c ?safe) ?w) 3) ?h)",
+            "(softmax_bwd (dropout_bwd ?dw ?kept ?f) (probs ?q ?k ?m ?c ?safe) 3)",
+        )],
+        narrow_again,
+        HALVES,
+        "q=bf16[2,3,4,5] k=bf16[2,3,6,5] m=none c=0.3 safe=false w=f32 h=bf16 dw=bf16[2,3,4,6] \
+         kept=bool[2,3,4,6] f=1.25",
+    ),
+    rule(
+        "chosen-gradients-narrowed",
+        &[(
+            "(cast (where ?m ?x (full ?t ?s 0.0)) ?h)",
+            "(where ?m (cast ?x ?h) (full ?h ?s 0.0))",
+        )],
+        |s| s.is_a("?x", OpKind::SoftmaxBwd).then_some(()),
+        Exact,
+        "dy=f32[2,3,4,6] y=f32[2,3,4,6] x=(softmax_bwd ?dy ?y 3) m=bool[4,6] t=f32 s=[] h=bf16",
+    ),
+    rule(
+        "replaced-gradients-narrowed",
+        &[(
+            "(cast (where ?m (full ?t ?s 0.0) ?x) ?h)",
+            "(where ?m (full ?h ?s 0.0) (cast ?x ?h))",
+        )],
+        |s| s.is_a("?x", OpKind::SoftmaxBwd).then_some(()),
+        Exact,
+        "dy=f32[2,3,4,6] y=f32[2,3,4,6] x=(softmax_bwd ?dy ?y 3) m=bool[4,6] t=f32 s=[] h=bf16",
     ),
     rule(
         "attention",
@@ -1767,7 +1907,25 @@ fn unscaled(s: &mut Scope<'_>) -> Option<()> {
     (!s.is_a("?q", OpKind::MulScalar) && !s.is_a("?k", OpKind::MulScalar)).then_some(())
 }
 
-/// The same, and a mask of 0 and -inf continues as a mask of bits.
+/// Queries are in half precision, and `?w` is f32.
+fn halves(s: &mut Scope<'_>) -> Option<()> {
+    let is_half = matches!(s.ty("?q")?.dtype(), DType::BF16 | DType::F16);
+    (is_half && s.dtype("?w")? == DType::F32).then_some(())
+}
+
+fn unscaled_halves(s: &mut Scope<'_>) -> Option<()> {
+    halves(s)?;
+    unscaled(s)
+}
+
+/// What is widened and narrow again has the type of queries.
+fn narrow_again(s: &mut Scope<'_>) -> Option<()> {
+    halves(s)?;
+    let dtype = s.ty("?q")?.dtype();
+    (s.dtype("?h")? == dtype && s.ty("?dw")?.dtype() == dtype).then_some(())
+}
+
+/// The same as [`unscaled`], and a mask of 0 and -inf continues as a mask of bits.
 fn unscaled_with_bits(s: &mut Scope<'_>) -> Option<()> {
     unscaled(s)?;
     s.replace_by_operand("?m", OpKind::Where, |s, [bits, zero, lowest]| {
@@ -1784,6 +1942,13 @@ fn hides(s: &mut Scope<'_>) -> Option<()> {
         (low <= FINITE).then_some(())?;
         causal(s)
     })
+}
+
+/// The same of scores where `?n` holds; binds the mask.
+fn hides_others(s: &mut Scope<'_>) -> Option<()> {
+    (s.ty("?n")?.dtype() == DType::Bool).then_some(())?;
+    s.bind_term("?m", "(logical_not ?n)")?;
+    hides(s)
 }
 
 /// A number that code chooses for scores that shall have no weight; others are lower.

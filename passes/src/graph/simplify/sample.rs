@@ -415,10 +415,11 @@ impl<'a> Builder<'a> {
             ("probs", [q, k, mask @ ..]) => {
                 let mut scores = self.step("scores", &[*q, *k], scale)?;
                 if let &[mask] = mask {
+                    let dtype = self.graph.values[scores].ty.dtype();
                     scores = match self.graph.values[mask].ty.dtype() {
                         DType::Bool => {
                             let attrs = vec![
-                                ("dtype", Attr::Type(DType::F32)),
+                                ("dtype", Attr::Type(dtype)),
                                 ("shape", Attr::Ints(vec![])),
                                 ("value", Attr::Float(f64::NEG_INFINITY)),
                             ];
