@@ -1,5 +1,5 @@
-//! Random words of a GPU's kernels: those of the plain kernels, Philox 4 × 32 with ten rounds (Salmon
-//! et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+//! Random words of a GPU's kernels: those of the plain kernels, Philox 4 × 32 with ten rounds
+//! (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 
 use crate::mlir::{Arith, Builder, Convert, Kind, Predicate, Type, Value};
 

@@ -151,12 +151,12 @@ macro_rules! ops {
             Sdpa(Attention) "sdpa": takes(3, 5).real() => sdpa, sdpa_work;
             SdpaBwd(Attention) "sdpa_bwd": takes(6, 8).real() => sdpa_bwd, sdpa_bwd_work;
             // The same with heads inside rows, so that tensors around it need no permutation:
-            // sdpa_rows(q[B,S,N,D], k[B,T,N,D], v[B,T,N,E][, mask][, key]) -> out[B,S,H,E], logsumexp.
-            // Each N may differ: `heads` are H and the number of heads of k and v, and `first` are
-            // the places of q's, k's and v's first heads in their rows; -1: the operand is as in
-            // sdpa. sdpa_rows_bwd(dout, q, k, v, out, logsumexp[, mask][, key]) -> dq, dk, dv,
-            // in the forms of q, k, v with these heads alone; or one tensor [B,S,N,D], if q, k, v share
-            // such rows and fill them.
+            // sdpa_rows(q[B,S,N,D], k[B,T,N,D], v[B,T,N,E][, mask][, key]) -> out[B,S,H,E],
+            // logsumexp. Each N may differ: `heads` are H and the number of heads of k and v, and
+            // `first` are the places of q's, k's and v's first heads in their rows; -1: the operand
+            // is as in sdpa. sdpa_rows_bwd(dout, q, k, v, out, logsumexp[, mask][, key]) -> dq, dk,
+            // dv, in the forms of q, k, v with these heads alone; or one tensor [B,S,N,D], if q, k,
+            // v share such rows and fill them.
             SdpaRows(AttentionRows) "sdpa_rows": takes(3, 5).real() => sdpa_rows, sdpa_rows_work;
             SdpaRowsBwd(AttentionRows) "sdpa_rows_bwd": takes(6, 8).real()
                 => sdpa_rows_bwd, sdpa_rows_bwd_work;

@@ -57,9 +57,9 @@ impl Drops {
         e.b.butterfly(self.all, word, distance, self.clamp)
     }
 
-    /// Of two words, the lane keeps the first one if its bit is 0, and else the second one. It gives
-    /// the other one to the lane whose number differs in the bit, which does the same: afterwards
-    /// both have the words that they keep, in the order of the lanes.
+    /// Of two words, the lane keeps the first one if its bit is 0, otherwise the second one. It
+    /// gives the other one to the lane whose number differs in the bit, which does the same. Then
+    /// both have the words of one place, in the order of the lanes.
     fn exchanged(
         &self,
         e: &mut Emitter,

@@ -2,8 +2,9 @@
 //! scores. The same kernels work for every GPU from sm_80 on.
 //!
 //! The kernels compute `sdpa` and `sdpa_bwd` of [`ir::op`] for bf16, without a mask or with the
-//! causal one; weights may be dropped. q, out, dout, dq are [B, H, S, D], k, v, dk, dv are [B, G, T, D], where G divides H;
-//! logsumexp and delta are f32 [B, H, S]. In `sdpa_rows` and its backward, rows contain heads.
+//! causal one; weights may be dropped. q, out, dout, dq are [B, H, S, D], k, v, dk, dv are
+//! [B, G, T, D], where G divides H; logsumexp and delta are f32 [B, H, S]. In `sdpa_rows` and its
+//! backward, rows contain heads.
 //! Scores, sums and gradients are f32; probabilities and the gradients of scores are rounded to
 //! bf16 before they are multiplied, as every implementation on tensor cores does. A query without
 //! visible keys gives zeros and a logsumexp of 0.

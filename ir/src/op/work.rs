@@ -226,8 +226,8 @@ pub(super) fn sdpa_rows_work(a: &AttentionRows, c: &Call<'_>, _: &[TensorType]) 
 pub(super) fn sdpa_rows_bwd_work(a: &AttentionRows, c: &Call<'_>, _: &[TensorType]) -> Work {
     attention_rows(a, c, 1, |s| 3 * s.width + 2 * s.values)
 }
-/// Twice `each` operations for each pair of a query and a key, and, if weights are dropped, a random
-/// word. A backward draws them twice: a GPU's computes the weights in two kernels, and a processor's
+/// Twice `each` operations for each pair of a query and a key, and a random word if weights are
+/// dropped. A backward draws two: a GPU's computes the weights in two kernels, and a processor's
 /// takes longer for each. Operand `q` is q.
 fn attention(c: &Call<'_>, q: usize, pairs: f64, each: u64) -> Work {
     let from = if q == 0 { 3 } else { 6 };

@@ -1127,7 +1127,7 @@ impl<T: Scalar, W: Real + Scalar> WithSimd for Gradients<'_, '_, T, W> {
             let (dp, beyond) = dp[i * reach..][..reach].split_at_mut(seen);
             beyond.fill(W::ZERO);
             mask.apply((row + i) * s.keys + left, p);
-            // The weight of the only key that a query sees is 1, whatever its score is. Without this
+            // The weight of the only key that a query sees is 1, whatever its score is. Otherwise
             // its gradient would be a rounding error, of which Adam makes a whole step.
             let scale = if s.reach(causal, (row + i) % s.queries) == 1 {
                 W::ZERO

@@ -62,9 +62,9 @@ pub(super) fn check_rng_next(s: &Signature<'_>) -> Checked {
 
 // --- Philox ---
 
-/// Blocks of four random words side by side: words 0 of all blocks, then words 1, 2 and 3. A word is
-/// the lower half of a number: so products need no other lanes than sums, and what the upper halves
-/// have does no harm.
+/// Blocks of four random words side by side: words 0 of all blocks, then words 1, 2 and 3. A word
+/// is the lower half of a number: so products need no other lanes than sums, and what the upper
+/// halves have does no harm.
 #[inline(always)]
 fn philox<const N: usize>(mut counter: [[u64; N]; 4], mut key: [u32; 2]) -> [[u64; N]; 4] {
     for round in 0..10 {
@@ -116,12 +116,9 @@ impl Words {
     #[inline(always)]
     fn blocks<const N: usize>(&self, first: usize) -> [[u64; N]; 4] {
         let [stream, step] = [self.stream, self.step].map(|word| [u64::from(word); N]);
-        let mut counter = [[0; N], [0; N], stream, step];
-        for i in 0..N {
-            let block = (first + i) as u64;
-            (counter[0][i], counter[1][i]) = (block, block >> 32);
-        }
-        philox(counter, self.key)
+        let low = std::array::from_fn(|i| (first + i) as u64);
+        let high = low.map(|block| block >> 32);
+        philox([low, high, stream, step], self.key)
     }
 }
 

@@ -80,8 +80,8 @@ fn work(kernel: &Kernel, ins: &[Operand], outs: &[Operand]) -> u128 {
                 BatchNorm BatchNormBwd MaxPool2dBwd Embedding EmbeddingBwd NllLoss NllSum NllLossBwd
                 Gather Scatter ScatterAdd ScatterValue Index IndexPut Reshape Detach Permute Expand
                 Flip Slice SliceScatter Cat Pad Full Arange Rand Randn Dropout DropoutBwd
-                RoundRandom DropoutKey RngNext SumSquares ClipScale Adamw AdamwSplit Adamw8bit Nf4 Sgd
-                SgdMomentum Fused Extern
+                RoundRandom DropoutKey RngNext SumSquares ClipScale Adamw AdamwSplit Adamw8bit Nf4
+                Sgd SgdMomentum Fused Extern
             ),
             _,
         ) => 0,

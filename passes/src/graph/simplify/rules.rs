@@ -1875,10 +1875,9 @@ fn mask_of_heads(s: &mut Scope<'_>, matrices: &str) -> Option<()> {
     };
     let (batch, heads) = (u64::try_from(batch).ok()?, u64::try_from(heads).ok()?);
     (batch * heads == n).then_some(())?;
-    let mask = match s.shape("?m")? {
-        &[rows, columns] => vec![1, 1, rows, columns],
-        &[1, rows, columns] => vec![1, 1, rows, columns],
-        &[all, rows, columns] if all == n => vec![batch, heads, rows, columns],
+    let mask = match *s.shape("?m")? {
+        [rows, columns] | [1, rows, columns] => vec![1, 1, rows, columns],
+        [all, rows, columns] if all == n => vec![batch, heads, rows, columns],
         _ => return None,
     };
     s.bind_shape("?u", &mask);
