@@ -142,7 +142,10 @@ pub static FORMS: &[Rule] = &[
             "(matmul (permute ?a ?d) ?b ?ta ?tb)",
             "(matmul (permute ?a ?e) ?b ?nta ?tb)",
         )],
-        |s| other_permutation(s, "?a", ["?ta", "?nta"]),
+        |s| {
+            other_permutation(s, "?a")?;
+            negated(s, "?ta", "?nta")
+        },
         Exact,
         "a=f32[3,2,4] b=f32[2,3,5] d=[1,2,0] ta=false tb=false other=(permute ?a [1,0,2])",
     ),
@@ -152,7 +155,10 @@ pub static FORMS: &[Rule] = &[
             "(matmul ?a (permute ?b ?d) ?ta ?tb)",
             "(matmul ?a (permute ?b ?e) ?ta ?ntb)",
         )],
-        |s| other_permutation(s, "?b", ["?tb", "?ntb"]),
+        |s| {
+            other_permutation(s, "?b")?;
+            negated(s, "?tb", "?ntb")
+        },
         Exact,
         "a=f32[2,5,4] b=f32[3,2,4] d=[1,2,0] ta=false tb=false other=(permute ?b [1,0,2])",
     ),
@@ -1009,21 +1015,21 @@ fn turned(s: &mut Scope<'_>, from: &str, to: &str) -> Option<()> {
         [1, 0] | [0, 2, 1] => {}
         _ => return None,
     }
-    let Literal::Bool(flag) = *s.literal(from)? else {
-        return None;
-    };
-    s.bind(to, Literal::Bool(!flag));
-    Some(())
+    negated(s, from, to)
 }
 
 /// Binds `?e`, the permutation of `x` that exchanges the rows and columns of permutation `?d`, if
-/// the graph has it; and the flag of a product that takes it back.
-fn other_permutation(s: &mut Scope<'_>, x: &str, [from, to]: [&str; 2]) -> Option<()> {
+/// the graph has it.
+fn other_permutation(s: &mut Scope<'_>, x: &str) -> Option<()> {
     let mut dims = s.ints("?d")?;
     let n = dims.len();
     (n == 3).then(|| dims.swap(n - 2, n - 1))?;
     s.bind("?e", Literal::Ints(dims));
-    s.find(&format!("(permute {x} ?e)"))?;
+    s.find(&format!("(permute {x} ?e)")).map(|_| ())
+}
+
+/// Binds the other flag.
+fn negated(s: &mut Scope<'_>, from: &str, to: &str) -> Option<()> {
     let Literal::Bool(flag) = *s.literal(from)? else {
         return None;
     };

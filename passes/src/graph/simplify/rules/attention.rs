@@ -1,6 +1,6 @@
 //! Attention, however a tracer or a model writes it, and its gradients.
 
-use super::{HALVES, SUMS, always, near, product_of_scales, rule, scales};
+use super::{HALVES, SUMS, always, near, other_permutation, product_of_scales, rule, scales};
 use crate::graph::simplify::rule::Close::Exact;
 use crate::graph::simplify::rule::{Rule, Scope};
 use crate::graph::simplify::term::Literal;
@@ -13,23 +13,18 @@ pub(super) static PATTERNS: &[Rule] = &[
     rule(
         "heads-turned",
         &[(
-            "(permute (reshape ?x ?h) [0,1,3,2])",
-            "(reshape (permute ?x [0,2,1]) ?t)",
+            "(permute (reshape (permute ?x ?d) ?h) [0,1,3,2])",
+            "(reshape (permute ?x ?e) ?t)",
         )],
         |s| {
-            let (&[n, ..], heads) = (s.shape("?x")?, s.ints("?h")?) else {
+            let &[batch, heads, rows, columns] = &s.ints("?h")?[..] else {
                 return None;
             };
-            let &[batch, each, rows, columns] = &heads[..] else {
-                return None;
-            };
-            let fits = s.shape("?x")?.len() == 3 && i64::try_from(n) == Ok(batch * each);
-            fits.then_some(())?;
-            s.bind("?t", Literal::Ints(vec![batch, each, columns, rows]));
-            Some(())
+            s.bind("?t", Literal::Ints(vec![batch, heads, columns, rows]));
+            other_permutation(s, "?x")
         },
         Exact,
-        "x=f32[6,4,5] h=[2,3,4,5]",
+        "x=f32[6,4,5] d=[0,2,1] other=(permute ?x [0,1,2]) h=[2,3,5,4]",
     ),
     rule(
         "softmax-of-matrices",
@@ -259,6 +254,26 @@ pub(super) static PATTERNS: &[Rule] = &[
         always,
         SUMS,
         "q=f32[2,3,4,5] k=f32[2,3,6,5] c=0.3 m=f32[4,6] t=f32 s=[]",
+    ),
+    // Rows without weights have no gradient, with a guard or without.
+    rule(
+        "guarded-softmax-bwd",
+        &[(
+            "(softmax_bwd (where (any (logical_not (eq_scalar ?x -inf)) [3] true) ?dp
+                (full ?t ?s 0.0)) ?y 3)",
+            "(softmax_bwd ?dp ?y 3)",
+        )],
+        |s| {
+            let all = s.shape("?x")?.to_vec();
+            s.bind_shape("?all", &all);
+            let guarded = "(where (any (logical_not (eq_scalar ?x -inf)) [3] true) (softmax ?x 3)
+                (full ?t ?all 0.0))";
+            s.same(s.find(guarded), s.id("?y"))
+        },
+        SUMS,
+        "x=f32[2,3,4,6] dp=f32[2,3,4,6] t=f32 s=[] \
+         y=(where (any (logical_not (eq_scalar ?x -inf)) [3] true) (softmax ?x 3) (full ?t \
+         [2,3,4,6] 0.0))",
     ),
     // Scores that are replaced take no part. Code that chooses a finite number means the same, and
     // it is the same if each row has a score that stays.
