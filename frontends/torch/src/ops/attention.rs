@@ -154,8 +154,6 @@ const EFFICIENT: Variant = Variant {
 
 /// The attributes that forward and backward share.
 fn attrs(c: &mut Call<'_>, q: Ref) -> Result<[(&'static str, Attr); 2]> {
-    let dropout = c.float_or("dropout_p", 0.0)?;
-    ensure(dropout == 0.0, "attention with dropout")?;
     let &[_, _, _, width] = c.ty(q).shape() else {
         return Err("the queries have another rank".into());
     };
@@ -178,7 +176,14 @@ fn mask(c: &mut Call<'_>, variant: Variant, q: Ref) -> Result<Option<Ref>> {
     }
 }
 
+/// Of an operation whose kernel alone knows which weights it drops.
+fn drops_nothing(c: &mut Call<'_>) -> Result<()> {
+    let dropout = c.float_or("dropout_p", 0.0)?;
+    ensure(dropout == 0.0, "attention with dropout")
+}
+
 fn attention(c: &mut Call<'_>, variant: Variant) -> Result<Results> {
+    drops_nothing(c)?;
     let (q, k, v) = (c.tensor("query")?, c.tensor("key")?, c.tensor("value")?);
     let attrs = attrs(c, q)?;
     let mask = mask(c, variant, q)?;
@@ -209,6 +214,7 @@ fn attention(c: &mut Call<'_>, variant: Variant) -> Result<Results> {
 }
 
 fn backward(c: &mut Call<'_>, variant: Variant) -> Result<Results> {
+    drops_nothing(c)?;
     let dy = match c.opt_tensor("grad_out")? {
         Some(dy) => dy,
         None => c.tensor("grad_out_")?,
