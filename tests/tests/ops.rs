@@ -145,7 +145,7 @@ fn random_operators_have_their_distributions() {
     machine.write_input("p", &p).unwrap();
     machine.step().unwrap();
     // They are the last ones of the file.
-    let names = &outputs[outputs.len() - 5..];
+    let names = &outputs[outputs.len() - 6..];
     let numbers: Vec<Vec<f64>> = names
         .iter()
         .map(|name| {
@@ -158,9 +158,11 @@ fn random_operators_have_their_distributions() {
         .collect();
     let mean = |list: &[f64]| list.iter().sum::<f64>() / list.len() as f64;
     let squares = |list: &[f64]| list.iter().map(|x| x * x).collect::<Vec<f64>>();
-    let [alpha, feature, both, normal] = &numbers[..4] else {
-        panic!("four lists")
+    let [attended, alpha, feature, both, normal] = &numbers[..5] else {
+        panic!("five lists")
     };
+    // Rows of weights with the sum 1, of which some are dropped.
+    assert!((mean(attended) - 1.0).abs() < 0.1 && attended.iter().any(|x| (x - 1.0).abs() > 0.01));
     assert!(mean(alpha).abs() < 0.2 && (mean(&squares(alpha)) - 1.0).abs() < 0.3);
     let scale = 1.0 / 0.75;
     for dropped in feature.chunks(4) {
@@ -172,7 +174,7 @@ fn random_operators_have_their_distributions() {
         assert!(dropped.iter().all(|&x| x == dropped[0]), "{dropped:?}");
     }
     assert!(mean(&squares(normal)) > 2.5 && mean(&squares(normal)) < 6.0);
-    let bytes = machine.read_output(&names[4]).unwrap();
+    let bytes = machine.read_output(&names[5]).unwrap();
     let mut order: Vec<i64> = bytes
         .chunks_exact(8)
         .map(|b| i64::from_le_bytes(b.try_into().unwrap()))

@@ -198,7 +198,7 @@ fn random_operators_share_one_state() {
             _ => None,
         })
         .collect();
-    assert_eq!(random, (0..13).collect::<Vec<i64>>());
+    assert_eq!(random, (0..14).collect::<Vec<i64>>());
     let last = &graph.nodes[*graph.order.last().unwrap()];
     assert_eq!(
         (last.op.name(), last.phase, last.outputs[0]),

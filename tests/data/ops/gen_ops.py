@@ -430,6 +430,8 @@ class Random(torch.nn.Module):
             "dropped": dropped[0], "mask": dropped[1],
             "dropout_backward": aten.native_dropout_backward(x, dropped[1], 4 / 3),
             "dropout_eval": aten.native_dropout(x, 0.25, False)[0],
+            # The weights of a row have the sum 1, and so has its result, on average.
+            "attention": aten.scaled_dot_product_attention(x[None, None], x[None, None], p[None, None], None, 0.25),
             "alpha_dropout": aten.alpha_dropout(x, 0.25, True),
             "feature_dropout": aten.feature_dropout(torch.ones(64, 6, 4), 0.25, True),
             "feature_alpha_dropout": aten.feature_alpha_dropout(torch.zeros(64, 6, 4), 0.25, True),
