@@ -18,11 +18,11 @@ import time
 from typing import Any
 
 import torch
+from lighterage.backend import backend
 from torch import nn
 from torch.nn import functional as F
 
 import lighterage
-from lighterage.backend import backend
 
 WARM_UP = 3
 HEADS, WIDTH, LAYERS, BATCH, SHARE = 8, 512, 4, 4, 0.1

@@ -650,7 +650,7 @@ def attention_in_parts() -> Iterator[None]:
     By default torch casts operands in half precision to f32 for it. Here the parts become one kernel, which computes in
     f32 by itself.
     """
-    allows = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    allows = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
     try:
         with sdpa_kernel(SDPBackend.MATH):
