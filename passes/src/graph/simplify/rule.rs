@@ -113,13 +113,6 @@ impl Scope<'_> {
             Literal::Ints(shape.iter().map(|&d| d as i64).collect()),
         );
     }
-    /// Binds a variable to a formula over bound variables, which may be new. `None` if it is not
-    /// well-formed.
-    pub(super) fn bind_term(&mut self, name: &str, text: &str) -> Option<()> {
-        let id = add(self.terms, &parse(text).ast, &self.subst)?;
-        self.subst.insert(var(name), id);
-        Some(())
-    }
     /// The class of a formula over bound variables, if it exists.
     pub(super) fn find(&self, text: &str) -> Option<Id> {
         lookup(self.terms, &parse(text).ast, &self.subst)

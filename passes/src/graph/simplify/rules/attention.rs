@@ -100,16 +100,6 @@ pub(super) static PATTERNS: &[Rule] = &[
         Exact,
         "x=f32[6,4,5] m=bool[4,5] t=f32 low=-inf h=[1,6,4,5]",
     ),
-    rule(
-        "replaced-matrices",
-        &[(
-            "(reshape (where ?m (full ?t [] ?low) ?x) ?h)",
-            "(where (reshape ?m ?u) (full ?t [] ?low) (reshape ?x ?h))",
-        )],
-        |s| mask_of_heads(s, "?x"),
-        Exact,
-        "x=f32[6,4,5] m=bool[1,4,5] t=f32 low=-inf h=[1,6,4,5]",
-    ),
     // Attention. Scores, probabilities and their gradients have their own names, because the
     // products are written in many ways; see `STEPS`. A row whose mask hides every position has
     // probabilities of 0 in `sdpa`. A plain softmax with a mask of -inf gives NaN there, so NaN
@@ -275,6 +265,17 @@ pub(super) static PATTERNS: &[Rule] = &[
          y=(where (any (logical_not (eq_scalar ?x -inf)) [3] true) (softmax ?x 3) (full ?t \
          [2,3,4,6] 0.0))",
     ),
+    // A choice has what it computes first, so that each rule has one form for all.
+    rule(
+        "where-replaced",
+        &[(
+            "(where ?n (full ?t ?s ?v) ?x)",
+            "(where (logical_not ?n) ?x (full ?t ?s ?v))",
+        )],
+        always,
+        Exact,
+        "n=bool[4,6] t=f32 s=[] v=-inf x=f32[2,3,4,6]",
+    ),
     // Scores that are replaced take no part. Code that chooses a finite number means the same, and
     // it is the same if each row has a score that stays.
     rule(
@@ -292,20 +293,6 @@ pub(super) static PATTERNS: &[Rule] = &[
          1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1])) ;
          q=f32[2,3,4,5] k=f32[2,3,6,5] c=0.3 t=f32 s=[2,3,4,6] low=-inf m=(ge (reshape (arange i64 \
          [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1]))",
-    ),
-    rule(
-        "probs-replaced",
-        &[(
-            "(softmax (where ?n (full ?t ?s ?low) (scores ?q ?k ?c)) 3)",
-            "(probs ?q ?k ?m ?c false)",
-        )],
-        |s| {
-            unscaled(s)?;
-            hides_others(s)
-        },
-        SUMS,
-        "q=f32[2,3,4,5] k=f32[2,3,6,5] c=0.3 t=f32 s=[] low=-inf n=(lt (reshape (arange i64 [6] 0 \
-         1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1])) m=(logical_not ?n)",
     ),
     // In half precision the softmax may be of scores in f32, as autocast has it on GPUs.
     rule(
@@ -346,21 +333,6 @@ pub(super) static PATTERNS: &[Rule] = &[
          m=(ge (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1]))",
     ),
     rule(
-        "probs-replaced-widened",
-        &[(
-            "(softmax (cast (where ?n (full ?t ?s ?low) (scores ?q ?k ?c)) ?w) 3)",
-            "(cast (probs ?q ?k ?m ?c false) ?w)",
-        )],
-        |s| {
-            unscaled_halves(s)?;
-            hides_others(s)
-        },
-        HALVES,
-        "q=bf16[2,3,4,5] k=bf16[2,3,6,5] c=0.3 w=f32 t=bf16 s=[] low=-inf \
-         n=(lt (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1])) \
-         m=(logical_not ?n)",
-    ),
-    rule(
         "probs-widened-chosen",
         &[(
             "(softmax (where ?m (cast (scores ?q ?k ?c) ?w) (full ?t ?s ?low)) 3)",
@@ -373,21 +345,6 @@ pub(super) static PATTERNS: &[Rule] = &[
         HALVES,
         "q=bf16[2,3,4,5] k=bf16[2,3,6,5] c=0.3 w=f32 t=f32 s=[] low=-inf \
          m=(ge (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1]))",
-    ),
-    rule(
-        "probs-widened-replaced",
-        &[(
-            "(softmax (where ?n (full ?t ?s ?low) (cast (scores ?q ?k ?c) ?w)) 3)",
-            "(cast (probs ?q ?k ?m ?c false) ?w)",
-        )],
-        |s| {
-            unscaled_halves(s)?;
-            hides_others(s)
-        },
-        HALVES,
-        "q=bf16[2,3,4,5] k=bf16[2,3,6,5] c=0.3 w=f32 t=f32 s=[] low=-inf \
-         n=(lt (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1])) \
-         m=(logical_not ?n)",
     ),
     rule(
         "dropped-probs-widened",
@@ -432,16 +389,6 @@ pub(super) static PATTERNS: &[Rule] = &[
         &[(
             "(cast (where ?m ?x (full ?t ?s 0.0)) ?h)",
             "(where ?m (cast ?x ?h) (full ?h ?s 0.0))",
-        )],
-        |s| s.is_a("?x", OpKind::SoftmaxBwd).then_some(()),
-        Exact,
-        "dy=f32[2,3,4,6] y=f32[2,3,4,6] x=(softmax_bwd ?dy ?y 3) m=bool[4,6] t=f32 s=[] h=bf16",
-    ),
-    rule(
-        "replaced-gradients-narrowed",
-        &[(
-            "(cast (where ?m (full ?t ?s 0.0) ?x) ?h)",
-            "(where ?m (full ?h ?s 0.0) (cast ?x ?h))",
         )],
         |s| s.is_a("?x", OpKind::SoftmaxBwd).then_some(()),
         Exact,
@@ -537,18 +484,6 @@ pub(super) static PATTERNS: &[Rule] = &[
          m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1]))",
     ),
     rule(
-        "scores-replaced-bwd",
-        &[(
-            "(where ?n (full ?t ?s 0.0) (dscores ?do ?q ?k ?v ?m ?drop ?c))",
-            "(dscores ?do ?q ?k ?v ?m ?drop ?c)",
-        )],
-        |s| s.same(s.find("(logical_not ?n)"), s.id("?m")),
-        SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 drop=none t=f32 s=[] \
-         n=(lt (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1])) \
-         m=(logical_not ?n)",
-    ),
-    rule(
         "matrices-chosen-bwd",
         &[(
             "(where ?n (reshape (dscores ?do ?q ?k ?v ?m ?drop ?c) ?s3) (full ?t ?s 0.0))",
@@ -563,22 +498,6 @@ pub(super) static PATTERNS: &[Rule] = &[
         "do=f32[1,6,4,7] q=f32[1,6,4,5] k=f32[1,6,6,5] v=f32[1,6,6,7] c=0.3 drop=none t=f32 s=[] \
          s3=[6,4,6] n=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) \
          [4,1])) m=(reshape ?n [1,1,4,6])",
-    ),
-    rule(
-        "matrices-replaced-bwd",
-        &[(
-            "(where ?n (full ?t ?s 0.0) (reshape (dscores ?do ?q ?k ?v ?m ?drop ?c) ?s3))",
-            "(reshape (dscores ?do ?q ?k ?v ?m ?drop ?c) ?s3)",
-        )],
-        |s| {
-            let heads = s.shape("?m")?.to_vec();
-            s.bind_shape("?u", &heads);
-            s.same(s.find("(logical_not (reshape ?n ?u))"), s.id("?m"))
-        },
-        SUMS,
-        "do=f32[1,6,4,7] q=f32[1,6,4,5] k=f32[1,6,6,5] v=f32[1,6,6,7] c=0.3 drop=none t=f32 s=[] \
-         s3=[6,4,6] n=(lt (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) \
-         [4,1])) m=(logical_not (reshape ?n [1,1,4,6]))",
     ),
     rule(
         "attention-dq",
@@ -902,13 +821,6 @@ fn hides(s: &mut Scope<'_>) -> Option<()> {
         (low <= FINITE).then_some(())?;
         causal(s)
     })
-}
-
-/// The same of scores where `?n` holds; binds the mask.
-fn hides_others(s: &mut Scope<'_>) -> Option<()> {
-    (s.ty("?n")?.dtype() == DType::Bool).then_some(())?;
-    s.bind_term("?m", "(logical_not ?n)")?;
-    hides(s)
 }
 
 /// A number that code chooses for scores that shall have no weight; others are lower.
