@@ -51,12 +51,6 @@ impl Drops {
         e.b.muli(row, self.blocks)
     }
 
-    /// The words of the lane whose number differs in the bit `distance`.
-    fn other(&self, e: &mut Emitter, word: Value, distance: i64) -> Value {
-        let distance = e.b.int(distance);
-        e.b.butterfly(self.all, word, distance, self.clamp)
-    }
-
     /// Of two words, the lane keeps the first one if its bit is 0, otherwise the second one. It
     /// gives the other one to the lane whose number differs in the bit, which does the same. Then
     /// both have the words of one place, in the order of the lanes.
@@ -69,7 +63,8 @@ impl Drops {
     ) -> [Value; 2] {
         let given = e.b.select(is_second, first, second);
         let kept = e.b.select(is_second, second, first);
-        let got = self.other(e, given, distance);
+        let distance = e.b.int(distance);
+        let got = e.b.butterfly(self.all, given, distance, self.clamp);
         [
             e.b.select(is_second, got, kept),
             e.b.select(is_second, kept, got),

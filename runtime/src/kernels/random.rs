@@ -100,11 +100,14 @@ struct Words {
 impl Words {
     /// Operand `rng` is [seed, step].
     fn new(call: &Call<'_>, rng: usize) -> Words {
-        let rng = call.input::<i64>(rng);
+        Words::of(call.input(rng), call.int("stream"))
+    }
+    /// The seed and the step come first.
+    fn of(rng: &[i64], stream: i64) -> Words {
         let (seed, step) = (rng[0] as u64, rng[1] as u32);
         Words {
             key: [seed as u32, (seed >> 32) as u32],
-            stream: call.int("stream") as u32,
+            stream: stream as u32,
             step,
         }
     }
@@ -189,13 +192,8 @@ impl Dropped {
     /// Operand `key` is what [`dropout_key`] writes.
     pub(super) fn by(call: &Call<'_>, key: usize) -> Dropped {
         let key = call.input::<i64>(key);
-        let (seed, step) = (key[0] as u64, key[1] as u32);
         Dropped {
-            words: Words {
-                key: [seed as u32, (seed >> 32) as u32],
-                stream: key[2] as u32,
-                step,
-            },
+            words: Words::of(key, key[2]),
             p: f64::from_bits(key[3] as u64),
         }
     }
