@@ -77,18 +77,24 @@ struct Traced {
 
 impl Traced {
     fn new(request: &Request<'_>, here: &Here, kernels: Kernels) -> Result<Traced, Error> {
-        // What fits into the device's memory is measured: any plan has the same ops.
-        let options = Options {
-            budget: Budget::Device,
-            planner: Planner::Auto,
-            host: None,
-            ..request.options(kernels)
-        };
-        let optimizer = options.optimizer;
+        let optimizer = request.options.optimizer;
         let cost = Roofline::new(&here.device);
-        let graph = request.graph.clone();
-        let compiled = pipeline::compile(graph, &options, &here.device, &cost, &mut |_| ());
-        let mut compiled = compiled?;
+        let compile = |planner: Planner| {
+            let options = Options {
+                budget: Budget::Device,
+                host: None,
+                planner,
+                ..request.options(kernels)
+            };
+            let graph = request.graph.clone();
+            pipeline::compile(graph, &options, &here.device, &cost, &mut |_| ())
+        };
+        // Only if not all fits on the device, another plan is measured: it may run updates on the
+        // host, whose time on the device is then unknown.
+        let mut compiled = match compile(Planner::Keep) {
+            Err(pipeline::Error::Infeasible(_)) => compile(Planner::Auto),
+            compiled => compiled,
+        }?;
         // The graph has no groups then, but its ops still run by generated kernels.
         compiled.options.kernels = Kernels::Generated;
         let target = here.device.sm.and_then(Target::gpu);
