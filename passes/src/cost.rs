@@ -286,23 +286,32 @@ impl Cost for Roofline {
 }
 
 /// Bytes that a node reads and writes. An op that takes some elements of its first operand reads
-/// only those, and attention only its own heads of rows.
+/// only those, a kernel only those of its views, and attention only its own heads of rows.
 fn operand_bytes(graph: &Graph, node: Node) -> u64 {
     let data = &graph.nodes[node];
-    let bytes = |&v: &Value| graph.values[v].ty.bytes();
+    let ty = |&v: &Value| &graph.values[v].ty;
+    let bytes = |v: &Value| ty(v).bytes();
     let all: u64 = data.inputs.iter().chain(&data.outputs).map(bytes).sum();
+    // All bytes, if of these tensors only so many elements are read.
+    let reading = |types: &[&TensorType], read: &[u64]| {
+        let parts = types.iter().zip(read);
+        parts.fold(all, |all, (ty, n)| {
+            all - ty.bytes() + n * ty.bytes() / ty.numel().max(1)
+        })
+    };
     match (&data.op, &data.inputs[..], &data.outputs[..]) {
         (Op::Slice(_) | Op::Embedding(_) | Op::Gather(_) | Op::Index, [from, ..], [taken]) => {
             all - bytes(from) + bytes(taken)
         }
+        (Op::Fused(fused), inputs, _) => {
+            let types: Vec<&TensorType> = inputs.iter().map(ty).collect();
+            reading(&types, &fused.body.read(&types))
+        }
         (Op::SdpaRows(a), [q, k, v, ..], _) | (Op::SdpaRowsBwd(a), [_, q, k, v, ..], _) => {
-            let qkv = [q, k, v].map(|&value| &graph.values[value].ty);
-            let it = Attending::rows(a, qkv.map(TensorType::shape), 0);
+            let types = [q, k, v].map(ty);
+            let it = Attending::rows(a, types.map(TensorType::shape), 0);
             let read = it.expect("typed attention should have sizes").numbers();
-            let bytes =
-                |(ty, n): (&TensorType, u64)| (ty.bytes(), n * ty.bytes() / ty.numel().max(1));
-            let parts = qkv.into_iter().zip(read).map(bytes);
-            parts.fold(all, |all, (whole, part)| all - whole + part)
+            reading(&types, &read)
         }
         _ => all,
     }
@@ -497,6 +506,25 @@ mod tests {
         assert_eq!(nanos(slice), 1000.0 + 2.0 * 400.0);
         let all = "  fwd - %y = neg %x : f32[1000,10]";
         assert_eq!(nanos(all), 1000.0 + 2.0 * 40_000.0);
+    }
+
+    /// Two halves of a row are two views of one operand, which also may be read as a whole.
+    #[test]
+    fn a_kernel_reads_its_views() {
+        let halves = "%1 = slice %0 dim=1 end=5 start=0 step=1 | \
+            %2 = slice %0 dim=1 end=10 start=5 step=1 | %3 = mul %1, %2";
+        let row = "%1 = slice %0 dim=0 end=1 start=0 step=1";
+        let test = devices::named("test").unwrap();
+        let nanos = |body: &str, shape: &str| {
+            let node = format!("  fwd - %y = fused %x body={{{body}}} : f32[{shape}]");
+            (1e3 * times(&test, &node).1[0]).round() - 1000.0
+        };
+        let written = 20_000.0;
+        assert_eq!(nanos(&format!("{halves} | %3"), "1000,5"), 40_000.0 + written);
+        let one = format!("{row} | %2 = tanh %1 | %3 = neg %1 | %4 = mul %2, %3 | %4");
+        assert_eq!(nanos(&one, "1,10"), 2.0 * 40.0);
+        let all = format!("{row} | %2 = neg %0 | %3 = mul %1, %2 | %3");
+        assert_eq!(nanos(&all, "1000,10"), 2.0 * 40_000.0);
     }
 
     /// Attention reads three of the five heads of its rows.

@@ -120,6 +120,29 @@ impl Body {
         }
         types(&self.steps, operands.iter().copied())
     }
+    /// The number of elements that the kernel reads of each operand. Of an operand of which only
+    /// views are read, these are the elements of the views. The types should fit.
+    pub fn read(&self, operands: &[&TensorType]) -> Vec<u64> {
+        let whole = operands.iter().map(|ty| ty.numel());
+        let Ok(types) = self.types(operands) else {
+            return whole.collect();
+        };
+        let mut read = vec![0_u64; self.operands];
+        // The operand of which a value is an alias or a view, until a step has read it.
+        let mut unread: Vec<Option<usize>> = (0..self.operands).map(Some).collect();
+        for step in &self.steps {
+            let is_view = View::is_made_by(&step.op);
+            for &v in step.inputs.iter().filter(|_| !is_view) {
+                if let Some(operand) = unread[v].take() {
+                    read[operand] += types[v].numel();
+                }
+            }
+            let of = step.inputs.first().filter(|_| is_view);
+            let operand = of.and_then(|&v| unread[v]);
+            unread.extend(vec![operand; step.outputs]);
+        }
+        read.iter().zip(whole).map(|(&n, all)| n.min(all)).collect()
+    }
     /// The rows and columns of its kernel, for operands of these types.
     pub fn space(&self, operands: &[&TensorType]) -> Result<Space, SpaceError> {
         Space::new(
