@@ -520,7 +520,10 @@ mod tests {
             (1e3 * times(&test, &node).1[0]).round() - 1000.0
         };
         let written = 20_000.0;
-        assert_eq!(nanos(&format!("{halves} | %3"), "1000,5"), 40_000.0 + written);
+        assert_eq!(
+            nanos(&format!("{halves} | %3"), "1000,5"),
+            40_000.0 + written
+        );
         let one = format!("{row} | %2 = tanh %1 | %3 = neg %1 | %4 = mul %2, %3 | %4");
         assert_eq!(nanos(&one, "1,10"), 2.0 * 40.0);
         let all = format!("{row} | %2 = neg %0 | %3 = mul %1, %2 | %3");

@@ -24,6 +24,9 @@
 //! 6. A cast of the backward to fewer bytes joins the kernel that computes its operand, which
 //!    others read too: it saves one reading of the operand. (In the forward it stays apart, so that
 //!    it can be computed again alone.)
+//! 7. Ops that compute and read only tiny values, such as a cell of a recurrent network, form a
+//!    group, if no other node has to wait for it. Then one kernel starts instead of several, and
+//!    it makes no difference to memory whether a tiny value can be computed again alone.
 //!
 //! If a profile shows that a group is slower than its ops, the ops stay separate.
 //!
@@ -58,6 +61,12 @@ const SMALL_UPDATE: u64 = 64 << 10;
 /// this number. No plan needs fewer bytes than this node reads, so no peak rises by more than this
 /// share.
 const EXCESS: u64 = 1000;
+/// Bytes of a tiny value. A kernel takes hardly longer for it than for its launch.
+const TINY: u64 = 256 << 10;
+/// Tiny values are also smaller than what the forward keeps, divided by this number.
+const TINY_SHARE: u64 = 256;
+/// A group around tiny values may keep alive the bytes of this number of them.
+const TINY_HELD: u64 = 4;
 /// A value is small compared with another value that has this number of times its elements.
 const SMALL: u64 = 8;
 
@@ -235,7 +244,7 @@ impl<'a> Groups<'a> {
         }
     }
 
-    /// Rules 2 to 6. Each copy is grouped with its reader first.
+    /// Rules 2 to 7. Each copy is grouped with its reader first.
     fn find(&mut self, copies: &[(Node, Node)]) {
         for &(copy, reader) in copies {
             self.merge(&[copy, reader]);
@@ -258,6 +267,7 @@ impl<'a> Groups<'a> {
                 self.merge(&[node, maker]);
             }
         }
+        self.join_tiny();
         self.join_moments();
         self.join_updates();
     }
@@ -399,24 +409,82 @@ impl<'a> Groups<'a> {
         (bytes(to) < bytes(from)).then_some(maker)
     }
 
+    /// Rule 7: what computes a tiny value and what reads it.
+    fn join_tiny(&mut self) {
+        let graph = self.graph;
+        let most = TINY.min(self.kept_bytes() / TINY_SHARE);
+        let tiny = |&node: &Node| {
+            let data = &graph.nodes[node];
+            let read = data.inputs.iter().filter(|_| !moves(&data.op));
+            let mut all = read.chain(&data.outputs);
+            all.all(|&value| graph.values[value].ty.bytes() <= most)
+        };
+        let may_join =
+            |node: &Node| may_join(graph, *node) && graph.nodes[*node].phase != Phase::Optimizer;
+        for &node in graph.order.iter().filter(|node| tiny(node)) {
+            let outputs = &graph.nodes[node].outputs;
+            let readers = outputs
+                .iter()
+                .flat_map(|&v| self.readers[v].iter().flatten());
+            let around = readers.chain([&node]).copied().filter(may_join);
+            let around: Vec<Node> = BTreeSet::from_iter(around).into_iter().collect();
+            for pair in around.windows(2) {
+                let groups = pair.iter().map(|&node| self.group[node]).collect();
+                let members = self.joined(&groups);
+                if members.iter().all(tiny) && !self.makes_others_wait(&members) {
+                    self.merge_within(pair, TINY_HELD * most);
+                }
+            }
+        }
+    }
+
+    /// The most bytes of the forward that are kept for the backward at a time.
+    fn kept_bytes(&self) -> u64 {
+        let graph = self.graph;
+        // By position, the bytes that a node makes and those that die after it.
+        let mut made = vec![0; graph.order.len()];
+        let mut dead = made.clone();
+        for (value, data) in graph.values.iter() {
+            let Some(node) = graph.def_node(value) else {
+                continue;
+            };
+            let is_kept =
+                graph.nodes[node].phase == Phase::Forward && !graph.nodes[node].op.is_alias();
+            let readers = self.readers[value].iter().flatten();
+            let later = readers.filter(|&&reader| graph.nodes[reader].phase == Phase::Backward);
+            let last = later.map(|&reader| self.position[reader]).max();
+            if let Some(last) = last.filter(|_| is_kept) {
+                made[self.position[node]] += data.ty.bytes();
+                dead[last] += data.ty.bytes();
+            }
+        }
+        let alive = made.iter().zip(dead).scan(0, |alive, (made, dead)| {
+            let most = *alive + made;
+            *alive = most - dead;
+            Some(most)
+        });
+        alive.max().unwrap_or(0)
+    }
+
     /// Joins the groups of these nodes to one group, if that is allowed.
     fn merge(&mut self, nodes: &[Node]) -> bool {
+        self.merge_within(nodes, 0)
+    }
+
+    /// The same for groups that keep at most `more` bytes alive in addition to what they save.
+    fn merge_within(&mut self, nodes: &[Node], more: u64) -> bool {
         let groups: BTreeSet<usize> = nodes.iter().map(|&node| self.group[node]).collect();
         let Some(&first) = groups.first().filter(|_| 1 < groups.len()) else {
             return false;
         };
-        let mut members: Vec<Node> = groups
-            .iter()
-            .flat_map(|&g| self.members[g].iter().copied())
-            .collect();
-        members.sort_unstable_by_key(|&node| self.position[node]);
+        let members = self.joined(&groups);
         let phase = self.graph.nodes[members[0]].phase;
         let alike =
             |&node: &Node| may_join(self.graph, node) && self.graph.nodes[node].phase == phase;
         if !members.iter().all(alike)
             || self.makes_updates_wait(&members)
             || self.circular(&groups, &members)
-            || self.place(&members).is_none()
+            || self.place(&members, more).is_none()
         {
             return false;
         }
@@ -429,6 +497,33 @@ impl<'a> Groups<'a> {
         members.iter().for_each(|&node| self.group[node] = first);
         self.members[first] = members;
         true
+    }
+
+    /// The members of groups, in the graph's order.
+    fn joined(&self, groups: &BTreeSet<usize>) -> Vec<Node> {
+        let members = groups.iter().flat_map(|&g| &self.members[g]);
+        let mut members: Vec<Node> = members.copied().collect();
+        members.sort_unstable_by_key(|&node| self.position[node]);
+        members
+    }
+
+    /// True if a node that runs before the last of these members would wait for it, because it
+    /// needs one of the others.
+    fn makes_others_wait(&self, members: &[Node]) -> bool {
+        let mut waiting: BTreeSet<Node> = members.iter().copied().collect();
+        let [first, .., last] = members else {
+            return false;
+        };
+        let between = &self.graph.order[self.position[*first]..self.position[*last]];
+        between.iter().any(|&node| {
+            let data = &self.graph.nodes[node];
+            let mut made = data.inputs.iter().filter_map(|&v| self.graph.def_node(v));
+            let waits = !members.contains(&node) && made.any(|node| waiting.contains(&node));
+            if waits {
+                waiting.insert(node);
+            }
+            waits && !data.op.is_alias()
+        })
     }
 
     /// True if a number for several updates would be computed by the kernel of one of them, for
@@ -635,7 +730,7 @@ impl<'a> Groups<'a> {
     /// The position at which a group of these members keeps no more bytes alive than separate
     /// members: late, or as soon as its operands are computed. `None` if it keeps more at both
     /// positions.
-    fn place(&self, members: &[Node]) -> Option<usize> {
+    fn place(&self, members: &[Node], more: u64) -> Option<usize> {
         let makers = members
             .iter()
             .flat_map(|&node| &self.graph.nodes[node].inputs);
@@ -646,12 +741,12 @@ impl<'a> Groups<'a> {
         let early = makers.chain([self.position[members[0]]]).max()?;
         [self.position[self.last_wide(members)], early]
             .into_iter()
-            .find(|&place| !self.holds(members, place))
+            .find(|&place| !self.holds(members, place, more))
     }
 
     /// True if, while other nodes run, a group of these members at this place keeps more bytes
     /// alive than separate members.
-    fn holds(&self, members: &[Node], end: usize) -> bool {
+    fn holds(&self, members: &[Node], end: usize, more: u64) -> bool {
         // Nodes that need a member run after the group. All other nodes up to the group's place run
         // before it.
         let mut after: BTreeSet<Node> = BTreeSet::new();
@@ -664,7 +759,8 @@ impl<'a> Groups<'a> {
                 next: self.position[rest[0]],
             };
             let (some_before, some_after) = self.between(&seam, end, &mut after);
-            some_before && self.waiting_holds(&seam) || some_after && self.hurrying_holds(&seam)
+            some_before && more < self.waiting_holds(&seam)
+                || some_after && more < self.hurrying_holds(&seam)
         })
     }
 
@@ -690,17 +786,17 @@ impl<'a> Groups<'a> {
 
     /// True if the members before a seam keep more bytes alive by waiting: without the group their
     /// operands would have died, and their results would live.
-    fn waiting_holds(&self, seam: &Seam<'_>) -> bool {
+    fn waiting_holds(&self, seam: &Seam<'_>) -> u64 {
         let is_read_later = |value: &Value| self.is_read(*value, seam.next, |_| true);
         let held = self.operands(seam.before, seam.members);
         let saved = self.results(seam.before);
-        self.bytes(saved.filter(is_read_later))
-            < self.bytes(held.filter(|value| !is_read_later(value)))
+        let held = self.bytes(held.filter(|value| !is_read_later(value)));
+        held.saturating_sub(self.bytes(saved.filter(is_read_later)))
     }
 
     /// True if the members after a seam keep more bytes alive by running early: their results live
     /// earlier, and values that only members read later die earlier.
-    fn hurrying_holds(&self, seam: &Seam<'_>) -> bool {
+    fn hurrying_holds(&self, seam: &Seam<'_>) -> u64 {
         let by_others =
             |value: Value, at: usize| self.is_read(value, at, |node| !seam.members.contains(&node));
         let is_made = |value: &Value| {
@@ -714,8 +810,8 @@ impl<'a> Groups<'a> {
             .operands(seam.rest, seam.members)
             .chain(self.results(seam.before));
         let early = self.results(seam.rest);
-        self.bytes(kept.filter(is_made).filter(dies))
-            < self.bytes(early.filter(|&value| by_others(value, 0)))
+        let held = self.bytes(early.filter(|&value| by_others(value, 0)));
+        held.saturating_sub(self.bytes(kept.filter(is_made).filter(dies)))
     }
 
     /// True if a node at or after position `at` reads the value, or if the value leaves the step.
@@ -796,7 +892,7 @@ impl<'a> Groups<'a> {
                     .worth_it(members)
                     .then(|| kernel(self.graph, &self.readers, members))
                     .flatten();
-                let place = self.place(members).unwrap_or(self.position[node]);
+                let place = self.place(members, 0).unwrap_or(self.position[node]);
                 let unit = Unit {
                     node,
                     kernel,
