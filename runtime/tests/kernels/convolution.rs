@@ -258,6 +258,10 @@ fn convolutions_of_networks() {
         shape([2, 1, 200, 3], [4, 4], [3, 3], [1, 1, 1]),
         shape([1, 1, 2, 3], [24, 24], [23, 23], [1, 11, 1]),
         shape([2, 1, 2, 3], [25, 24], [23, 23], [2, 11, 1]),
+        // More channels than places: parts share the channels.
+        shape([1, 1, 64, 70], [3, 4], [3, 3], [1, 1, 1]),
+        shape([1, 2, 64, 80], [4, 5], [3, 3], [2, 1, 1]),
+        shape([3, 1, 128, 1100], [2, 2], [1, 1], [2, 0, 1]),
         // Windows that lie in the padding.
         shape([1, 1, 3, 3], [1, 2], [3, 3], [1, 4, 1]),
     ];

@@ -242,6 +242,9 @@ impl Grid {
 pub(super) enum Results<'a, 'b, T: Float> {
     /// Sums are rounded or placed when they are complete.
     Stored(&'a mut Planes<'b, T>),
+    /// The same for some rows of the product. Each row of an image is a plane: the first row's
+    /// images come first.
+    Rows(&'a mut Planes<'b, T>),
     /// Sums are made in the result itself, for a grid of whole planes.
     There(&'a mut Planes<'b, T::Wide>),
 }
@@ -269,17 +272,23 @@ impl<T: Float> Product<'_, T> {
             || self.patches.columns() == columns;
         T::room(1) == 0 && self.grid.is_whole() && long
     }
-    /// Computes some columns.
-    pub(super) fn run(&self, columns: Range<usize>, mut results: Results<'_, '_, T>) {
-        let depth = self.patches.rows();
+    /// Computes some rows and columns.
+    pub(super) fn run(
+        &self,
+        (rows, columns): (Range<usize>, Range<usize>),
+        mut results: Results<'_, '_, T>,
+    ) {
+        let (depth, bottom) = (self.patches.rows(), rows.end);
         T::Wide::with_room(|room| {
             let (patches_room, weights_room) = room.split_at_mut(DEPTH * COLUMNS + SLACK);
             T::Wide::with_space(SUMS, |sums| {
-                for top in (0..self.rows).step_by(ROWS) {
-                    let rows = top..(top + ROWS).min(self.rows);
+                for top in rows.step_by(ROWS) {
+                    let rows = top..(top + ROWS).min(bottom);
                     let most = match results {
                         Results::There(_) => columns.len(),
-                        Results::Stored(_) => SUMS / rows.len() / COLUMNS * COLUMNS,
+                        Results::Stored(_) | Results::Rows(_) => {
+                            SUMS / rows.len() / COLUMNS * COLUMNS
+                        }
                     };
                     for left in columns.clone().step_by(most.max(1)) {
                         let columns = left..(left + most).min(columns.end);
@@ -292,9 +301,7 @@ impl<T: Float> Product<'_, T> {
                             let part = (rows.clone(), depth, columns.clone());
                             self.blocks(weights, part, patches_room, sums, &mut results);
                         }
-                        if let Results::Stored(planes) = &mut results {
-                            self.store(planes, &sums[..], rows.clone(), columns);
-                        }
+                        self.store(&mut results, &sums[..], rows.clone(), columns);
                     }
                 }
             });
@@ -322,7 +329,7 @@ impl<T: Float> Product<'_, T> {
                     let y = planes.window(self.plane + image, rows.clone(), places);
                     self.block(weights, (&rows, &depth, at..end), room, y);
                 }
-                Results::Stored(_) => {
+                Results::Stored(_) | Results::Rows(_) => {
                     let mut all = Window::new(&mut sums[..height * width], height, width);
                     let y = all.part(0..height, at - columns.start..end - columns.start);
                     self.block(weights, (&rows, &depth, at..end), room, y);
@@ -377,24 +384,38 @@ impl<T: Float> Product<'_, T> {
             panel,
         }
     }
-    /// Rounds complete sums and writes them to their places.
+    /// Rounds complete sums and writes them to their places, unless they are there.
     fn store(
         &self,
-        planes: &mut Planes<'_, T>,
+        results: &mut Results<'_, '_, T>,
         sums: &[T::Wide],
         rows: Range<usize>,
         columns: Range<usize>,
     ) {
         let (height, width) = self.grid.places;
+        let images = self.patches.columns() / (height * width).max(1);
         let mut at = columns.start;
         while at < columns.end {
             let image = at / (height * width);
             let len = self.grid.neighbours(at).min(columns.end - at);
             let elements = self.grid.elements(at % (height * width), len);
-            let mut window = planes.window(self.plane + image, rows.clone(), elements);
-            for i in 0..rows.len() {
-                let from = &sums[i * columns.len() + at - columns.start..][..len];
-                self.grid.store(from, window.row(i));
+            let of_row = |i: usize| &sums[i * columns.len() + at - columns.start..][..len];
+            match results {
+                Results::Stored(planes) => {
+                    let mut window = planes.window(self.plane + image, rows.clone(), elements);
+                    for i in 0..rows.len() {
+                        self.grid.store(of_row(i), window.row(i));
+                    }
+                }
+                Results::Rows(planes) => {
+                    let first = self.plane * self.rows + image;
+                    for (i, row) in rows.clone().enumerate() {
+                        let plane = first + row * images;
+                        let mut window = planes.window(plane, 0..1, elements.clone());
+                        self.grid.store(of_row(i), window.row(0));
+                    }
+                }
+                Results::There(_) => {}
             }
             at += len;
         }

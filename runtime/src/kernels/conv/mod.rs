@@ -259,6 +259,11 @@ impl Sizes {
     fn columns(&self) -> usize {
         (self.groups * self.batch * self.planes().0).max(1)
     }
+    /// Whether so many parts share the rows of a product and not its columns. Then each part packs
+    /// its own weights and all patches. A number of a patch takes longer to pack than a weight.
+    fn shares_rows(&self, (rows, columns): (usize, usize), units: usize) -> bool {
+        columns * PATCH < rows && (self.groups * rows).is_multiple_of(units)
+    }
 }
 
 /// Makes the workspaces of a thread.
@@ -276,20 +281,34 @@ pub(super) fn prepare(call: &Call<'_>) -> Ran {
 
 /// The smallest number of columns of a product that a thread should compute: the columns of a tile.
 const LEAST_COLUMNS: usize = 64;
+/// A number of a patch takes as long to pack as so many weights.
+const PATCH: usize = 4;
+/// The smallest number of rows of a product that a thread should compute.
+const LEAST_ROWS: usize = 32;
 /// Products of fewer columns have fewer parts, because each part reads all weights.
 const MANY_COLUMNS: usize = 4096;
 
 /// The units are the columns of the product.
 pub(super) fn cut(call: &Call<'_>) -> Cut {
     let s = Sizes::of_forward(call);
-    let columns = s.columns();
+    let (units, others, least) = units(&s);
     // At least about ten microseconds of work.
-    let least = (ELEMENTS * 32).div_ceil((s.depth() * s.outputs).max(1));
+    let long = (ELEMENTS * 32).div_ceil((s.depth() * others).max(1));
     Cut {
-        units: columns,
+        units,
         align: 1,
-        grain: LEAST_COLUMNS.max(least),
-        per_thread: if columns < MANY_COLUMNS { 2 } else { 4 },
+        grain: least.max(long),
+        per_thread: if s.columns() < MANY_COLUMNS { 2 } else { 4 },
+    }
+}
+
+/// The units of the forward: columns of the products, or rows. Then the number of the others in a
+/// group, and the fewest units for a thread.
+fn units(s: &Sizes) -> (usize, usize, usize) {
+    let (rows, columns) = (s.outputs, s.batch * s.planes().0);
+    match s.shares_rows((rows, columns), s.groups * rows) {
+        true => (s.groups * rows, columns, LEAST_ROWS),
+        false => (s.columns(), s.outputs, LEAST_COLUMNS),
     }
 }
 
@@ -305,7 +324,7 @@ where
     let s = Sizes::of_forward(call);
     let (x, w) = (call.input::<T>(0), call.input::<T>(1));
     let bias = (call.n_inputs() == 3).then(|| call.input::<T>(2));
-    let (tile, units) = (T::Wide::tile(), 0..s.columns());
+    let (tile, units) = (T::Wide::tile(), 0..units(&s).0);
     // Panics if the kernel's cut has another number of units.
     call.part(units.end);
     let lines = (Line::forward(&s.y), Line::forward(&s.x));
@@ -343,15 +362,40 @@ fn whole<'a, T: Float>(
         for (group, columns) in by_group(planes.part(), shape[1] * shape[2]) {
             product(group).directly(columns, &mut planes);
         }
+    } else if s.shares_rows((first.rows, shape[1] * shape[2]), units.len()) {
+        let products = |group| vec![product(group)];
+        by_rows(call, s, (j, units), (first.rows, shape[2]), &products);
     } else if first.in_place() {
         let mut planes = call.output_planes::<T::Wide>(j, units, shape);
         for (group, columns) in by_group(planes.part(), shape[1] * shape[2]) {
-            product(group).run(columns, Results::There(&mut planes));
+            product(group).run((0..first.rows, columns), Results::There(&mut planes));
         }
     } else {
         let mut planes = call.output_planes::<T>(j, units, shape);
         for (group, columns) in by_group(planes.part(), shape[1] * shape[2]) {
-            product(group).run(columns, Results::Stored(&mut planes));
+            product(group).run((0..first.rows, columns), Results::Stored(&mut planes));
+        }
+    }
+}
+
+/// Computes some rows of the products of all groups, of which a group has several.
+fn by_rows<'a, T: Float>(
+    call: &Call<'_>,
+    s: &Sizes,
+    (j, units): (usize, Range<usize>),
+    (rows, plane): (usize, usize),
+    products: &dyn Fn(usize) -> Vec<Product<'a, T>>,
+) where
+    T::Wide: Vectors,
+{
+    // Each row of an image is a plane.
+    let shape = [s.groups * rows, s.batch, plane];
+    let mut planes = call.output_planes::<T>(j, units, shape);
+    let (part, of_row) = (planes.part(), (s.batch * plane).max(1));
+    for (group, rows) in by_group(part.start / of_row..part.end / of_row, rows) {
+        for product in products(group) {
+            let columns = 0..product.patches.columns();
+            product.run((rows.clone(), columns), Results::Rows(&mut planes));
         }
     }
 }
@@ -450,29 +494,31 @@ fn backward_input<T: Float>(
         width: s.x.input,
     };
     let product = |group, y, x| input_product(s, &tile, (dy, w), group, [y, x], grid(y, x));
+    let phases = || Phase::all(s.y).flat_map(|y| Phase::all(s.x).map(move |x| (y, x)));
     if s.is_depthwise() {
         let mut planes = call.output_planes::<T>(j, units, [1, s.batch * s.groups, plane]);
-        for y in Phase::all(s.y) {
-            for x in Phase::all(s.x) {
-                let product = |group| product(group, y, x);
-                depthwise::products(&product, lines([y, x]), &mut planes, (s.groups, plane));
-            }
+        for (y, x) in phases() {
+            let product = |group| product(group, y, x);
+            depthwise::products(&product, lines([y, x]), &mut planes, (s.groups, plane));
         }
         return;
+    }
+    let columns = s.batch * plane / (s.y.stride * s.x.stride);
+    if s.shares_rows((s.inputs, columns), units.len()) {
+        let products = |group| phases().map(|(y, x)| product(group, y, x)).collect();
+        return by_rows(call, s, (j, units), (s.inputs, plane), &products);
     }
     let shape = [s.groups, s.batch, plane];
     let mut planes = call.output_planes::<T>(j, units, shape);
     for (group, elements) in by_group(planes.part(), shape[1] * shape[2]) {
-        for y in Phase::all(s.y) {
-            for x in Phase::all(s.x) {
-                let product = product(group, y, x);
-                let before = |element| product.grid.columns_before(element, plane);
-                let columns = before(elements.start)..before(elements.end);
-                if product.is_direct() {
-                    product.directly(columns, &mut planes);
-                } else {
-                    product.run(columns, Results::Stored(&mut planes));
-                }
+        for (y, x) in phases() {
+            let product = product(group, y, x);
+            let before = |element| product.grid.columns_before(element, plane);
+            let columns = before(elements.start)..before(elements.end);
+            if product.is_direct() {
+                product.directly(columns, &mut planes);
+            } else {
+                product.run((0..s.inputs, columns), Results::Stored(&mut planes));
             }
         }
     }
