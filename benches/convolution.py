@@ -1,6 +1,6 @@
 """Time convolutions, their gradients, batch norm and pooling, alternately with PyTorch's (oneDNN), in one run.
 
-usage: convolution.py [--threads 2] [--rounds 3] [--repeats 10] [--shapes NAME ...] [--what forward input weight]
+usage: convolution.py [--threads 2] [--rounds 3] [--repeats 10] [--shapes NAME ...] [--what forward input weight both]
 
 A figure is the fastest run, with operands that are in no cache, as in a training step. Prints a table in Markdown:
 milliseconds of ours, and in brackets the ratio to PyTorch's of the same run.
@@ -29,6 +29,12 @@ SHAPES = {
     "resnet 1x1/2, 128": "8,64,32,32:128,1,2,0,1,1",
     "resnet 3x3, 256": "8,256,8,8:256,3,1,1,1,1",
     "resnet 3x3, 512": "8,512,4,4:512,3,1,1,1,1",
+    "batch 4, 3x3, 512": "4,512,4,4:512,3,1,1,1,1",
+    "batch 4, 3x3, 512, 2x2": "4,512,2,2:512,3,1,1,1,1",
+    "batch 4, 3x3/2, 512": "4,256,4,4:512,3,2,1,1,1",
+    "batch 4, 1x1 up, 4x4": "4,1024,4,4:2048,1,1,0,1,1",
+    "batch 4, 1x1/2, 512": "4,1024,4,4:512,1,2,0,1,1",
+    "squeeze and excite": "16,1152,1,1:48,1,1,0,1,1",
     "resnet50 1x1 up": "8,64,56,56:256,1,1,0,1,1",
     "resnet50 1x1 down": "8,1024,14,14:256,1,1,0,1,1",
     "odd 3x3": "4,48,37,29:80,3,1,1,1,1",
@@ -78,7 +84,7 @@ OTHERS = {
     "max pool 3x3/2": "pool:8,64,64,64:64,3,2,1,1,1",
     "max pool backward": "pool_bwd:8,64,64,64:64,3,2,1,1,1",
 }
-WHAT = ["forward", "input", "weight"]
+WHAT = ["forward", "input", "weight", "both"]
 
 
 def peer(case: str) -> Callable[[], object]:
@@ -111,7 +117,7 @@ def peer(case: str) -> Callable[[], object]:
     if what == "forward":
         return lambda: torch.ops.aten.convolution(x, w, None, *options)
     dy = torch.randn_like(torch.ops.aten.convolution(x, w, None, *options))
-    mask = [what == "input", what == "weight", False]
+    mask = [what != "weight", what != "input", False]
     return lambda: torch.ops.aten.convolution_backward(dy, x, w, None, *options, mask)
 
 

@@ -4,8 +4,8 @@
 //! `cargo bench -p lighterage-runtime --bench convolution -- THREADS ROUNDS CASE…` prints a line of
 //! JSON for each case: the fastest of ROUNDS rounds. A case is
 //! `WHAT:BATCH,INPUTS,HEIGHT,WIDTH:OUTPUTS, KERNEL,STRIDE,PADDING,DILATION,GROUPS`, where WHAT is
-//! `forward`, `input`, `weight`, `norm`, `norm_bwd`, `pool`, `pool_bwd` or `sum` (of each channel).
-//! Norms and sums have only the image.
+//! `forward`, `input`, `weight`, `both` (gradients), `norm`, `norm_bwd`, `pool`, `pool_bwd` or `sum`
+//! (of each channel). Norms and sums have only the image.
 
 #![allow(clippy::print_stdout, reason = "a benchmark's output is its purpose")]
 
@@ -138,7 +138,7 @@ fn asked(name: &str) -> Asked {
 fn case(name: &str) -> Case {
     let asked = asked(name);
     match asked.what.as_str() {
-        "forward" | "input" | "weight" => convolution(asked),
+        "forward" | "input" | "weight" | "both" => convolution(asked),
         "norm" | "norm_bwd" => norm(&asked),
         "pool" | "pool_bwd" => pool(asked),
         "sum" => sum(asked),
@@ -166,17 +166,17 @@ fn convolution(asked: Asked) -> Case {
             outs: vec![f32s(&result)],
         };
     }
-    let (mask, out) = if what == "input" {
-        ([1, 0, 0], &image)
-    } else {
-        ([0, 1, 0], &weight)
+    let (mask, outs) = match what.as_str() {
+        "input" => ([1, 0, 0], vec![f32s(&image)]),
+        "weight" => ([0, 1, 0], vec![f32s(&weight)]),
+        _ => ([1, 1, 0], vec![f32s(&image), f32s(&weight)]),
     };
     attrs.push(attr("mask", Attr::Ints(mask.into())));
     Case {
         op: "convolution_bwd",
         attrs,
         ins: vec![random(&result, 3), x, w],
-        outs: vec![f32s(out)],
+        outs,
     }
 }
 
