@@ -357,14 +357,14 @@ fn whole<'a, T: Float>(
         let shape = [1, s.batch * s.groups, shape[2]];
         let mut planes = call.output_planes::<T>(j, units, shape);
         depthwise::products(product, lines, &mut planes, (s.groups, shape[2]));
+    } else if s.shares_rows((first.rows, shape[1] * shape[2]), units.len()) {
+        let products = |group| vec![product(group)];
+        by_rows(call, s, (j, units), (first.rows, shape[2]), &products);
     } else if first.is_direct() {
         let mut planes = call.output_planes::<T>(j, units, shape);
         for (group, columns) in by_group(planes.part(), shape[1] * shape[2]) {
             product(group).directly(columns, &mut planes);
         }
-    } else if s.shares_rows((first.rows, shape[1] * shape[2]), units.len()) {
-        let products = |group| vec![product(group)];
-        by_rows(call, s, (j, units), (first.rows, shape[2]), &products);
     } else if first.in_place() {
         let mut planes = call.output_planes::<T::Wide>(j, units, shape);
         for (group, columns) in by_group(planes.part(), shape[1] * shape[2]) {
