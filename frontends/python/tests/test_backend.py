@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from entry_point import name_the_backend
+from lighterage._pool import pool
 from lighterage.backend import backend
 from torch import nn
 from torch._dynamo.backends import registry
@@ -287,6 +288,37 @@ def test_what_the_user_holds_is_not_planned_memory() -> None:
     step(c, batch(2))
     assert torch.equal(kept, was)
     assert all(g is not None and torch.equal(g, w) for g, w in zip(grads, were, strict=True))
+
+
+def test_a_gradient_that_is_free_gives_its_memory_to_the_next() -> None:
+    lt.reset()
+    model = nn.Linear(512, 512)
+    other = copy.deepcopy(model)
+    compiled = torch.compile(model, backend=backend)
+    x = torch.randn(4, 512)
+
+    def grads(n: int = 1, scale: float = 1.0) -> torch.Tensor:
+        """The gradient of the weight after some backwards, which is that of eager mode."""
+        for module, run in ((model, compiled), (other, other)):
+            module.zero_grad()
+            for _ in range(n):
+                (scale * run(x)).square().mean().backward()
+        found, expected = model.weight.grad, other.weight.grad
+        assert found is not None
+        torch.testing.assert_close(found, expected)
+        return found
+
+    assert len({grads(scale=scale).data_ptr() for scale in (1.0, 2.0, 3.0)}) == 1
+    # One that the program holds does not, at any later step.
+    held = grads()
+    was = held.clone()
+    assert all(grads().data_ptr() != held.data_ptr() for _ in range(4))
+    assert torch.equal(held, was)
+    # A sum takes the memory of two.
+    grads(4)
+    assert pool.n_bytes <= 2 * model.weight.nbytes
+    lt.reset()
+    assert pool.n_bytes == 0
 
 
 def test_a_second_backward_says_why_not() -> None:
@@ -789,6 +821,7 @@ def test_more_shapes_than_dynamo_allows_are_an_error() -> None:
 
 RANK = """
 import copy, sys, torch, lighterage
+from lighterage._pool import pool
 from lighterage.backend import backend
 from torch import nn
 rank, folder = int(sys.argv[1]), sys.argv[2]

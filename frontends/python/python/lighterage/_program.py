@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Mapping
 from itertools import starmap
 from os import PathLike
 from typing import Any
@@ -14,15 +15,12 @@ import torch
 from . import _device, _foreign, _kernels, _lighterage, _openmp, _profile
 from ._joint import ALIGN, Joint, Result, Source, aligned
 from ._lighterage import Arenas
+from ._pool import Spec, empty, pool
 from ._stats import counts
 from .errors import Error, Unsupported
 
 logger = logging.getLogger("lighterage")
 
-# As `torch.empty_strided` and `Tensor.data_ptr`. A backward makes a tensor for each gradient, and this takes a fraction
-# of the time; inductor's programs call it too.
-_empty_on_cpu: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
-_empty_on_cpu = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
 _data_ptr = torch.Tensor.data_ptr
 
 
@@ -122,6 +120,7 @@ class Program:
         if changed:
             raise Unsupported(f"the backward reads a tensor that the forward changes (primals_{min(changed) + 1})")
         counts.programs.add(self)
+        weakref.finalize(self, pool.clear)
         counts.stats.externs += len(self.plan.externs)
         calls.warn(self.plan)
         logger.info("planned %d operations; %r", described.nodes, self.plan)
@@ -161,7 +160,7 @@ class Program:
     def _made(self, part: int) -> list[torch.Tensor]:
         """Tensors for the outputs of a part."""
         if self._on.type == "cpu":
-            return list(starmap(_empty_on_cpu, self._outputs[part]))
+            return pool.made(self._outputs[1]) if part == 1 else list(starmap(empty, self._outputs[0]))
         # The other function takes the current device.
         return [torch.empty_strided(*sizes, dtype=dtype, device=self._on) for *sizes, dtype in self._outputs[part]]
 
@@ -239,11 +238,7 @@ class _States:
         return staged
 
 
-# What `_empty` takes.
-_Made = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-
-
-def _made_of(like: torch.Tensor | None) -> _Made:
+def _made_of(like: torch.Tensor | None) -> Spec:
     """A tensor that a part of the step fills, with its elements in order."""
     assert like is not None, "an output has a type"
     plain = torch.empty(like.shape, dtype=like.dtype, device="meta")

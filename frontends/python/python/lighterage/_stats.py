@@ -8,6 +8,7 @@ from typing import Protocol
 
 from . import _foreign
 from ._lighterage import Arenas, Plan
+from ._pool import pool
 
 
 @dataclasses.dataclass
@@ -70,7 +71,8 @@ def stats() -> Stats:
 
 
 def reset() -> None:
-    """Start counting anew, without the plans so far."""
+    """Start counting anew, without the plans so far, and give back the memory that waits for gradients."""
+    pool.clear()
     counts.stats = Stats()
     counts.extern_runs_before = _foreign.counts.ran
     counts.programs = weakref.WeakSet()
