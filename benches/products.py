@@ -1,6 +1,6 @@
 """Time products and attention on the CPU, alternately with PyTorch's (MKL, and its fused attention), in one run.
 
-usage: products.py [--threads 1 2] [--rounds 5] [--repeats 15]
+usage: products.py [--threads 1 2] [--rows 2048] [--rounds 5] [--repeats 15]
 
 A figure is the fastest run, with operands that are in no cache, as in a training step. Shapes are those of both models
 of benches/models.py. Prints a table in Markdown.
@@ -21,16 +21,15 @@ from step_time import machine
 ROOT = Path(__file__).parents[1]
 GPT2 = [(384, 1152), (384, 384), (384, 1536), (1536, 384), (384, 8192)]
 LLAMA = [(384, 1024), (1024, 384)]
-ROWS = 2048
 EVICTED_BYTES = 128 << 20  # more than the last cache of most machines
 
 
-def cases() -> list[str]:
+def cases(rows: int) -> list[str]:
     """Each layer's forward (nt), gradient of its input (nn) and of its weight (tn), batched products, attention."""
     layers = [
         case
         for inner, outer in GPT2 + LLAMA
-        for case in (f"1x{ROWS}x{inner}x{outer}:nt", f"1x{ROWS}x{outer}x{inner}:nn", f"1x{outer}x{ROWS}x{inner}:tn")
+        for case in (f"1x{rows}x{inner}x{outer}:nt", f"1x{rows}x{outer}x{inner}:nn", f"1x{outer}x{rows}x{inner}:tn")
     ]
     batched = ["48x256x64x256:nt", "48x256x256x64:nn", "48x256x256x64:tn"]
     return [*layers, *batched, "8x6x256x64:fwd", "8x6x256x64:bwd", "1x8x1024x64:fwd", "1x8x1024x64:bwd"]
@@ -92,19 +91,20 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--cases", nargs="+", default=cases())
+    parser.add_argument("--rows", type=int, default=2048)
+    parser.add_argument("--cases", nargs="+", help="instead of those of the models")
     args = parser.parse_args()
     other = torch.zeros(EVICTED_BYTES, dtype=torch.uint8)
     print(f"{machine()}; fastest of {args.rounds} x {args.repeats} runs, PyTorch {torch.__version__}\n")
     print("| threads | case | lighterage ms (GFLOP/s) | PyTorch ms (GFLOP/s) | ratio |\n|---|---|---|---|---|")
     for threads in args.threads:
         torch.set_num_threads(threads)
-        for case in args.cases:
+        for case in args.cases or cases(args.rows):
             run, pairs = peer(case), []
             for _ in range(args.rounds):
                 pairs.append((ours(case, threads, args.repeats), best(run, args.repeats, other)))
             kernel, torchs = (min(times) for times in zip(*pairs, strict=True))
-            cells = [f"{ms:.2f} ({work(case) / ms / 1e6:.0f})" for ms in (kernel, torchs)]
+            cells = [f"{ms:.3g} ({work(case) / ms / 1e6:.0f})" for ms in (kernel, torchs)]
             print(f"| {threads} | {case} | " + " | ".join(cells) + f" | {kernel / torchs:.2f} |", flush=True)
 
 

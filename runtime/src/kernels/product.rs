@@ -7,13 +7,13 @@
 //! tiles use it. Cuts depend only on the shape. Measured on one core of Zen 3 (AVX2), f32, the
 //! shapes of a small GPT-2 in all orders: 84 to 98 GFLOP/s, which is 0.92 to 1.06 times the speed
 //! of the crate `gemm`'s loops; attention's small products 57 to 91, which is 0.97 to 1.03 times.
-//! On one core of Zen 4 (AVX-512), whose limit is 118: 104 to 111. A product of one row spends its
-//! time on packing: 1x768x768 with the right factor transposed reaches 5 GFLOP/s on Zen 3, and
-//! could reach 29.
+//! On one core of Zen 4 (AVX-512), whose limit is 118: 104 to 111. A product of few rows spends its
+//! time on packing a right factor that is read transposed: squares of it are turned in registers.
 
 #![allow(
     unsafe_code,
-    reason = "micro-kernels take pointers: the one call is in `tiles`, and a hint beside it"
+    reason = "micro-kernels take pointers: the one call is in `tiles`, a hint beside it; and vectors \
+              have types of their own: `turned_f32`"
 )]
 
 use super::wide::{Scalar, Wide};
@@ -147,6 +147,8 @@ pub(super) trait Tiled: Wide + Scalar {
             .find_map(Self::tile_of)
             .expect("every machine should have scalars")
     }
+    /// Rows and columns exchanged.
+    fn turned(square: Square<Self>) -> Square<Self>;
     /// Lends this thread's workspace: [`ROOM`] numbers.
     fn with_room(f: impl FnOnce(&mut [Self]));
     /// Lends another of this thread's workspaces, which grows to `n` numbers if it has fewer.
@@ -167,7 +169,8 @@ const ROOM: usize = DEPTH * (COLUMNS + ROWS) + ROWS * LINE_BYTES / size_of::<f32
 const LINE_BYTES: usize = 64;
 
 macro_rules! tiled {
-    ($ty:ident, $micro:ident, avx512 $avx512:literal, fma $fma:literal, neon $neon:literal) => {
+    ($ty:ident, $micro:ident, $turned:ident,
+     avx512 $avx512:literal, fma $fma:literal, neon $neon:literal) => {
         impl Tiled for $ty {
             fn tile_of(set: Set) -> Option<Tile<$ty>> {
                 macro_rules! tile {
@@ -200,6 +203,9 @@ macro_rules! tiled {
                     _ => None,
                 }
             }
+            fn turned(square: Square<$ty>) -> Square<$ty> {
+                $turned(square)
+            }
             fn with_room(f: impl FnOnce(&mut [$ty])) {
                 thread_local! {
                     static MEMORY: RefCell<Vec<$ty>> = const { RefCell::new(Vec::new()) };
@@ -224,8 +230,39 @@ fn lines<R: Tiled>(memory: &mut Vec<R>, n: usize) -> &mut [R] {
     let skip = memory.as_ptr().align_offset(LINE_BYTES);
     &mut memory[skip..][..n]
 }
-tiled!(f32, gemm_f32, avx512 16, fma 8, neon 4);
-tiled!(f64, gemm_f64, avx512 8, fma 4, neon 2);
+tiled!(f32, gemm_f32, turned_f32, avx512 16, fma 8, neon 4);
+tiled!(f64, gemm_f64, turned, avx512 8, fma 4, neon 2);
+
+/// Four vectors of four numbers.
+type Square<R> = [[R; FOUR]; FOUR];
+
+fn turned<R: Copy>(square: Square<R>) -> Square<R> {
+    std::array::from_fn(|l| std::array::from_fn(|j| square[j][l]))
+}
+
+/// The same in registers: compilers move each number alone.
+#[cfg(target_arch = "x86_64")]
+fn turned_f32(square: Square<f32>) -> Square<f32> {
+    use std::arch::x86_64::{
+        __m128, _mm_movehl_ps, _mm_movelh_ps, _mm_unpackhi_ps, _mm_unpacklo_ps,
+    };
+    // SAFETY: both types are squares of f32, of which any bits are valid, and every x86-64 has SSE.
+    unsafe {
+        let [a, b, c, d] = std::mem::transmute::<Square<f32>, [__m128; FOUR]>(square);
+        let [ab, cd] = [_mm_unpacklo_ps(a, b), _mm_unpacklo_ps(c, d)];
+        let [high_ab, high_cd] = [_mm_unpackhi_ps(a, b), _mm_unpackhi_ps(c, d)];
+        std::mem::transmute::<[__m128; FOUR], Square<f32>>([
+            _mm_movelh_ps(ab, cd),
+            _mm_movehl_ps(cd, ab),
+            _mm_movelh_ps(high_ab, high_cd),
+            _mm_movehl_ps(high_cd, high_ab),
+        ])
+    }
+}
+#[cfg(not(target_arch = "x86_64"))]
+fn turned_f32(square: Square<f32>) -> Square<f32> {
+    turned(square)
+}
 
 /// Writes numbers of a result: it gets a row, a column and the numbers from there on.
 pub(super) type Write<'a, R> = dyn Fn(usize, usize, &mut [R]) + 'a;
@@ -621,27 +658,51 @@ fn pack<S: Scalar, R: Tiled, const WIDE: usize>(
         // each vector. There are too many vectors for the processor's own prefetching.
         for (block, rows) in panel.chunks_mut(SQUARE).enumerate() {
             let from = &from[at * stride + block * SQUARE..];
-            for i in 0..width {
+            let mut done = 0;
+            if let Some(rows) = rows.as_chunks_mut::<SQUARE>().0.first_mut() {
+                done = width / FOUR * FOUR;
+                for i in (0..done).step_by(FOUR) {
+                    let numbers = std::array::from_fn(|j| {
+                        let numbers = from[(i + j) * stride..].first_chunk::<SQUARE>();
+                        let numbers = numbers.expect("a vector should have a block's numbers");
+                        fetch(numbers.as_ptr().wrapping_add(SQUARE));
+                        numbers
+                    });
+                    turn(numbers, rows, i);
+                }
+            }
+            for i in done..width {
                 let numbers = &from[i * stride..][..rows.len()];
                 fetch(numbers.as_ptr().wrapping_add(SQUARE));
-                match (
-                    numbers.first_chunk::<SQUARE>(),
-                    rows.first_chunk_mut::<SQUARE>(),
-                ) {
-                    (Some(numbers), Some(rows)) => {
-                        (0..SQUARE).for_each(|l| rows[l][i] = R::of(numbers[l]))
-                    }
-                    _ => rows
-                        .iter_mut()
-                        .zip(numbers)
-                        .for_each(|(row, &number)| row[i] = R::of(number)),
-                }
+                let rows = rows.iter_mut().zip(numbers);
+                rows.for_each(|(row, &number)| row[i] = R::of(number));
             }
             rows.iter_mut().for_each(|row| row[width..].fill(R::ZERO));
         }
     }
 }
 
+/// Writes four vectors as columns, from column `at` on. Squares of four are turned in registers.
+fn turn<S: Scalar, R: Tiled, const WIDE: usize>(
+    numbers: [&[S; SQUARE]; FOUR],
+    rows: &mut [[R; WIDE]; SQUARE],
+    at: usize,
+) {
+    for (first, rows) in (0..SQUARE)
+        .step_by(FOUR)
+        .zip(rows.as_chunks_mut::<FOUR>().0)
+    {
+        let square = numbers.map(|numbers| std::array::from_fn(|l| R::of(numbers[first + l])));
+        for (row, turned) in rows.iter_mut().zip(R::turned(square)) {
+            if let Some(four) = row[at..].first_chunk_mut::<FOUR>() {
+                *four = turned;
+            }
+        }
+    }
+}
+
+/// Vectors that are written together.
+const FOUR: usize = 4;
 /// The number of panels that are packed together, which is the number of pages written at a time.
 const PANELS: usize = 48;
 /// Numbers of each vector are fetched this far ahead.
