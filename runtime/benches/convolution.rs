@@ -4,8 +4,8 @@
 //! `cargo bench -p lighterage-runtime --bench convolution -- THREADS ROUNDS CASE…` prints a line of
 //! JSON for each case: the fastest of ROUNDS rounds. A case is
 //! `WHAT:BATCH,INPUTS,HEIGHT,WIDTH:OUTPUTS, KERNEL,STRIDE,PADDING,DILATION,GROUPS`, where WHAT is
-//! `forward`, `input`, `weight`, `both` (gradients), `norm`, `norm_bwd`, `pool`, `pool_bwd` or `sum`
-//! (of each channel). Norms and sums have only the image.
+//! `forward`, `input`, `weight`, `both` (gradients), `norm`, `norm_bwd`, `pool`, `pool_bwd` or
+//! `sum` (of each channel). Norms and sums have only the image.
 
 #![allow(clippy::print_stdout, reason = "a benchmark's output is its purpose")]
 

@@ -12,8 +12,8 @@
 
 #![allow(
     unsafe_code,
-    reason = "micro-kernels take pointers: the one call is in `tiles`, a hint beside it; and vectors \
-              have types of their own: `turned_f32`"
+    reason = "micro-kernels take pointers: the one call is in `tiles`, a hint beside it. \
+              And vectors have types of their own: see `turned_f32`"
 )]
 
 use super::wide::{Scalar, Wide};
