@@ -18,7 +18,7 @@ import torch
 from step_time import machine
 from torch import nn
 
-from lighterage import _pool, backend
+from lighterage import _stats, backend
 
 # Layers, their width, rows of the batch.
 SIZES = ((8, 1024, 16), (4, 2048, 4), (4, 4096, 4), (4, 4096, 64))
@@ -30,7 +30,7 @@ def median(kind: str, sizes: tuple[int, int, int], steps: int) -> float:
     layers, width, rows = sizes
     torch.manual_seed(0)
     torch._dynamo.reset()
-    _pool.pool.clear()
+    _stats.reset()
     model = nn.Sequential(*[layer for _ in range(layers) for layer in (nn.Linear(width, width), nn.ReLU())])
     run: Any = model
     if kind != "eager":
@@ -42,7 +42,8 @@ def median(kind: str, sizes: tuple[int, int, int], steps: int) -> float:
         model.zero_grad()
         times.append(time.perf_counter() - start)
         if kind == "new memory":
-            _pool.pool.clear()
+            for program in _stats.counts.programs:
+                program.pool.clear()
     return 1e3 * statistics.median(times[2:])
 
 

@@ -296,7 +296,7 @@ fn operand_bytes(graph: &Graph, node: Node) -> u64 {
     let reading = |types: &[&TensorType], read: &[u64]| {
         let parts = types.iter().zip(read);
         parts.fold(all, |all, (ty, n)| {
-            all - ty.bytes() + n * ty.bytes() / ty.numel().max(1)
+            all - ty.bytes() + n * ty.dtype().bytes()
         })
     };
     match (&data.op, &data.inputs[..], &data.outputs[..]) {
@@ -528,6 +528,15 @@ mod tests {
         assert_eq!(nanos(&one, "1,10"), 2.0 * 40.0);
         let all = format!("{row} | %2 = neg %0 | %3 = mul %1, %2 | %3");
         assert_eq!(nanos(&all, "1000,10"), 2.0 * 40_000.0);
+        // The square of the number of elements is no number of 64 bits.
+        let text = "graph g {
+  input %x : f32[65536,65536]
+  fwd - %y = fused %x body={%1 = neg %0 | %2 = exp %1 | %2} : f32[65536,65536]
+  output y = %y
+}";
+        let graph = parse_graph(text).unwrap();
+        let micros = Roofline::new(&test).run(&graph, graph.order[0]);
+        assert_eq!((micros - 1.0) * 1e3, 2.0 * 4.0 * (1_u64 << 32) as f64);
     }
 
     /// Attention reads three of the five heads of its rows.

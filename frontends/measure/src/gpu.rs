@@ -89,8 +89,8 @@ impl Traced {
             let graph = request.graph.clone();
             pipeline::compile(graph, &options, &here.device, &cost, &mut |_| ())
         };
-        // Only if not all fits on the device, another plan is measured: it may run updates on the
-        // host, whose time on the device is then unknown.
+        // Only if not everything fits on the device is another plan measured: it may run updates on
+        // the host, whose time on the device is then unknown.
         let mut compiled = match compile(Planner::Keep) {
             Err(pipeline::Error::Infeasible(_)) => compile(Planner::Auto),
             compiled => compiled,

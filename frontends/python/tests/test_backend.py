@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import torch
 from entry_point import name_the_backend
-from lighterage._pool import pool
+from lighterage._pool import MOST_BACKWARDS
+from lighterage._stats import counts
 from lighterage.backend import backend
 from torch import nn
 from torch._dynamo.backends import registry
@@ -314,11 +315,23 @@ def test_a_gradient_that_is_free_gives_its_memory_to_the_next() -> None:
     was = held.clone()
     assert all(grads().data_ptr() != held.data_ptr() for _ in range(4))
     assert torch.equal(held, was)
-    # A sum takes the memory of two.
+    # Nor one that moved: it shrank, or another process may read it.
+    grads().untyped_storage().resize_(0)
+    shared = grads().share_memory_()  # type: ignore[no-untyped-call]
+    was = shared.clone()
+    view = shared.view(-1)[:1]
+    del shared
+    grads()
+    assert torch.equal(view, was.view(-1)[:1])
+    # A sum takes the memory of two. What waits in vain is given up.
+    (program,) = counts.programs
     grads(4)
-    assert pool.n_bytes <= 2 * model.weight.nbytes
+    assert 2 * model.weight.nbytes <= program.pool.n_bytes
+    for _ in range(MOST_BACKWARDS + 1):
+        grads()
+    assert program.pool.n_bytes == model.weight.nbytes
     lt.reset()
-    assert pool.n_bytes == 0
+    assert program.pool.n_bytes == 0
 
 
 def test_a_second_backward_says_why_not() -> None:
@@ -821,7 +834,6 @@ def test_more_shapes_than_dynamo_allows_are_an_error() -> None:
 
 RANK = """
 import copy, sys, torch, lighterage
-from lighterage._pool import pool
 from lighterage.backend import backend
 from torch import nn
 rank, folder = int(sys.argv[1]), sys.argv[2]

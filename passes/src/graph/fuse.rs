@@ -24,17 +24,18 @@
 //! 6. A cast of the backward to fewer bytes joins the kernel that computes its operand, which
 //!    others read too: it saves one reading of the operand. (In the forward it stays apart, so that
 //!    it can be computed again alone.)
-//! 7. Ops that compute and read only tiny values, such as a cell of a recurrent network, form a
-//!    group, if no other node has to wait for it. Then one kernel starts instead of several, and
-//!    it makes no difference to memory whether a tiny value can be computed again alone.
+//! 7. Ops that compute and read only tiny values and slices, such as a cell of a recurrent network,
+//!    form a group, if no other node has to wait for it. Then one kernel starts instead of several.
+//!    What is kept of them is computed again together.
 //!
 //! If a profile shows that a group is slower than its ops, the ops stay separate.
 //!
 //! A group has one phase and reaches over at most `REACH` nodes. Groups do not depend on each other
-//! in a circle. A group must not keep more bytes alive than it saves. A group that runs late keeps
-//! its operands alive, where separate ops would keep their results. A group that runs early keeps
-//! its results alive. So the sum of three gradients that are computed one after the other stays two
-//! sums. Updates come after all other nodes, and have their own rule.
+//! in a circle. A group must not keep more bytes alive than it saves, except for a few tiny values
+//! (rule 7). A group that runs late keeps its operands alive, where separate ops would keep their
+//! results. A group that runs early keeps its results alive. So the sum of three gradients that are
+//! computed one after the other stays two sums. Updates come after all other nodes, and have their
+//! own rule.
 
 use super::canonical::remove_dead;
 use super::steps::{REACH, may_join, moves};
@@ -224,6 +225,8 @@ struct Groups<'a> {
     members: Vec<Vec<Node>>,
     /// Nodes that must have their own kernel.
     apart: BTreeSet<Node>,
+    /// Bytes that a group around tiny values may keep alive in addition to what it saves.
+    more: u64,
 }
 
 impl<'a> Groups<'a> {
@@ -241,6 +244,7 @@ impl<'a> Groups<'a> {
             group,
             members,
             apart: BTreeSet::new(),
+            more: 0,
         }
     }
 
@@ -413,26 +417,33 @@ impl<'a> Groups<'a> {
     fn join_tiny(&mut self) {
         let graph = self.graph;
         let most = TINY.min(self.kept_bytes() / TINY_SHARE);
+        self.more = TINY_HELD * most;
         let tiny = |&node: &Node| {
             let data = &graph.nodes[node];
             let read = data.inputs.iter().filter(|_| !moves(&data.op));
             let mut all = read.chain(&data.outputs);
             all.all(|&value| graph.values[value].ty.bytes() <= most)
         };
-        let may_join =
-            |node: &Node| may_join(graph, *node) && graph.nodes[*node].phase != Phase::Optimizer;
         for &node in graph.order.iter().filter(|node| tiny(node)) {
-            let outputs = &graph.nodes[node].outputs;
-            let readers = outputs
-                .iter()
-                .flat_map(|&v| self.readers[v].iter().flatten());
-            let around = readers.chain([&node]).copied().filter(may_join);
-            let around: Vec<Node> = BTreeSet::from_iter(around).into_iter().collect();
+            let outputs = graph.nodes[node].outputs.iter();
+            let readers = outputs.flat_map(|&v| self.readers[v].iter().flatten());
+            let around = readers.chain([&node]).copied();
+            let around = around.filter(|reader| tiny(reader) && may_join(graph, *reader));
+            let phase = |node: Node| graph.nodes[node].phase;
+            let mut around: Vec<(Phase, usize, Node)> = around
+                .map(|reader| (phase(reader), self.position[reader], reader))
+                .collect();
+            around.sort_unstable();
+            around.dedup();
             for pair in around.windows(2) {
-                let groups = pair.iter().map(|&node| self.group[node]).collect();
+                let [(phase, _, a), (other, _, b)] = [pair[0], pair[1]];
+                if phase != other || phase == Phase::Optimizer {
+                    continue;
+                }
+                let groups = BTreeSet::from([self.group[a], self.group[b]]);
                 let members = self.joined(&groups);
                 if members.iter().all(tiny) && !self.makes_others_wait(&members) {
-                    self.merge_within(pair, TINY_HELD * most);
+                    self.merge_within(&[a, b], self.more);
                 }
             }
         }
@@ -514,7 +525,11 @@ impl<'a> Groups<'a> {
         let [first, .., last] = members else {
             return false;
         };
-        let between = &self.graph.order[self.position[*first]..self.position[*last]];
+        let (start, end) = (self.position[*first], self.position[*last]);
+        if REACH < end - start {
+            return true;
+        }
+        let between = &self.graph.order[start..end];
         between.iter().any(|&node| {
             let data = &self.graph.nodes[node];
             let mut made = data.inputs.iter().filter_map(|&v| self.graph.def_node(v));
@@ -727,9 +742,9 @@ impl<'a> Groups<'a> {
         false
     }
 
-    /// The position at which a group of these members keeps no more bytes alive than separate
-    /// members: late, or as soon as its operands are computed. `None` if it keeps more at both
-    /// positions.
+    /// The position at which a group of these members keeps at most `more` bytes alive in addition
+    /// to those of separate members: late, or as soon as its operands are computed. `None` if it
+    /// keeps more at both positions.
     fn place(&self, members: &[Node], more: u64) -> Option<usize> {
         let makers = members
             .iter()
@@ -744,8 +759,8 @@ impl<'a> Groups<'a> {
             .find(|&place| !self.holds(members, place, more))
     }
 
-    /// True if, while other nodes run, a group of these members at this place keeps more bytes
-    /// alive than separate members.
+    /// True if, while other nodes run, a group of these members at this place keeps more than `more`
+    /// bytes alive in addition to those of separate members.
     fn holds(&self, members: &[Node], end: usize, more: u64) -> bool {
         // Nodes that need a member run after the group. All other nodes up to the group's place run
         // before it.
@@ -784,8 +799,8 @@ impl<'a> Groups<'a> {
         (some_before, some_after)
     }
 
-    /// True if the members before a seam keep more bytes alive by waiting: without the group their
-    /// operands would have died, and their results would live.
+    /// The bytes that the members before a seam keep alive by waiting, less those that they save:
+    /// without the group their operands would have died, and their results would live.
     fn waiting_holds(&self, seam: &Seam<'_>) -> u64 {
         let is_read_later = |value: &Value| self.is_read(*value, seam.next, |_| true);
         let held = self.operands(seam.before, seam.members);
@@ -794,8 +809,8 @@ impl<'a> Groups<'a> {
         held.saturating_sub(self.bytes(saved.filter(is_read_later)))
     }
 
-    /// True if the members after a seam keep more bytes alive by running early: their results live
-    /// earlier, and values that only members read later die earlier.
+    /// The bytes that the members after a seam keep alive by running early, less those that they
+    /// save: their results live earlier, and values that only members read later die earlier.
     fn hurrying_holds(&self, seam: &Seam<'_>) -> u64 {
         let by_others =
             |value: Value, at: usize| self.is_read(value, at, |node| !seam.members.contains(&node));
@@ -892,7 +907,11 @@ impl<'a> Groups<'a> {
                     .worth_it(members)
                     .then(|| kernel(self.graph, &self.readers, members))
                     .flatten();
-                let place = self.place(members, 0).unwrap_or(self.position[node]);
+                let is_update = self.graph.nodes[node].phase == Phase::Optimizer;
+                let more = if is_update { 0 } else { self.more };
+                let place = self.place(members, 0);
+                let place = place.or_else(|| self.place(members, more));
+                let place = place.unwrap_or(self.position[node]);
                 let unit = Unit {
                     node,
                     kernel,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -24,8 +23,9 @@ _use_count: Callable[[int], int] = torch._C._storage_Use_Count
 
 # Smaller tensors come from memory that the C library keeps.
 LEAST_BYTES = 128 << 10
-# A tensor that is still in use at so many backwards is the program's: its memory is not taken again.
-MOST_MISSES = 2
+# Memory that was not handed out in so many backwards is given up. A layer that is compiled once and called several
+# times has as many backwards in a step.
+MOST_BACKWARDS = 64
 
 
 @dataclasses.dataclass
@@ -33,54 +33,63 @@ class _Entry:
     """Memory of one tensor."""
 
     base: torch.Tensor
+    address: int
     storage: int
     own: int
     """References to the storage without the program's."""
-    call: int
-    """The last backward that looked at it."""
-    misses: int = 0
-    """Backwards in a row at which a tensor of the program had it."""
+    backward: int
+    """The backward that had it last."""
+
+    def is_free(self) -> bool:
+        """Whether no tensor of the program has it, and it is where it was.
+
+        Memory moves when a program shares it with another process, or changes its size.
+        """
+        return _use_count(self.storage) == self.own and self.base.data_ptr() == self.address
 
 
 class Pool:
-    """Memory of gradients, by their shape and type."""
+    """Memory of the gradients of one planned graph, by their shape and type."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[Spec, deque[_Entry]] = {}
-        self._call = 0
+        # The last handed out stands last.
+        self._entries: dict[Spec, list[_Entry]] = {}
+        self._backward = 0
 
     def made(self, specs: Sequence[Spec]) -> list[torch.Tensor]:
         """Tensors for the gradients of a backward, with any numbers."""
         with self._lock:
-            self._call += 1
-            return [self._one(spec) if LEAST_BYTES <= _bytes(spec) else empty(*spec) for spec in specs]
+            self._backward += 1
+            made = [self._one(spec) if LEAST_BYTES <= _bytes(spec) else empty(*spec) for spec in specs]
+            oldest = self._backward - MOST_BACKWARDS
+            for spec, entries in self._entries.items():
+                if entries and entries[0].backward < oldest:
+                    self._entries[spec] = [entry for entry in entries if oldest <= entry.backward]
+            return made
 
     @property
     def n_bytes(self) -> int:
-        """The bytes of all gradients that it knows, whether a program uses them or not."""
-        return sum(entry.base.nbytes for entries in self._entries.values() for entry in entries)
+        """The bytes of all gradients that it knows, whether the program uses them or not."""
+        with self._lock:
+            return sum(entry.base.nbytes for entries in self._entries.values() for entry in entries)
 
     def clear(self) -> None:
-        """Give all memory back that no program uses."""
+        """Give all memory back that the program does not use."""
         with self._lock:
-            self._entries.clear()
+            self._entries = {}
 
     def _one(self, spec: Spec) -> torch.Tensor:
-        entries = self._entries.setdefault(spec, deque())
-        while entries and entries[0].call != self._call:
-            entry = entries.popleft()
-            entry.call = self._call
-            if _use_count(entry.storage) == entry.own:
-                entry.misses = 0
-                entries.append(entry)
+        entries = self._entries.setdefault(spec, [])
+        for i in reversed(range(len(entries))):
+            entry = entries[i]
+            if entry.backward != self._backward and entry.is_free():
+                entry.backward = self._backward
+                entries.append(entries.pop(i))
                 return entry.base.detach()
-            entry.misses += 1
-            if entry.misses < MOST_MISSES:
-                entries.append(entry)
         base = empty(*spec)
         storage = base.untyped_storage()._cdata
-        entries.append(_Entry(base, storage, _use_count(storage), self._call))
+        entries.append(_Entry(base, base.data_ptr(), storage, _use_count(storage), self._backward))
         return base.detach()
 
 
@@ -90,6 +99,3 @@ def _bytes(spec: Spec) -> int:
     for size in shape:
         n *= size
     return n
-
-
-pool = Pool()

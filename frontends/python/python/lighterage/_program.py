@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import weakref
 from collections.abc import Mapping
 from itertools import starmap
 from os import PathLike
@@ -15,7 +14,7 @@ import torch
 from . import _device, _foreign, _kernels, _lighterage, _openmp, _profile
 from ._joint import ALIGN, Joint, Result, Source, aligned
 from ._lighterage import Arenas
-from ._pool import Spec, empty, pool
+from ._pool import Pool, Spec, empty
 from ._stats import counts
 from .errors import Error, Unsupported
 
@@ -100,6 +99,7 @@ class Program:
         results = [*described.forward, *(value for _, value in described.mutations), *described.backward]
         like = {result.output: result.like for result in results if result.output is not None}
         self._outputs = [[_made_of(like[name]) for name in names] for names in self.arenas.outputs]
+        self.pool = Pool()
         self._forward = _Results(described.forward, self.arenas.outputs[0], on)
         self._mutations = [index for index, _ in described.mutations]
         self._mutated = _Results([value for _, value in described.mutations], self.arenas.outputs[0], on)
@@ -120,7 +120,6 @@ class Program:
         if changed:
             raise Unsupported(f"the backward reads a tensor that the forward changes (primals_{min(changed) + 1})")
         counts.programs.add(self)
-        weakref.finalize(self, pool.clear)
         counts.stats.externs += len(self.plan.externs)
         calls.warn(self.plan)
         logger.info("planned %d operations; %r", described.nodes, self.plan)
@@ -160,7 +159,7 @@ class Program:
     def _made(self, part: int) -> list[torch.Tensor]:
         """Tensors for the outputs of a part."""
         if self._on.type == "cpu":
-            return pool.made(self._outputs[1]) if part == 1 else list(starmap(empty, self._outputs[0]))
+            return self.pool.made(self._outputs[1]) if part == 1 else list(starmap(empty, self._outputs[0]))
         # The other function takes the current device.
         return [torch.empty_strided(*sizes, dtype=dtype, device=self._on) for *sizes, dtype in self._outputs[part]]
 

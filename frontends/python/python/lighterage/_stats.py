@@ -8,7 +8,7 @@ from typing import Protocol
 
 from . import _foreign
 from ._lighterage import Arenas, Plan
-from ._pool import pool
+from ._pool import Pool
 
 
 @dataclasses.dataclass
@@ -45,6 +45,7 @@ class Counted(Protocol):
 
     plan: Plan
     arenas: Arenas
+    pool: Pool
 
 
 class _Counts:
@@ -72,7 +73,8 @@ def stats() -> Stats:
 
 def reset() -> None:
     """Start counting anew, without the plans so far, and give back the memory that waits for gradients."""
-    pool.clear()
+    for program in list(counts.programs):
+        program.pool.clear()
     counts.stats = Stats()
     counts.extern_runs_before = _foreign.counts.ran
     counts.programs = weakref.WeakSet()

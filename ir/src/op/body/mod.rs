@@ -121,7 +121,8 @@ impl Body {
         types(&self.steps, operands.iter().copied())
     }
     /// The number of elements that the kernel reads of each operand. Of an operand of which only
-    /// views are read, these are the elements of the views. The types should fit.
+    /// views are read, these are the elements of the views; what two views have in common counts
+    /// twice, up to all elements. The types should fit.
     pub fn read(&self, operands: &[&TensorType]) -> Vec<u64> {
         let whole = operands.iter().map(|ty| ty.numel());
         let Ok(types) = self.types(operands) else {

@@ -259,7 +259,7 @@ impl Sizes {
     fn columns(&self) -> usize {
         (self.groups * self.batch * self.planes().0).max(1)
     }
-    /// Whether so many parts share the rows of a product and not its columns. Then each part packs
+    /// Whether so many units share the rows of a product and not its columns. Then each part packs
     /// its own weights and all patches. A number of a patch takes longer to pack than a weight.
     fn shares_rows(&self, (rows, columns): (usize, usize), units: usize) -> bool {
         columns * PATCH < rows && (self.groups * rows).is_multiple_of(units)
@@ -288,7 +288,7 @@ const LEAST_ROWS: usize = 32;
 /// Products of fewer columns have fewer parts, because each part reads all weights.
 const MANY_COLUMNS: usize = 4096;
 
-/// The units are the columns of the product.
+/// The units are columns of the product, or its rows.
 pub(super) fn cut(call: &Call<'_>) -> Cut {
     let s = Sizes::of_forward(call);
     let (units, others, least) = units(&s);
@@ -358,8 +358,10 @@ fn whole<'a, T: Float>(
         let mut planes = call.output_planes::<T>(j, units, shape);
         depthwise::products(product, lines, &mut planes, (s.groups, shape[2]));
     } else if s.shares_rows((first.rows, shape[1] * shape[2]), units.len()) {
-        let products = |group| vec![product(group)];
-        by_rows(call, s, (j, units), (first.rows, shape[2]), &products);
+        let sizes = (first.rows, shape[2]);
+        by_rows(call, s, (j, units), sizes, &|group, run| {
+            run(product(group))
+        });
     } else if first.is_direct() {
         let mut planes = call.output_planes::<T>(j, units, shape);
         for (group, columns) in by_group(planes.part(), shape[1] * shape[2]) {
@@ -378,25 +380,26 @@ fn whole<'a, T: Float>(
     }
 }
 
-/// Computes some rows of the products of all groups, of which a group has several.
-fn by_rows<'a, T: Float>(
+/// Runs something with each product of a group.
+type EachProduct<'a, 'b, T> = dyn Fn(usize, &mut dyn FnMut(Product<'a, T>)) + 'b;
+
+/// Computes some rows of the products of all groups.
+fn by_rows<T: Float>(
     call: &Call<'_>,
     s: &Sizes,
     (j, units): (usize, Range<usize>),
     (rows, plane): (usize, usize),
-    products: &dyn Fn(usize) -> Vec<Product<'a, T>>,
-) where
-    T::Wide: Vectors,
-{
+    products: &EachProduct<'_, '_, T>,
+) {
     // Each row of an image is a plane.
     let shape = [s.groups * rows, s.batch, plane];
     let mut planes = call.output_planes::<T>(j, units, shape);
     let (part, of_row) = (planes.part(), (s.batch * plane).max(1));
     for (group, rows) in by_group(part.start / of_row..part.end / of_row, rows) {
-        for product in products(group) {
+        products(group, &mut |product| {
             let columns = 0..product.patches.columns();
             product.run((rows.clone(), columns), Results::Rows(&mut planes));
-        }
+        });
     }
 }
 
@@ -505,8 +508,9 @@ fn backward_input<T: Float>(
     }
     let columns = s.batch * plane / (s.y.stride * s.x.stride);
     if s.shares_rows((s.inputs, columns), units.len()) {
-        let products = |group| phases().map(|(y, x)| product(group, y, x)).collect();
-        return by_rows(call, s, (j, units), (s.inputs, plane), &products);
+        return by_rows(call, s, (j, units), (s.inputs, plane), &|group, run| {
+            phases().for_each(|(y, x)| run(product(group, y, x)));
+        });
     }
     let shape = [s.groups, s.batch, plane];
     let mut planes = call.output_planes::<T>(j, units, shape);
