@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.utils.dlpack import from_dlpack
 
 import lighterage as lt
-from lighterage import _device, _program, optim
+from lighterage import _device, _pool, _program, optim
 
 BATCH = torch.randint(50, (2, 2, 8), generator=torch.Generator().manual_seed(0)).unbind(0)
 
@@ -232,7 +232,8 @@ def test_a_step_runs_where_its_model_is() -> None:
 @pytest.fixture(name="tensors")
 def _tensors(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """What a step makes for PyTorch lies in the GPU's memory."""
-    monkeypatch.setattr(_program, "_empty_on_cpu", gpu.empty)
+    for module in (_program, _pool):
+        monkeypatch.setattr(module, "empty", gpu.empty)
     return gpu
 
 
