@@ -759,8 +759,8 @@ impl<'a> Groups<'a> {
             .find(|&place| !self.holds(members, place, more))
     }
 
-    /// True if, while other nodes run, a group of these members at this place keeps more bytes alive
-    /// than separate members and `more`.
+    /// True if, while other nodes run, a group of these members at this place keeps more bytes
+    /// alive than separate members and `more`.
     fn holds(&self, members: &[Node], end: usize, more: u64) -> bool {
         // Nodes that need a member run after the group. All other nodes up to the group's place run
         // before it.
