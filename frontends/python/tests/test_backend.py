@@ -326,10 +326,10 @@ def test_a_gradient_that_is_free_gives_its_memory_to_the_next() -> None:
     # A sum takes the memory of two. What waits in vain is given up.
     (program,) = counts.programs
     grads(4)
-    assert 2 * model.weight.nbytes <= program.pool.n_bytes
+    assert 2 * model.weight.nbytes <= lt.stats().gradient_bytes
     for _ in range(MOST_BACKWARDS + 1):
         grads()
-    assert program.pool.n_bytes == model.weight.nbytes
+    assert lt.stats().gradient_bytes == model.weight.nbytes
     lt.reset()
     assert program.pool.n_bytes == 0
 

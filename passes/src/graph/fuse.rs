@@ -521,7 +521,7 @@ impl<'a> Groups<'a> {
     /// True if a node that runs before the last of these members would wait for it, because it
     /// needs one of the others.
     fn makes_others_wait(&self, members: &[Node]) -> bool {
-        let mut waiting: BTreeSet<Node> = members.iter().copied().collect();
+        let mut waiting: BTreeSet<Node> = BTreeSet::new();
         let [first, .., last] = members else {
             return false;
         };
@@ -531,14 +531,19 @@ impl<'a> Groups<'a> {
         }
         let between = &self.graph.order[start..end];
         between.iter().any(|&node| {
-            let data = &self.graph.nodes[node];
-            let mut made = data.inputs.iter().filter_map(|&v| self.graph.def_node(v));
-            let waits = !members.contains(&node) && made.any(|node| waiting.contains(&node));
+            let waits = !members.contains(&node) && self.needs_one(node, members, &waiting);
             if waits {
                 waiting.insert(node);
             }
-            waits && !data.op.is_alias()
+            waits && !self.graph.nodes[node].op.is_alias()
         })
+    }
+
+    /// True if a node reads what one of these nodes computes.
+    fn needs_one(&self, node: Node, members: &[Node], others: &BTreeSet<Node>) -> bool {
+        let inputs = self.graph.nodes[node].inputs.iter();
+        let mut made = inputs.filter_map(|&value| self.graph.def_node(value));
+        made.any(|node| members.contains(&node) || others.contains(&node))
     }
 
     /// True if a number for several updates would be computed by the kernel of one of them, for
@@ -786,9 +791,7 @@ impl<'a> Groups<'a> {
         let last = self.position[seam.before[seam.before.len() - 1]];
         let (mut some_before, mut some_after) = (false, false);
         for &node in &graph.order[last + 1..seam.next] {
-            let inputs = graph.nodes[node].inputs.iter();
-            let mut made = inputs.filter_map(|&value| graph.def_node(value));
-            let needs = made.any(|node| seam.members.contains(&node) || after.contains(&node));
+            let needs = self.needs_one(node, seam.members, after);
             if needs {
                 after.insert(node);
             }

@@ -38,6 +38,8 @@ class Stats:
     """Blocks of memory that were made for these plans: one for each forward that waits at the same time."""
     waiting: int = 0
     """Forwards whose backward has not run."""
+    gradient_bytes: int = 0
+    """Bytes of large gradients on the CPU, in use or waiting for the next backward."""
 
 
 class Counted(Protocol):
@@ -68,6 +70,7 @@ def stats() -> Stats:
     found.extern_runs = _foreign.counts.ran - counts.extern_runs_before
     blocks = [program.arenas.counts for program in programs]
     found.arenas, found.waiting = sum(made for made, _ in blocks), sum(waiting for _, waiting in blocks)
+    found.gradient_bytes = sum(program.pool.n_bytes for program in programs)
     return found
 
 

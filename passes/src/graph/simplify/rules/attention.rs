@@ -564,24 +564,19 @@ pub(super) static PATTERNS: &[Rule] = &[
     ),
     // `sdpa_bwd` multiplies by the scale. What follows does, too, and becomes one with this.
     rule(
-        "attention-dq-unscaled",
-        &[(
-            "(dq ?do ?q ?k ?v ?m ?drop ?c)",
-            "(mul_scalar (r0 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m ?drop false ?c))
-                (r1 (sdpa ?q ?k ?v ?m ?drop false ?c)) ?m ?drop false ?c)) ?i)",
-        )],
-        inverse_scale,
-        SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 rng=i64[2] \
-         drop=(dropout_key ?rng 0.5 3)",
-    ),
-    rule(
-        "attention-dk-unscaled",
-        &[(
-            "(dk ?do ?q ?k ?v ?m ?drop ?c)",
-            "(mul_scalar (r1 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m ?drop false ?c))
-                (r1 (sdpa ?q ?k ?v ?m ?drop false ?c)) ?m ?drop false ?c)) ?i)",
-        )],
+        "attention-gradients-unscaled",
+        &[
+            (
+                "(dq ?do ?q ?k ?v ?m ?drop ?c)",
+                "(mul_scalar (r0 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m ?drop false ?c))
+                    (r1 (sdpa ?q ?k ?v ?m ?drop false ?c)) ?m ?drop false ?c)) ?i)",
+            ),
+            (
+                "(dk ?do ?q ?k ?v ?m ?drop ?c)",
+                "(mul_scalar (r1 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m ?drop false ?c))
+                    (r1 (sdpa ?q ?k ?v ?m ?drop false ?c)) ?m ?drop false ?c)) ?i)",
+            ),
+        ],
         inverse_scale,
         SUMS,
         "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 rng=i64[2] \
