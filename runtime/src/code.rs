@@ -296,6 +296,7 @@ pub(crate) struct CodeLaunch {
 }
 
 /// A function of a launch.
+#[derive(Clone)]
 struct Phase {
     function: Function,
     parts: u64,
@@ -341,6 +342,13 @@ impl CodeLaunch {
         CodeLaunch {
             phases: code.phases.iter().map(phase).collect(),
             bytes,
+        }
+    }
+    /// Has it find an operand, or a result, elsewhere from now on; the caller is responsible as in
+    /// [`CodeLaunch::new`].
+    pub(crate) fn point(&mut self, operand: usize, to: *mut u8) {
+        for phase in &mut self.phases {
+            Arc::make_mut(phase).tensors[operand] = Address(to);
         }
     }
     /// True if threads can share it.

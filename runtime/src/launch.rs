@@ -8,6 +8,7 @@ use artifact::Attr;
 use std::sync::Arc;
 
 /// A kernel and what it runs on.
+#[derive(Clone)]
 pub(crate) struct Launch {
     kernel: &'static kernels::Kernel,
     attrs: Arc<[(String, Attr)]>,
@@ -35,6 +36,13 @@ impl Launch {
             scratch,
             cut,
         }
+    }
+    /// Has it find an operand, or a result, elsewhere from now on; the caller is responsible as in
+    /// [`Launch::new`].
+    pub(crate) fn point(&mut self, operand: usize, to: *mut u8) {
+        let mut all = self.ins.iter_mut().chain(&mut self.outs);
+        let tensor = all.nth(operand).expect("a launch should have its operands");
+        tensor.data = to;
     }
     fn call(&self) -> Call<'_> {
         Call::new(&self.attrs, &self.ins, &self.outs, self.scratch.as_ref())

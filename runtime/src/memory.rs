@@ -187,8 +187,8 @@ impl Borrowed {
     /// # Safety
     ///
     /// From when a machine gets it until the machine is dropped, or gets another one for the same
-    /// tensor, the machine may read and write the bytes whenever it runs. Meanwhile they stay
-    /// allocated, and nothing else touches them while the machine runs.
+    /// tensor, the machine may read and write the bytes whenever it runs commands that have the
+    /// tensor as an operand. They are allocated then, and nothing else touches them.
     pub unsafe fn new(start: *mut u8, bytes: usize) -> Option<Borrowed> {
         NonNull::new(start).map(|start| Borrowed { start, bytes })
     }

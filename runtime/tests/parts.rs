@@ -27,9 +27,9 @@ impl Tensor {
     }
 }
 
-/// `y = x + w` leaves at the pause, where `dy` comes; then `dw = y * dy` leaves.
+/// `y = x + w` leaves at the pause, where `dy` comes; then `dw = y * dy * w` leaves.
 fn pausing() -> Artifact {
-    let mut p = Plan::new(4, 0, &["compute", "h2d", "d2h"]);
+    let mut p = Plan::new(5, 0, &["compute", "h2d", "d2h"]);
     let lent = [
         ("parameters", MemorySpace::Device(0), 1),
         ("forward", MemorySpace::Host, 2),
@@ -42,6 +42,7 @@ fn pausing() -> Artifact {
         lent: true,
     }));
     let (x, y, dy, dw) = (at(DEVICE, 0), at(DEVICE, 1), at(DEVICE, 2), at(DEVICE, 3));
+    let product = at(DEVICE, 4);
     let w = at(PARAMETERS, 0);
     // Events are numbered by their records; waits for the previous step need the numbers earlier.
     let (arrived, computed, left, came, derived, gone) = (0, 1, 2, 3, 4, 5);
@@ -59,7 +60,8 @@ fn pausing() -> Artifact {
     p.copy(1, "dy", "feed", at(BACKWARD, 0), dy.clone());
     assert_eq!(p.record(1), came);
     p.wait(0, came, false);
-    p.run(0, "dw", "mul", &[y, dy], slice::from_ref(&dw));
+    p.run(0, "product", "mul", &[y, dy], slice::from_ref(&product));
+    p.run(0, "dw", "mul", &[product, w.clone()], slice::from_ref(&dw));
     assert_eq!(p.record(0), derived);
     p.wait(2, derived, false);
     p.copy(2, "dw", "fetch", dw, at(BACKWARD, 1));
@@ -99,8 +101,32 @@ fn the_caller_s_turn_is_between_the_parts() {
         machine.point(Port::Input("dy"), dy.lend()).unwrap();
         machine.point(Port::Output("dw"), dw.lend()).unwrap();
         let report = machine.run_part(Part::Second).unwrap();
-        assert_eq!(dw.0, [10.0 * y.0[0] * y.0[0]; 16]);
+        assert_eq!(dw.0, [10.0 * y.0[0] * y.0[0] * w.0[0]; 16]);
         assert_eq!(report.step, 2 * (step + 1));
+    }
+}
+
+#[test]
+fn a_state_may_move_before_each_part() {
+    let mut machine = machine(&mut Tensor::of(f32::NAN));
+    let (mut x, mut y) = (Tensor::of(2.0), Tensor::of(f32::NAN));
+    let (mut dy, mut dw) = (Tensor::of(10.0), Tensor::of(f32::NAN));
+    machine.point(Port::Input("x"), x.lend()).unwrap();
+    machine.point(Port::Output("y"), y.lend()).unwrap();
+    machine.point(Port::Input("dy"), dy.lend()).unwrap();
+    machine.point(Port::Output("dw"), dw.lend()).unwrap();
+    for value in [1.0, 3.0] {
+        let mut early = Tensor::of(value);
+        machine.point(Port::State("w"), early.lend()).unwrap();
+        machine.run_part(Part::First).unwrap();
+        assert_eq!(y.0, [2.0 + value; 16]);
+
+        // Sharded parameters are freed after the forward, and gathered again elsewhere.
+        let mut late = Tensor::of(value);
+        machine.point(Port::State("w"), late.lend()).unwrap();
+        early.0 = [f32::NAN; 16];
+        machine.run_part(Part::Second).unwrap();
+        assert_eq!(dw.0, [10.0 * (2.0 + value) * value; 16]);
     }
 }
 
@@ -111,8 +137,8 @@ fn what_a_machine_cannot_do_with_a_step_in_parts_is_an_error() {
     let told = machine.step().unwrap_err().to_string();
     assert_eq!(told, "the step runs in parts");
     let mut small = [0u8; 4];
-    let told = machine.point(Port::State("w"), w.lend()).unwrap_err();
-    assert_eq!(told.to_string(), "state w stays where it is");
+    let told = machine.point(Port::State("v"), w.lend()).unwrap_err();
+    assert_eq!(told.to_string(), r#"there is no State("v")"#);
     let told = machine.point(Port::Input("z"), w.lend()).unwrap_err();
     assert_eq!(told.to_string(), r#"there is no Input("z")"#);
     #[expect(unsafe_code, reason = "the machine refuses it")]
@@ -120,6 +146,8 @@ fn what_a_machine_cannot_do_with_a_step_in_parts_is_an_error() {
     let few = unsafe { Borrowed::new(small.as_mut_ptr(), small.len()) }.unwrap();
     let told = machine.point(Port::Input("x"), few).unwrap_err();
     assert_eq!(told.to_string(), "x has 64 bytes (F32[16]), not 4");
+    let told = machine.point(Port::State("w"), few).unwrap_err();
+    assert_eq!(told.to_string(), "w has 64 bytes (F32[16]), not 4");
 
     // No memory for x: the part fails, and touches nothing.
     let told = machine.run_part(Part::First).unwrap_err().to_string();

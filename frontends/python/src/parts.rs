@@ -48,9 +48,11 @@ impl Generator {
     }
 }
 
-/// A machine, with the addresses of the states that it was loaded for.
+/// A machine, with the addresses where it finds its states.
 struct Loaded {
     states: Vec<usize>,
+    /// What tells the storages apart that the forward's states lie in.
+    storages: Vec<usize>,
     machine: Threaded<Machine>,
     /// Dropped after the machine, which works on it.
     _generators: Vec<Generator>,
@@ -204,12 +206,15 @@ impl Arenas {
         })
     }
 
-    /// A machine whose states are at these addresses. Free machines for other addresses are
-    /// dropped: the parameters have moved.
+    /// A machine that finds its states at these addresses: preferably a free one that does so
+    /// already, such as that of the same layer in the step before.
     fn take(&self, states: &[usize]) -> PyResult<Loaded> {
         let mut free = locked(&self.free);
-        free.retain(|loaded| loaded.states == states);
-        if let Some(loaded) = free.pop() {
+        let known = free.iter().rposition(|loaded| loaded.states == states);
+        let at = known.or_else(|| free.len().checked_sub(1));
+        if let Some(mut loaded) = at.map(|at| free.remove(at)) {
+            drop(free);
+            self.point(&mut loaded, states.iter().copied().enumerate())?;
             return Ok(loaded);
         }
         drop(free);
@@ -233,9 +238,32 @@ impl Arenas {
         self.made.fetch_add(1, Ordering::Relaxed);
         Ok(Loaded {
             states: states.to_vec(),
+            storages: vec![],
             machine: Threaded::new(machine.map_err(error)?),
             _generators: generators,
         })
+    }
+
+    /// Has a machine find states elsewhere: each by its number, with its address.
+    fn point(
+        &self,
+        loaded: &mut Loaded,
+        states: impl Iterator<Item = (usize, usize)>,
+    ) -> PyResult<()> {
+        for (i, address) in states {
+            if loaded.states[i] == address {
+                continue;
+            }
+            let Tensor { name, bytes } = &self.states[i];
+            let memory = dlpack::borrowed(address, *bytes);
+            let memory = memory.ok_or_else(|| error(format!("{name} has no memory")))?;
+            loaded
+                .machine
+                .point(Port::State(name), memory)
+                .map_err(error)?;
+            loaded.states[i] = address;
+        }
+        Ok(())
     }
 
     /// Runs a part on the caller's memory. Returns its time, ms.
@@ -313,12 +341,14 @@ impl Arenas {
         (self.made.load(Ordering::Relaxed), turns.len())
     }
 
-    /// Runs the first part, without the GIL, on tensors at these addresses. Dropping the ticket
-    /// gives the machine to the next forward.
+    /// Runs the first part, without the GIL, on tensors at these addresses. `storages`: a number
+    /// for each state, which tells its storage from others. Dropping the ticket gives the machine
+    /// to the next forward.
     fn forward(
         &self,
         py: Python<'_>,
         states: Vec<usize>,
+        storages: Vec<usize>,
         inputs: Vec<usize>,
         outputs: Vec<usize>,
         seed: i64,
@@ -326,6 +356,7 @@ impl Arenas {
         needs_threads()?;
         let ticket = py.detach(|| -> PyResult<Ticket> {
             let mut loaded = self.take(&states)?;
+            loaded.storages = storages;
             for path in &self.generators {
                 let bytes: Vec<u8> = [seed, 0].iter().flat_map(|n| n.to_ne_bytes()).collect();
                 loaded.machine.write_state(path, &bytes).map_err(error)?;
@@ -347,13 +378,15 @@ impl Arenas {
         ticket
     }
 
-    /// Runs the second part of a forward, by the number in its ticket. `states`: where the states
-    /// that it reads are now. Returns its time, ms.
+    /// Runs the second part of a forward, by the number in its ticket. `states` and `storages`:
+    /// where the states that it reads are now. A storage may have other memory than it had in the
+    /// forward: sharded parameters are gathered again. Returns the part's time, ms.
     fn backward(
         &self,
         py: Python<'_>,
         number: i64,
         states: Vec<usize>,
+        storages: Vec<usize>,
         inputs: Vec<usize>,
         outputs: Vec<usize>,
     ) -> PyResult<f64> {
@@ -367,12 +400,18 @@ impl Arenas {
                      backward; retain_graph=True has no effect here, call the model again",
                 ));
             };
-            let known = self.states.iter().zip(&loaded.states).zip(&self.read_late);
-            let read = known.filter(|(_, read)| **read).map(|(known, _)| known);
-            if let Some(((tensor, _), _)) = read.zip(&states).find(|((_, was), now)| was != now) {
-                let name = &tensor.name;
+            let late: Vec<usize> = (0..)
+                .zip(&self.read_late)
+                .filter(|(_, read)| **read)
+                .map(|(i, _)| i)
+                .collect();
+            let now = late.iter().zip(&states).zip(&storages);
+            let mut moved = now.filter(|((i, at), _)| loaded.states[**i] != **at);
+            if let Some(((&i, _), _)) = moved.find(|((i, _), at)| loaded.storages[**i] != **at) {
+                let name = &self.states[i].name;
                 return Err(error(format!("{name} moved between forward and backward")));
             }
+            self.point(&mut loaded, late.into_iter().zip(states))?;
             let ms = self.run(&mut loaded.machine, Part::Second, [&inputs, &outputs])?;
             locked(&self.free).push(loaded);
             Ok(ms)

@@ -593,7 +593,7 @@ def test_a_parameter_that_changes_between_forward_and_backward_is_an_error() -> 
 
 
 def test_a_parameter_that_moves() -> None:
-    """New memory is taken at the next forward; between forward and backward it is an error."""
+    """New memory is found by the next forward. Between forward and backward, eager mode would read the old values."""
     a, b, c = twins()
     step(c, batch())
     b.zero_grad()
@@ -606,6 +606,7 @@ def test_a_parameter_that_moves() -> None:
         step(a, batch(seed))
         step(c, batch(seed))
     assert_same(a, b)
+    assert lt.stats().arenas == 1
     loss = c(batch()).square().mean()
     b.layers[3].weight.data = b.layers[3].weight.data.clone()
     with pytest.raises(lt.Error, match="moved between forward and backward"):
@@ -830,68 +831,6 @@ def test_more_shapes_than_dynamo_allows_are_an_error() -> None:
             step(model, batch(rows=rows))
     assert step(model, batch(rows=3)).isfinite()
     assert lt.stats().graphs == 8
-
-
-RANK = """
-import copy, sys, torch, lighterage
-from lighterage.backend import backend
-from torch import nn
-rank, folder = int(sys.argv[1]), sys.argv[2]
-torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
-torch.manual_seed(0)
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 4)
-    def forward(self, x):
-        return self.last(torch.tanh(self.first(x)))
-
-net = Net()
-x = torch.randn(4, 8, generator=torch.Generator().manual_seed(rank))
-found = []
-for outside in (None, False, True):
-    model = copy.deepcopy(net)
-    options = {"strict": True, "kernels": "plain"}
-    parallel = nn.parallel.DistributedDataParallel
-    if outside is None:
-        call = parallel(model)
-    elif outside:
-        call = parallel(torch.compile(model, backend=backend, options=options))
-    else:
-        call = torch.compile(parallel(model), backend=backend, options=options)
-    for _ in range(2):
-        model.zero_grad()
-        call(x).square().mean().backward()
-    found.append([p.grad.clone() for p in model.parameters()])
-for ours in found[1:]:
-    for a, b in zip(ours, found[0], strict=True):
-        torch.testing.assert_close(a, b)
-stats = lighterage.stats()
-# One plan serves both models.
-assert (stats.graphs, stats.eager_graphs, stats.eager_frames, stats.backwards) == (1, 0, 0, 4), stats
-torch.distributed.destroy_process_group()
-print("equal")
-"""
-
-
-def test_data_parallel_models_are_planned_inside_and_outside(tmp_path: Path) -> None:
-    """Two processes average their gradients as in eager mode."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(lt.__file__).parents[1])}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for rank in ranks:
-        said, failed = rank.communicate(timeout=300)
-        # Gloo of some releases talks.
-        assert (rank.returncode, said.splitlines()[-1:]) == (0, ["equal"]), failed
 
 
 def test_options_are_checked() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -285,6 +286,43 @@ def test_two_forwards_may_wait_for_their_backwards(tensors: Gpu) -> None:
         results.append([parameter.grad for parameter in model.parameters()])
     for found, expected in zip(results[1], results[0], strict=True):
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+
+
+class Layer(nn.Module):
+    """Kernels, products and indices that read parameters and buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.linear, self.norm = nn.Embedding(8, 32), nn.Linear(32, 32), nn.LayerNorm(32)
+        self.register_buffer("places", torch.randint(8, (4,)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(self.linear(self.norm(x + self.table(self.places))))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("library", [False, True])
+def test_layers_of_a_class_share_a_plan(tensors: Gpu, library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine finds the parameters of the layer that it runs, which are elsewhere in each step."""
+    if library:
+        monkeypatch.setenv("LIGHTERAGE_CUBLASLT", os.environ["LIGHTERAGE_CUDA"])
+    torch.manual_seed(0)
+    eager = nn.Sequential(*(Layer() for _ in range(3)))
+    layers, x = copy.deepcopy(eager), torch.randn(4, 32, requires_grad=True)
+    for layer in layers:
+        layer.compile(backend=backend, options={"device": "cuda", "strict": True})
+    torch._dynamo.reset()
+    lt.reset()
+    for _ in range(3):
+        for tensor in (*layers.parameters(), *layers.buffers()):
+            tensor.data = tensors.copy(tensor)
+        eager(x).backward(x)
+        layers(tensors.copy(x).requires_grad_()).backward(tensors.copy(x))
+    for found, expected in zip(layers.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad, atol=1e-5, rtol=1e-4)
+    assert (lt.stats().graphs, lt.stats().arenas) == (1, 3)
+    layers[1].places.fill_(8)
+    with pytest.raises(lt.Error, match="index 8"):
+        layers[1](tensors.copy(x).requires_grad_())
 
 
 def test_parameters_that_the_gpu_cannot_read_are_refused(tensors: Gpu) -> None:

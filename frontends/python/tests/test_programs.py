@@ -25,7 +25,7 @@ Where each situation is tested; a name alone is a file, and the start of a test'
 * two forwards, second backwards, dropped losses: test_backend
 * functions of torch that look at values: test_values
 * exceptions in a step: test_backend, `after_a_line_that_fails`; test_step, `failed_line`; test_foreign, `an_exception`
-* DistributedDataParallel: test_backend, `data_parallel_models`; a whole step refuses it: here
+* several processes that average gradients, or divide parameters: test_ranks
 * workers of a data loader, forks: here; threads: test_step, `other_threads`; test_foreign, `threads_take_turns`
 """
 
@@ -241,16 +241,6 @@ def test_hooks_that_a_step_cannot_call_are_refused_by_name() -> None:
         step(X)
     with pytest.raises(lt.Unsupported, match="hooks of its step"):
         compiled(model, optimizer)
-
-
-def test_data_parallel_models_are_refused(tmp_path: Path) -> None:
-    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        model = nn.parallel.DistributedDataParallel(network())
-        with pytest.raises(lt.CaptureError, match="would not average gradients"):
-            compiled(model)
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 # Other processes -----------------------------------------------------------------------------------------------------

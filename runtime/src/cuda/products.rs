@@ -315,6 +315,7 @@ impl Products {
             algorithm: Algorithm::default(),
             places,
             has_addend: shape.addend == Addend::Matrix,
+            has_bias: shape.addend == Addend::Bias,
             workspace: workspace.map_or((0, 0), |range| aligned(range.address, range.bytes)),
         };
         // While a step is loaded, what the library refuses is computed without it.
@@ -373,6 +374,7 @@ pub struct Product {
     algorithm: Algorithm,
     places: Places,
     has_addend: bool,
+    has_bias: bool,
     workspace: (u64, u64),
 }
 
@@ -409,6 +411,23 @@ impl Product {
         &self.algorithm
     }
 
+    /// Where its factors, its addend and its result lie.
+    pub fn places(&self) -> Places {
+        self.places
+    }
+
+    /// Says where they lie from now on, while the product is not being computed.
+    ///
+    /// # Errors
+    /// The library refuses.
+    pub fn point(&mut self, places: Places) -> Result<(), Refused> {
+        self.places = places;
+        match self.has_bias {
+            true => self.set(BIAS_POINTER, &places.addend.to_ne_bytes()),
+            false => Ok(()),
+        }
+    }
+
     fn describe(&mut self, s: &Shape) -> Result<(), Refused> {
         self.operate(s)?;
         // Rows and columns of matrices whose columns follow each other.
@@ -436,20 +455,23 @@ impl Product {
         };
         done("cublasLtMatmulDescCreate", made)?;
         self.operation = Described(operation);
-        let set = |attribute, value: &[u8]| {
-            let bytes = value.as_ptr().cast();
-            // SAFETY: the value has the bytes that are told, and is valid for the call.
-            let set =
-                unsafe { (functions.operation_set)(operation, attribute, bytes, value.len()) };
-            done("cublasLtMatmulDescSetAttribute", set)
-        };
-        set(TRANSPOSE_A, &c_int::from(s.tb).to_ne_bytes())?;
-        set(TRANSPOSE_B, &c_int::from(s.ta).to_ne_bytes())?;
-        if s.addend == Addend::Bias {
-            set(EPILOGUE, &EPILOGUE_BIAS.to_ne_bytes())?;
-            set(BIAS_POINTER, &self.places.addend.to_ne_bytes())?;
+        self.set(TRANSPOSE_A, &c_int::from(s.tb).to_ne_bytes())?;
+        self.set(TRANSPOSE_B, &c_int::from(s.ta).to_ne_bytes())?;
+        if self.has_bias {
+            self.set(EPILOGUE, &EPILOGUE_BIAS.to_ne_bytes())?;
+            self.set(BIAS_POINTER, &self.places.addend.to_ne_bytes())?;
         }
         Ok(())
+    }
+
+    /// Sets an attribute of the operation.
+    fn set(&self, attribute: c_int, value: &[u8]) -> Result<(), Refused> {
+        let (operation, bytes) = (self.operation.0, value.as_ptr().cast());
+        let set = self.inner.functions.operation_set;
+        // SAFETY: the operation is this product's, if it was made; the value has the bytes that
+        // are told, and is valid for the call.
+        let set = unsafe { set(operation, attribute, bytes, value.len()) };
+        done("cublasLtMatmulDescSetAttribute", set)
     }
 
     fn layout(

@@ -37,6 +37,17 @@ pub struct Launch<'a> {
     pub scratch: Option<Range>,
 }
 
+impl Launch<'_> {
+    /// The bytes of its operands, then those of its results.
+    pub(crate) fn operands(&self) -> impl Iterator<Item = Range> {
+        let all = self.ins.iter().chain(self.outs);
+        all.map(|operand| Range {
+            place: operand.place,
+            bytes: operand.bytes().unwrap_or(0),
+        })
+    }
+}
+
 /// A copy to be prepared. The places' pools say which way it goes.
 #[derive(Clone, Copy, Debug)]
 pub struct Copy {
@@ -46,6 +57,14 @@ pub struct Copy {
     pub dst: Place,
     /// Number of bytes.
     pub bytes: u64,
+}
+
+impl Copy {
+    /// The bytes of its source, then those of its destination.
+    pub(crate) fn operands(&self) -> [Range; 2] {
+        let bytes = self.bytes;
+        [self.src, self.dst].map(|place| Range { place, bytes })
+    }
 }
 
 /// A tensor in a pool that is the caller's memory.
@@ -166,7 +185,7 @@ pub trait Backend: Send + Sync {
         ))
     }
 
-    /// Gives an input or an output in a lent pool its memory, while nothing runs.
+    /// Gives a tensor in a lent pool its memory from now on, while nothing runs.
     fn point(&self, _place: Place, _to: Borrowed) -> Result<(), Error> {
         Err(Error::Unsupported(
             "this device runs no step on memory of its caller".into(),

@@ -27,7 +27,7 @@ pub(crate) struct Cpu {
     disks: Disks,
     /// By the command's number.
     copies: Vec<Option<Mutex<Transfer>>>,
-    /// The copies that read or write a tensor of the caller.
+    /// What reads or writes a tensor of the caller.
     lent: LentEnds,
     link: Link,
     halted: AtomicBool,
@@ -110,16 +110,19 @@ impl Backend for Cpu {
     }
 
     fn point(&self, place: Place, to: Borrowed) -> Result<(), Error> {
+        self.host.lend_at(place, to);
         for end in self.lent.of(place) {
-            let transfer = self.copies[end.copy.0].as_ref();
-            let transfer = transfer.expect("a copy should be prepared before it runs");
+            let Some(transfer) = self.copies.get(end.command.0).and_then(Option::as_ref) else {
+                self.host.point(end, &to);
+                continue;
+            };
             let mut transfer = unpoisoned(transfer);
             let tensor = match &mut *transfer {
-                Transfer::Memory { src, .. } if end.is_source => src,
+                Transfer::Memory { src, .. } if end.operand == 0 => src,
                 Transfer::Memory { dst, .. } => dst,
                 Transfer::Disk(copy) => copy.memory_mut(),
             };
-            tensor.data = to.at(end.offset, tensor.bytes as u64);
+            tensor.data = to.at(end.offset, end.bytes);
         }
         Ok(())
     }
@@ -138,6 +141,7 @@ impl Backend for Cpu {
         _stream: StreamId,
         launch: Launch<'_>,
     ) -> Result<(), Error> {
+        self.lent.add(&self.host, command, launch.operands());
         self.host.prepare(command, launch);
         Ok(())
     }
@@ -157,7 +161,7 @@ impl Backend for Cpu {
                 way: self.way(&copy),
             },
         };
-        self.lent.add(&self.host, command, &copy);
+        self.lent.add(&self.host, command, copy.operands());
         put(&mut self.copies, command, Mutex::new(transfer));
         Ok(())
     }

@@ -21,7 +21,7 @@ use super::backend::{
 };
 use super::cuda_graphs::{Graphs, Start};
 use super::cuda_indices::Indices;
-use super::cuda_products::{ProductLibrary, Products};
+use super::cuda_products::{Operands, ProductLibrary, Products};
 use super::cuda_times::Times;
 use super::host::{ForeignLaunch, HostWork, LentEnds, put};
 use super::lent::{Holder, Lent};
@@ -122,12 +122,12 @@ pub struct Cuda {
     /// In a traced run, when the device ran commands.
     times: Option<Times>,
     /// Launches that are submitted together.
-    graphs: Graphs,
+    graphs: Mutex<Graphs>,
     /// How often the host has waited for a stream until it was done.
     synchronized: AtomicU64,
     /// Looks at indices before launches that have some.
     indices: Indices,
-    /// The copies that read or write a tensor of the caller.
+    /// What reads or writes a tensor of the caller.
     lent: LentEnds,
     /// cuBLASLt, if it is used. Products that are prepared keep it.
     products: Products,
@@ -219,15 +219,15 @@ struct Work {
 
 enum Does {
     /// A kernel on the device: its phases take the same arguments.
-    Launch(Arc<[(Function, Grid)]>, Arguments),
-    /// A product by cuBLASLt.
-    Product(Box<Product>),
+    Launch(Arc<[(Function, Grid)]>, Mutex<Arc<Arguments>>),
+    /// A product by cuBLASLt, and which operands of the launch are its own.
+    Product(Box<Mutex<Product>>, Operands),
     /// A copy with an end on the device.
     Transfer(Transfer),
     /// A kernel on the host.
     HostLaunch,
     /// What the caller computes, on the device by queues of its own.
-    Foreign(ForeignLaunch),
+    Foreign(Mutex<ForeignLaunch>),
     /// A copy on the host.
     HostCopy { src: Tensor, dst: Tensor },
     /// A copy between the host and a disk, which the host runs.
@@ -269,7 +269,7 @@ impl Cuda {
             queues: Vec::new(),
             marks: Vec::new(),
             times,
-            graphs: Graphs::default(),
+            graphs: Mutex::default(),
             synchronized: AtomicU64::new(0),
             indices: Indices::new(),
             waits: Vec::new(),
@@ -428,6 +428,17 @@ impl Cuda {
         }
     }
 
+    /// An error if memory of the caller is not the device's.
+    fn knows(&self, memory: &Borrowed) -> Result<(), Error> {
+        let range = DeviceRange::borrowed(memory, 0, memory.bytes() as u64);
+        match self.device.knows(range).map_err(|e| broken(&e))? {
+            true => Ok(()),
+            false => Err(Error::Host(
+                "a state of the caller is not in the GPU's memory".into(),
+            )),
+        }
+    }
+
     /// A tensor in a pool of the device.
     fn device_tensor(&self, operand: &Operand) -> (Tensor, Holder) {
         let bytes = operand.bytes().unwrap_or(0);
@@ -480,7 +491,7 @@ impl Cuda {
         };
         for (number, work) in self.work.iter().enumerate() {
             match work.as_ref().map(|work| &work.does) {
-                Some(Does::Launch(..) | Does::Product(_) | Does::Transfer(_)) => {
+                Some(Does::Launch(..) | Does::Product(..) | Does::Transfer(_)) => {
                     times.add(&self.device, CommandId(number))?;
                 }
                 Some(
@@ -499,7 +510,7 @@ impl Cuda {
     }
 
     /// Makes graphs of launches that follow each other in a stream.
-    fn make_graphs(&mut self) -> Result<(), DriverError> {
+    fn make_graphs(&self) -> Result<(), DriverError> {
         let mut graphs = Graphs::default();
         for queue in &self.queues {
             let mut run: Vec<CommandId> = vec![];
@@ -514,7 +525,7 @@ impl Cuda {
             }
             graphs.add(&self.device, &run, &self.starts(&run))?;
         }
-        self.graphs = graphs;
+        *unpoisoned(&self.graphs) = graphs;
         Ok(())
     }
 
@@ -530,11 +541,9 @@ impl Cuda {
             let work = self.work[command.0].as_ref();
             if let Some(Does::Launch(phases, arguments)) = work.map(|work| &work.does) {
                 starts.extend(self.indices.starts(command));
-                starts.extend(
-                    phases
-                        .iter()
-                        .map(|(function, grid)| (function, *grid, arguments)),
-                );
+                let arguments = unpoisoned(arguments);
+                let phases = phases.iter();
+                starts.extend(phases.map(|(f, grid)| (f, *grid, arguments.clone())));
             }
         }
         starts
@@ -672,15 +681,15 @@ impl Cuda {
         match does {
             Does::Launch(phases, arguments) => {
                 let queue = self.stream(*stream);
-                let launch =
-                    |(function, grid): &(Function, Grid)| queue.launch(function, *grid, arguments);
-                if self
-                    .graphs
-                    .submit(queue, command)
-                    .map_err(|e| self.failed(&e))?
-                {
-                    return Ok(());
+                if self.options.graphs {
+                    let submitted = unpoisoned(&self.graphs).submit(queue, command);
+                    if submitted.map_err(|e| self.failed(&e))? {
+                        return Ok(());
+                    }
                 }
+                let arguments = unpoisoned(arguments);
+                let launch =
+                    |(function, grid): &(Function, Grid)| queue.launch(function, *grid, &arguments);
                 let done = self.indices.submit(queue, command);
                 done.and_then(|()| phases.iter().try_for_each(launch))
                     .and_then(|()| self.submitted(queue))
@@ -690,9 +699,9 @@ impl Cuda {
                     false => Ok(()),
                 }
             }
-            Does::Product(product) => {
+            Does::Product(product, _) => {
                 let queue = self.stream(*stream);
-                let done = queue.multiply(product);
+                let done = queue.multiply(&unpoisoned(product));
                 done.and_then(|()| self.submitted(queue))
                     .map_err(|e| self.failed(&e))
             }
@@ -711,7 +720,7 @@ impl Cuda {
             }
             Does::Foreign(launch) => {
                 self.host_turn(*stream)?;
-                launch.run()
+                unpoisoned(launch).run()
             }
             Does::HostCopy { src, dst } => {
                 self.host_turn(*stream)?;
@@ -871,14 +880,8 @@ impl Backend for Cuda {
                 return Err(Error::Unsupported(why));
             }
         }
-        for memory in lent.iter().filter_map(|lent| lent.memory.as_ref()) {
-            let range = DeviceRange::borrowed(memory, 0, memory.bytes() as u64);
-            let known = self.device.knows(range).map_err(|e| broken(&e))?;
-            if !known {
-                let why = "a state of the caller is not in the GPU's memory";
-                return Err(Error::Host(why.into()));
-            }
-        }
+        let mut known = lent.iter().filter_map(|lent| lent.memory.as_ref());
+        known.try_for_each(|memory| self.knows(memory))?;
         self.disks.skip();
         self.host.borrow(lent);
         self.pools.push(Memory::Lent);
@@ -886,10 +889,34 @@ impl Backend for Cuda {
     }
 
     fn point(&self, place: Place, to: Borrowed) -> Result<(), Error> {
+        self.host.lend_at(place, to);
         for end in self.lent.of(place) {
-            match self.work[end.copy.0].as_ref().map(|work| &work.does) {
-                Some(Does::Transfer(copy)) => copy.point(end.is_source, &to, end.offset),
-                _ => unreachable!("a copy with an end on the device should be a transfer"),
+            let address = DeviceRange::borrowed(&to, end.offset, end.bytes).address();
+            let work = self.work[end.command.0].as_ref();
+            match work.map(|work| &work.does) {
+                Some(Does::Transfer(copy)) => copy.point(end.operand == 0, &to, end.offset),
+                Some(Does::Launch(_, arguments)) => {
+                    self.knows(&to)?;
+                    let mut arguments = unpoisoned(arguments);
+                    let values = arguments.values().iter().copied().enumerate();
+                    let values = values.map(|(i, v)| if i == end.operand { address } else { v });
+                    *arguments = Arc::new(Arguments::new(values));
+                    self.indices.point(end.command, end.operand, address);
+                    // They have the old addresses.
+                    *unpoisoned(&self.graphs) = Graphs::default();
+                }
+                Some(Does::Product(product, operands)) => {
+                    self.knows(&to)?;
+                    let pointed = operands.point(&mut unpoisoned(product), end.operand, address);
+                    pointed.map_err(|e| broken(&e.into()))?;
+                }
+                Some(Does::Foreign(launch)) => {
+                    let address = std::ptr::with_exposed_provenance_mut(address as usize);
+                    unpoisoned(launch).point(end.operand, address);
+                }
+                Some(Does::HostLaunch | Does::HostCopy { .. } | Does::DiskCopy(_)) | None => {
+                    unreachable!("what is in the device's memory should be used on the device")
+                }
             }
         }
         Ok(())
@@ -912,8 +939,8 @@ impl Backend for Cuda {
                     workspace.and_then(|range| self.device_range(range.place, range.bytes));
                 let product = self.products.product(op, &launch, address, workspace);
                 let does = match product.map_err(|e| broken(&e))? {
-                    Some(product) => Does::Product(Box::new(product)),
-                    None => Does::Launch(phases, arguments),
+                    Some((product, its)) => Does::Product(Box::new(Mutex::new(product)), its),
+                    None => Does::Launch(phases, Mutex::new(Arc::new(arguments))),
                 };
                 let queue = &mut self.queues[stream.0];
                 (queue.has_device, queue.has_launches) = (true, true);
@@ -922,7 +949,7 @@ impl Backend for Cuda {
             None => {
                 self.queues[stream.0].has_host = true;
                 match self.host.foreign(&launch, |operand| self.lend(operand)) {
-                    Some(foreign) => Does::Foreign(foreign),
+                    Some(foreign) => Does::Foreign(Mutex::new(foreign)),
                     None => {
                         self.host.prepare(command, launch);
                         Does::HostLaunch
@@ -930,6 +957,7 @@ impl Backend for Cuda {
                 }
             }
         };
+        self.lent.add(&self.host, command, launch.operands());
         self.queues[stream.0].order.push(Item::Work(command));
         put(&mut self.work, command, Work { stream, does });
         Ok(())
@@ -965,12 +993,12 @@ impl Backend for Cuda {
                 dst: host(dst),
             },
         };
-        self.lent.add(&self.host, command, &copy);
+        self.lent.add(&self.host, command, copy.operands());
         let queue = &mut self.queues[stream.0];
         match does {
             Does::Transfer(_) => queue.has_device = true,
             Does::Launch(..)
-            | Does::Product(_)
+            | Does::Product(..)
             | Does::HostLaunch
             | Does::Foreign(_)
             | Does::HostCopy { .. }

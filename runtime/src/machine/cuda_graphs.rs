@@ -7,9 +7,10 @@
 use super::backend::CommandId;
 use super::host::put;
 use crate::cuda::{Arguments, Device, DriverError, Function, Graph, Grid, Stream};
+use std::sync::Arc;
 
 /// A kernel with its arguments.
-pub(super) type Start<'a> = (&'a Function, Grid, &'a Arguments);
+pub(super) type Start<'a> = (&'a Function, Grid, Arc<Arguments>);
 
 /// What a launch does if its stream has graphs.
 enum Part {
@@ -39,7 +40,8 @@ impl Graphs {
         if starts.len() < 2 {
             return Ok(());
         }
-        let graph = Graph::new(device, starts.iter().copied())?;
+        let starts = starts.iter().map(|(f, grid, arguments)| (*f, *grid, &**arguments));
+        let graph = Graph::new(device, starts)?;
         put(&mut self.parts, *first, Part::First(graph));
         for command in rest {
             put(&mut self.parts, *command, Part::Done);

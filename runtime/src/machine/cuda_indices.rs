@@ -12,8 +12,9 @@ use crate::cuda::{
     Arguments, Device, DriverError, Function, Grid, Module, ModuleError, Pinned, Stream,
 };
 use crate::kernels::{self, IndexOperand, Signature};
+use crate::sync::unpoisoned;
 use artifact::{Attr, DType};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// The kernel's text, for indices of either width.
 const PTX: &str = include_str!("../cuda/indices.ptx");
@@ -45,9 +46,12 @@ struct Check {
     found: usize,
 }
 
+/// Arguments whose addresses may change between steps.
+type Changing = Mutex<Arc<Arguments>>;
+
 struct OnDevice {
     found: Pinned,
-    launches: Vec<(Function, Grid, Arguments)>,
+    launches: Vec<(Function, Grid, Changing)>,
 }
 
 impl Check {
@@ -55,7 +59,7 @@ impl Check {
         self.n.div_ceil(THREADS.into()).clamp(1, MOST_BLOCKS) as u32
     }
 
-    fn launch(&self, functions: &[Function; 2], found: usize) -> (Function, Grid, Arguments) {
+    fn launch(&self, functions: &[Function; 2], found: usize) -> (Function, Grid, Changing) {
         let IndexOperand { size, ignored, .. } = self.what;
         let (low, span) = match self.what.from_end {
             true => ((size as i64).wrapping_neg(), 2 * size),
@@ -78,7 +82,7 @@ impl Check {
             shared_bytes: 0,
         };
         let function = functions[usize::from(self.is_wide)].clone();
-        (function, grid, Arguments::new(arguments))
+        (function, grid, Mutex::new(Arc::new(Arguments::new(arguments))))
     }
 }
 
@@ -175,7 +179,7 @@ impl Indices {
         };
         own.iter().try_for_each(|&check| {
             let (function, grid, arguments) = &device.launches[check];
-            stream.launch(function, *grid, arguments)
+            stream.launch(function, *grid, &unpoisoned(arguments))
         })
     }
 
@@ -186,8 +190,21 @@ impl Indices {
         let launches: Vec<_> = launches.collect();
         own.iter().map(move |&check| {
             let (function, grid, arguments) = launches[check];
-            (function, *grid, arguments)
+            (function, *grid, unpoisoned(arguments).clone())
         })
+    }
+
+    /// Says where an operand of a launch lies from now on.
+    pub(super) fn point(&self, command: CommandId, operand: usize, to: u64) {
+        let (Some(device), Some(own)) = (&self.device, self.of(command)) else {
+            return;
+        };
+        let own = own.iter().filter(|&&i| self.checks[i].what.operand == operand);
+        for &i in own {
+            let mut arguments = unpoisoned(&device.launches[i].2);
+            let rest = arguments.values()[1..].iter().copied();
+            *arguments = Arc::new(Arguments::new(std::iter::once(to).chain(rest)));
+        }
     }
 
     fn of(&self, command: CommandId) -> Option<&Vec<usize>> {

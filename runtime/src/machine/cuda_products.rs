@@ -9,7 +9,7 @@ use super::backend::Launch;
 use crate::Error;
 use crate::cuda::{
     Addend, Algorithm, Device, DeviceRange, DriverError, Number, Places, Product, ProductError,
-    Products as Library, Shape,
+    Products as Library, Refused, Shape,
 };
 use artifact::{Attr, DType, Operand, replace_file};
 use std::collections::BTreeMap;
@@ -155,13 +155,8 @@ impl Products {
         launch: &Launch<'_>,
         address: impl Fn(usize) -> u64,
         workspace: Option<DeviceRange>,
-    ) -> Result<Option<Product>, DriverError> {
-        let Some(Found {
-            mut shape,
-            factors: [left, right],
-            addend,
-        }) = found(op, attrs, launch)
-        else {
+    ) -> Result<Option<(Product, Operands)>, DriverError> {
+        let Some((mut shape, operands)) = found(op, attrs, launch) else {
             return Ok(None);
         };
         let Some(library) = &self.library else {
@@ -171,9 +166,9 @@ impl Products {
         shape.tf32 = self.tf32 && shape.factors == Number::F32;
         shape.workspace = workspace.map_or(0, |range| range.bytes());
         let places = Places {
-            left: address(left),
-            right: address(right),
-            addend: addend.map_or(0, &address),
+            left: address(operands.left),
+            right: address(operands.right),
+            addend: operands.addend.map_or(0, &address),
             result: address(launch.ins.len()),
         };
         let key = key(&shape);
@@ -186,7 +181,7 @@ impl Products {
             self.algorithms.insert(key, *product.algorithm());
             self.is_new = true;
         }
-        Ok(product)
+        Ok(product.map(|product| (product, operands)))
     }
 
     /// What computes products, for people.
@@ -208,12 +203,31 @@ impl Products {
     }
 }
 
-/// A launch that may be the library's: its shape, and the operands that are the factors and the
-/// addend.
-struct Found {
-    shape: Shape,
-    factors: [usize; 2],
+/// Which operands of a launch are a product's factors and its addend.
+#[derive(Clone, Copy)]
+pub(super) struct Operands {
+    left: usize,
+    right: usize,
     addend: Option<usize>,
+}
+
+impl Operands {
+    /// Has a product find an operand at an address from now on.
+    pub(super) fn point(
+        &self,
+        product: &mut Product,
+        operand: usize,
+        to: u64,
+    ) -> Result<(), Refused> {
+        let mut places = product.places();
+        match operand {
+            i if i == self.left => places.left = to,
+            i if i == self.right => places.right = to,
+            i if Some(i) == self.addend => places.addend = to,
+            _ => places.result = to,
+        }
+        product.point(places)
+    }
 }
 
 fn number(dtype: DType) -> Option<Number> {
@@ -230,7 +244,8 @@ fn matrices(operand: &Operand) -> Option<(u64, [u64; 2])> {
     Some((lead.iter().product(), *last))
 }
 
-fn found(op: &str, attrs: &[(String, Attr)], launch: &Launch<'_>) -> Option<Found> {
+/// The shape and the operands of a launch that may be the library's.
+fn found(op: &str, attrs: &[(String, Attr)], launch: &Launch<'_>) -> Option<(Shape, Operands)> {
     let (first, addend) = match (op, launch.ins.len()) {
         ("matmul", 2) | ("matmul_sum", 2) => (0, None),
         ("addmm", 3) => (1, Some(0)),
@@ -264,23 +279,25 @@ fn found(op: &str, attrs: &[(String, Attr)], launch: &Launch<'_>) -> Option<Foun
     let result = number(result.dtype)?;
     // The library has no product of f32 with a result of bf16.
     let has_types = factors == Number::BF16 || result == Number::F32;
-    (is_small && has_types).then_some(Found {
-        shape: Shape {
-            batch,
-            m,
-            n,
-            k,
-            ta,
-            tb,
-            tf32: false,
-            factors,
-            result,
-            addend: added,
-            workspace: 0,
-        },
-        factors: [first, first + 1],
+    let shape = Shape {
+        batch,
+        m,
+        n,
+        k,
+        ta,
+        tb,
+        tf32: false,
+        factors,
+        result,
+        addend: added,
+        workspace: 0,
+    };
+    let operands = Operands {
+        left: first,
+        right: first + 1,
         addend,
-    })
+    };
+    (is_small && has_types).then_some((shape, operands))
 }
 
 /// A shape as one word.

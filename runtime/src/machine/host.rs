@@ -7,7 +7,7 @@
 //! **Invariant:** every tensor of a launch lies in an arena of the same [`HostWork`], which
 //! outlives the launch.
 
-use super::backend::{CommandError, CommandId, Copy, Launch as Prepared, LentPlace};
+use super::backend::{CommandError, CommandId, Launch as Prepared, LentPlace};
 use super::lent::{Holder, Lent};
 use crate::Error;
 use crate::code::{self, CodeLaunch, Loaded};
@@ -15,12 +15,13 @@ use crate::foreign::{Foreign, ForeignCall};
 use crate::kernel::Tensor;
 use crate::kernels;
 use crate::launch::Launch;
-use crate::memory::{self, Arena};
+use crate::memory::{self, Arena, Borrowed};
+use crate::sync::unpoisoned;
 use crate::team::Team;
 use crate::validate::calls;
 use artifact::{Attr, Code, Kernel, Object, Operand, Place, Pool, Range};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Pools, kernels and launches of the host.
 pub(crate) struct HostWork {
@@ -29,12 +30,13 @@ pub(crate) struct HostWork {
     /// Pools of another step, by number, which are allocated already.
     given: Vec<Option<Arena>>,
     /// Tensors in memory of the caller, by where the plan has them.
-    lent: BTreeMap<Place, LentPlace>,
+    lent: Mutex<BTreeMap<Place, LentPlace>>,
     /// By the artifact's numbers, as are kernels; `None` for those of a device.
     objects: Vec<Option<Arc<Loaded>>>,
     kernels: Vec<Option<HostKernel>>,
-    /// By the command's number; `None` for commands that are no launches here.
-    launches: Vec<Option<Work>>,
+    /// By the command's number; `None` for commands that are no launches here. Only the command's
+    /// stream locks one, and the machine's front between steps.
+    launches: Vec<Option<Mutex<Work>>>,
     /// Computes what has no kernel.
     foreign: Option<Arc<dyn Foreign>>,
     /// The most threads that share a launch.
@@ -83,29 +85,46 @@ impl ForeignLaunch {
         };
         self.compute.compute(&call).map_err(CommandError::from)
     }
+
+    /// Has it find an operand, or a result, elsewhere from now on.
+    pub(crate) fn point(&mut self, operand: usize, to: *mut u8) {
+        let mut all = self.ins.iter_mut().chain(&mut self.outs);
+        let lent = all.nth(operand).expect("a launch should have its operands");
+        lent.point(to);
+    }
 }
 
-/// The ends of copies in memory of the caller, by the place of its tensor.
+/// What commands read or write in memory of the caller, by the place of its tensor.
 #[derive(Default)]
 pub(crate) struct LentEnds(BTreeMap<Place, Vec<LentEnd>>);
 
-/// An end of a copy in memory of the caller.
+/// A part of a tensor of the caller that a command reads or writes.
+#[derive(Clone, Copy)]
 pub(crate) struct LentEnd {
-    pub(crate) copy: CommandId,
-    pub(crate) is_source: bool,
-    /// Where it begins in the tensor.
+    pub(crate) command: CommandId,
+    /// Its number among the operands and results of a launch; the source of a copy is 0, its
+    /// destination 1.
+    pub(crate) operand: usize,
+    /// Where it begins in the tensor, and its size.
     pub(crate) offset: u64,
+    pub(crate) bytes: u64,
 }
 
 impl LentEnds {
-    /// Adds those of a copy.
-    pub(crate) fn add(&mut self, host: &HostWork, command: CommandId, copy: &Copy) {
-        for (place, is_source) in [(copy.src, true), (copy.dst, false)] {
+    /// Adds those of a command with these operands.
+    pub(crate) fn add(
+        &mut self,
+        host: &HostWork,
+        command: CommandId,
+        operands: impl IntoIterator<Item = Range>,
+    ) {
+        for (operand, Range { place, bytes }) in operands.into_iter().enumerate() {
             if let Some((lent, offset)) = host.lent(place) {
                 self.0.entry(lent.place).or_default().push(LentEnd {
-                    copy: command,
-                    is_source,
+                    command,
+                    operand,
                     offset,
+                    bytes,
                 });
             }
         }
@@ -124,7 +143,7 @@ impl HostWork {
             foreign: None,
             arenas: Vec::new(),
             given: Vec::new(),
-            lent: BTreeMap::new(),
+            lent: Mutex::default(),
             objects: Vec::new(),
             kernels: Vec::new(),
             launches: Vec::new(),
@@ -159,14 +178,32 @@ impl HostWork {
     /// The next pool is the caller's memory.
     pub(crate) fn borrow(&mut self, lent: &[LentPlace]) {
         self.skip_pool();
-        self.lent
-            .extend(lent.iter().map(|lent| (lent.place, *lent)));
+        let lent = lent.iter().map(|lent| (lent.place, *lent));
+        unpoisoned(&self.lent).extend(lent);
     }
     /// The tensor of the caller that a place lies in, and the place's offset in it.
-    pub(crate) fn lent(&self, place: Place) -> Option<(&LentPlace, u64)> {
-        let (_, lent) = self.lent.range(..=place).next_back()?;
+    pub(crate) fn lent(&self, place: Place) -> Option<(LentPlace, u64)> {
+        let all = unpoisoned(&self.lent);
+        let (_, lent) = all.range(..=place).next_back()?;
         let is_same = lent.place.pool == place.pool;
-        is_same.then(|| (lent, place.offset - lent.place.offset))
+        is_same.then(|| (*lent, place.offset - lent.place.offset))
+    }
+    /// Says where the tensor of the caller at a place lies from now on.
+    pub(crate) fn lend_at(&self, place: Place, to: Borrowed) {
+        if let Some(lent) = unpoisoned(&self.lent).get_mut(&place) {
+            lent.memory = Some(to);
+        }
+    }
+    /// Has a launch find an operand there from now on.
+    pub(crate) fn point(&self, end: &LentEnd, to: &Borrowed) {
+        let work = self.launches[end.command.0].as_ref();
+        let mut work = unpoisoned(work.expect("a launch should be prepared before it is changed"));
+        let address = to.at(end.offset, end.bytes);
+        match &mut *work {
+            Work::Own(launch) => Arc::make_mut(launch).point(end.operand, address),
+            Work::Generated(launch) => launch.point(end.operand, address),
+            Work::Foreign(launch) => launch.point(end.operand, address),
+        }
     }
 
     /// The next pool lies elsewhere.
@@ -237,7 +274,8 @@ impl HostWork {
     /// Resolves a launch.
     pub(crate) fn prepare(&mut self, command: CommandId, launch: Prepared<'_>) {
         if let Some(foreign) = self.foreign(&launch, |operand| self.lend(operand)) {
-            return put(&mut self.launches, command, Work::Foreign(foreign));
+            let work = Mutex::new(Work::Foreign(foreign));
+            return put(&mut self.launches, command, work);
         }
         let all = |operands: &[Operand]| -> Box<[Tensor]> {
             operands.iter().map(|x| self.tensor(x)).collect()
@@ -258,7 +296,7 @@ impl HostWork {
             }
             HostKernel::Foreign { .. } => unreachable!("its launch was made above"),
         };
-        put(&mut self.launches, command, work);
+        put(&mut self.launches, command, Mutex::new(work));
     }
 
     /// A tensor with what keeps its memory. The caller keeps its own.
@@ -271,8 +309,8 @@ impl HostWork {
     /// Starts the team, if a launch can be shared.
     pub(crate) fn start(&mut self) -> Result<(), Error> {
         let mut launches = self.launches.iter().flatten();
-        if self.threads > 1 && launches.any(Work::is_split) {
-            let own: Vec<Arc<Launch>> = self.own_launches().cloned().collect();
+        if self.threads > 1 && launches.any(|work| unpoisoned(work).is_split()) {
+            let own: Vec<Arc<Launch>> = self.own_launches().collect();
             let prepare = move || own.iter().for_each(|launch| launch.prepare());
             self.team = Some(Team::prepared(self.threads, prepare)?);
         }
@@ -284,21 +322,20 @@ impl HostWork {
         self.own_launches().for_each(|launch| launch.prepare());
     }
 
-    fn own_launches(&self) -> impl Iterator<Item = &Arc<Launch>> {
-        self.launches
-            .iter()
-            .flatten()
-            .filter_map(|work| match work {
-                Work::Own(launch) => Some(launch),
-                Work::Generated(_) | Work::Foreign(_) => None,
-            })
+    fn own_launches(&self) -> impl Iterator<Item = Arc<Launch>> {
+        let launches = self.launches.iter().flatten();
+        launches.filter_map(|work| match &*unpoisoned(work) {
+            Work::Own(launch) => Some(launch.clone()),
+            Work::Generated(_) | Work::Foreign(_) => None,
+        })
     }
 
     /// Runs a prepared launch, on the team if that helps.
     pub(crate) fn launch(&self, command: CommandId) -> Result<(), CommandError> {
         let work = self.launches[command.0].as_ref();
         let team = self.team.as_ref();
-        match work.expect("a launch should be prepared before it runs") {
+        let work = work.expect("a launch should be prepared before it runs");
+        match &*unpoisoned(work) {
             Work::Own(launch) => launch.run(team)?,
             Work::Generated(launch) => launch.run(team)?,
             Work::Foreign(launch) => launch.run()?,

@@ -52,6 +52,11 @@ impl Lent {
         &self.tensor
     }
 
+    /// Says that it lies elsewhere from now on.
+    pub(crate) fn point(&mut self, to: *mut u8) {
+        self.tensor.data = to;
+    }
+
     /// Whose memory that is.
     pub fn holder(&self) -> Holder {
         self.holder

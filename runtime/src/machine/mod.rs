@@ -463,20 +463,28 @@ impl Machine {
         self.wait()
     }
 
-    /// Says where an input or an output of a step in two parts lies from now on.
+    /// Says where a tensor of a step in two parts lies from now on. A state that is moved between
+    /// the parts has the same value there.
     pub fn point(&mut self, port: Port<'_>, to: Borrowed) -> Result<(), Error> {
         self.idle()?;
-        let (slots, name) = match port {
-            Port::Input(name) => (&self.inputs, name),
-            Port::Output(name) => (&self.outputs, name),
+        let of = |slots: &[Slot<Binding>], name: &str| {
+            let slot = slots.iter().find(|slot| slot.what.name == name)?;
+            Some(slot.what.operand.clone())
+        };
+        let operand = match port {
+            Port::Input(name) => of(&self.inputs, name),
+            Port::Output(name) => of(&self.outputs, name),
             Port::State(path) => {
-                return Err(Error::Host(format!("state {path} stays where it is")));
+                let slot = self.states.iter().find(|slot| slot.what.path == path);
+                slot.map(|slot| slot.what.operand.clone())
             }
         };
-        let slot = slots.iter().find(|slot| slot.what.name == name);
-        let slot = slot.ok_or_else(|| Error::Host(format!("there is no {port:?}")))?;
-        size(name, &slot.what.operand, to.bytes())?;
-        self.core.backend.point(slot.what.operand.place, to)
+        let operand = operand.ok_or_else(|| Error::Host(format!("there is no {port:?}")))?;
+        match port {
+            Port::Input(name) | Port::Output(name) => size(name, &operand, to.bytes())?,
+            Port::State(path) => fits(path, &operand, &to)?,
+        }
+        self.core.backend.point(operand.place, to)
     }
 
     /// Runs one part of a step that pauses, to its end. The second part goes on where the first one
@@ -827,12 +835,7 @@ fn lent_places(
         let path = &state.path;
         let memory = borrowed.get(path);
         let memory = memory.ok_or_else(|| Error::Host(format!("state {path} has no memory")))?;
-        size(path, &state.operand, memory.bytes())?;
-        if !memory.is_aligned() {
-            let align = validate::ALIGN;
-            let why = format!("state {path} does not start at a multiple of {align} bytes");
-            return Err(Error::Host(why));
-        }
+        fits(path, &state.operand, memory)?;
         places.push(LentPlace {
             place: state.operand.place,
             bytes: bytes(&state.operand),
@@ -879,6 +882,17 @@ fn bytes(operand: &Operand) -> u64 {
     operand
         .bytes()
         .expect("a validated tensor should have a size")
+}
+
+/// An error if kernels cannot work on a state there.
+fn fits(path: &str, operand: &Operand, memory: &Borrowed) -> Result<(), Error> {
+    size(path, operand, memory.bytes())?;
+    if memory.is_aligned() {
+        return Ok(());
+    }
+    let align = validate::ALIGN;
+    let why = format!("state {path} does not start at a multiple of {align} bytes");
+    Err(Error::Host(why))
 }
 
 fn size(name: &str, operand: &Operand, given: usize) -> Result<(), Error> {

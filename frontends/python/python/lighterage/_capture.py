@@ -241,15 +241,24 @@ def _tied(model: nn.Module) -> list[list[str]]:
 # What a trace cannot follow ------------------------------------------------------------------------------------------
 
 
+# Classes of modules with parameters that several processes train.
+WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+
+
 def _refuse_wrappers(model: nn.Module) -> None:
-    """Refuse what acts on gradients where they arrive in `grad`: a step has gradients, but no `grad`."""
+    """Refuse what acts on gradients where they arrive in `grad`: a step has gradients, but no `grad`.
+
+    So do wrappers that average gradients over processes, or divide parameters between them.
+    """
+    instead = "module.compile(backend='lighterage') plans the activations of such a model: docs/python.md"
     for name, module in model.named_modules():
-        if isinstance(module, nn.parallel.DistributedDataParallel):
-            raise CaptureError(
-                f"{name or 'the model'} is a DistributedDataParallel, and a step would not average gradients over "
-                f"processes. torch.compile(model, backend='lighterage') plans the activations of such a model"
-            )
+        kinds = [kind.__name__ for kind in type(module).__mro__ if kind.__name__ in WRAPPERS]
+        if kinds:
+            name = name or "the model"
+            raise CaptureError(f"{name} is a {kinds[0]}, and a step exchanges nothing with other processes. {instead}")
     for name, parameter in model.named_parameters():
+        if type(parameter).__name__ == "DTensor":
+            raise CaptureError(f"{name} is a DTensor, and a step has no part of other processes. {instead}")
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise CaptureError(
                 f"{name} has a hook for its accumulated gradient (register_post_accumulate_grad_hook), which a step "

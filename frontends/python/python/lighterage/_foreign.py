@@ -21,8 +21,8 @@ from torch.utils.dlpack import from_dlpack
 
 from . import _compat
 from ._lighterage import Plan
-from .errors import Error, Lacking, unsupported
-from .export import is_random
+from .errors import Error, Lacking, Unsupported, unsupported
+from .export import is_collective, is_random
 
 # What to do with calls that have no kernel.
 POLICIES = ("torch", "error")
@@ -64,6 +64,8 @@ class Calls:
         if fallback not in POLICIES:
             raise Error(f"fallback: {fallback!r} is none of {', '.join(POLICIES)}")
         self._nodes = {node.name: _compat.called(node) for node in graph.nodes if node.op == "call_function"}
+        # Ranks that run them in different orders wait for each other for ever, or exchange the wrong values.
+        self._collectives = [name for name, node in self._nodes.items() if is_collective(node.target)]
         self._fallback = fallback
         self._calls: dict[str, _Call] = {}
 
@@ -107,6 +109,15 @@ class Calls:
     def is_random(self) -> bool:
         """Whether a call draws numbers from PyTorch's generator."""
         return any(is_random(call.target) for call in self._calls.values())
+
+    def check(self, plan: Plan) -> None:
+        """Refuse a plan whose collectives have another order than those of the traced step.
+
+        Raises Unsupported.
+        """
+        planned = [node for _, node, _, n, _ in plan.externs if node in self._collectives for _ in range(n)]
+        if planned != self._collectives:
+            raise Unsupported("the plan has its collectives in another order than the traced step")
 
     def warn(self, plan: Plan, stacklevel: int = 3) -> None:
         """Say what PyTorch computes of a planned step, if anything. stacklevel: of the caller's caller, by default."""
@@ -290,11 +301,18 @@ class _Call:
             overload(*args, **kwargs, **dict(zip(names, results, strict=True)))
             return
         made = [leaf for leaf in pytree.tree_leaves(self.target(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+        if is_collective(self.target):
+            made = list(map(await_collective, made))
         for result, place in zip(made, results, strict=True):
             if (result.shape, result.dtype) != (place.shape, place.dtype):
                 expected, found = _type(place), _type(result)
                 raise ValueError(f"a result is {found}, and tracing it without values gave {expected}")
             place.copy_(result)
+
+
+def await_collective(result: torch.Tensor) -> torch.Tensor:
+    """The result of a collective, when it is there. Another tensor is returned as it is."""
+    return torch.ops._c10d_functional.wait_tensor(result)  # type: ignore[no-any-return]
 
 
 def _strides(target: OpOverload, number: int, value: torch.Tensor) -> tuple[int, ...] | None:

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ._capture import is_fake, written_only
 from .errors import Unsupported
-from .export import ALIASES, CHECKS, is_pure, written
+from .export import CHECKS, is_alias, is_collective, is_pure, is_wait, written
 
 aten = torch.ops.aten
 
@@ -69,6 +69,7 @@ class Joint:
     backward: list[Result]
     mutations: list[tuple[int, Result]]  # primals that the forward changes, and their new values
     constants: list[torch.Tensor]
+    awaited: list[Source]  # results of collectives that other graphs or eager operations began
     nodes: int
 
     def given(self) -> list[tuple[str, torch.Tensor]]:
@@ -104,6 +105,7 @@ class _Reader:
         self.source: dict[fx.Node, Source] = {}
         self.made: dict[fx.Node, fx.Node] = {}
         self.mutated: list[tuple[int, fx.Node]] = []
+        self.awaited: list[Source] = []
 
     def read(self) -> Joint | None:
         nodes = list(self.gm.graph.nodes)
@@ -132,6 +134,7 @@ class _Reader:
             backward=[self._result(r) for r in backward],
             mutations=[(index, self._result(value)) for index, value in mutations],
             constants=self.constants,
+            awaited=list(dict.fromkeys(self.awaited)),
             nodes=sum(node.op == "call_function" for node in self.graph.nodes),
         )
 
@@ -211,7 +214,9 @@ class _Reader:
             name = next((str(a) for a in node.args if isinstance(a, torch._ops.OpOverload)), str(node.target))
             changes = "changes its operand, and the graph should be functional"
             raise _refused(name, node, changes if name != str(node.target) else "is an operation over functions")
-        if node.target in ALIASES or (node.target == aten.clone.default and not node.kwargs):
+        if is_wait(node.target):
+            self._wait(self.made[_operand(node)])
+        if is_alias(node):
             self.made[node] = self.made[_operand(node)]
         elif node.target not in CHECKS:
             made = self.graph.node_copy(node, lambda operand: self.made[operand])
@@ -221,6 +226,16 @@ class _Reader:
                 "seq_nr": node.meta.get("seq_nr"),
             }
             self.made[node] = made
+
+    def _wait(self, node: fx.Node) -> None:
+        """Note the input that a part should wait for before it begins: the node is one, or a view of one.
+
+        The graph's own collectives are complete when they return.
+        """
+        while node not in self.source and node.all_input_nodes and not is_collective(node.target):
+            node = _operand(node)
+        if node in self.source:
+            self.awaited.append(self.source[node])
 
     def _tag(self, early: list[fx.Node]) -> None:
         """Give each call its phase, and calls of the backward the module of their forward."""

@@ -213,16 +213,23 @@ class Arenas:
     def counts(self) -> tuple[int, int]:
         """Number of machines that were made, and of forwards that wait."""
 
-    def forward(self, states: list[int], inputs: list[int], outputs: list[int], seed: int) -> Ticket:
-        """Run the first part, without the GIL.
+    def forward(
+        self, states: list[int], storages: list[int], inputs: list[int], outputs: list[int], seed: int
+    ) -> Ticket:
+        """Run the first part, without the GIL, on tensors at these addresses.
+
+        storages: a number for each state, which tells its storage from others.
 
         Raises Error: a line failed. The next call is not affected.
         """
 
-    def backward(self, number: int, states: list[int], inputs: list[int], outputs: list[int]) -> float:
+    def backward(
+        self, number: int, states: list[int], storages: list[int], inputs: list[int], outputs: list[int]
+    ) -> float:
         """Run the second part of a forward, by the number in its ticket. Returns its time in milliseconds.
 
-        Raises Error: it has run, or a line failed.
+        A storage may have other memory than in the forward. Raises Error: it has run, a line failed, or a state that it
+        reads lies in another storage at another address.
         """
 
 @final

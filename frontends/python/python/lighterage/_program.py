@@ -91,6 +91,7 @@ class Program:
             calls=calls,
             command=f'torch.compile(..., backend="lighterage", options={{"budget": {options.budget!r}}})',
         )
+        calls.check(self.plan)
         _kernels.tell(options.kernels, self.plan)
         _openmp.find()
         _profile.tell(options.profile, self.plan)
@@ -105,6 +106,9 @@ class Program:
         self._mutated = _Results([value for _, value in described.mutations], self.arenas.outputs[0], on)
         self._backward = _Results(described.backward, self.arenas.outputs[1], on)
         self._random = self.arenas.is_random
+        self._awaited = {
+            kind: [source.index for source in described.awaited if source.kind == kind] for kind in ("primal", "tangent")
+        }
         late_states = [described.states[name] for name in self.arenas.read_late]
         returned = [r.source for r in described.backward if r.source is not None]
         late = [source for source in [*late_states, *self._inputs[1], *returned] if source.kind == "primal"]
@@ -131,13 +135,15 @@ class Program:
     def forward(self, primals: list[Any]) -> tuple[list[Any], _lighterage.Ticket]:
         """The outputs for the graph's inputs, and what stands for the saved activations."""
         counts.stats.forwards += 1
+        for index in self._awaited["primal"]:
+            _foreign.await_collective(primals[index])
         held: list[torch.Tensor] = []
-        states = self._states.addresses(primals)
+        states, storages = self._states.find(primals)
         inputs = [self._address(self._find(source, primals, ()), held) for source in self._inputs[0]]
         made = self._made(0)
         self._place.settle()
         seed = int(torch.randint(2**62, ())) if self._random else 0
-        ticket = self.arenas.forward(states, inputs, list(map(_data_ptr, made)), seed)
+        ticket = self.arenas.forward(states, storages, inputs, list(map(_data_ptr, made)), seed)
         results = self._filled(self._forward, made, primals, ())
         if self._mutations:
             for index, value in zip(self._mutations, self._filled(self._mutated, made, primals, ()), strict=True):
@@ -147,13 +153,15 @@ class Program:
     def backward(self, number: int, saved: list[Any], tangents: list[Any]) -> list[Any]:
         """The gradients, for the saved primals and the gradients of the outputs."""
         counts.stats.backwards += 1
+        for index in self._awaited["tangent"]:
+            _foreign.await_collective(tangents[index])
         primals = dict(zip(self.saved, saved, strict=True))
         held: list[torch.Tensor] = []
-        states = self._late_states.addresses(saved)
+        states, storages = self._late_states.find(saved)
         inputs = [self._address(self._find(source, primals, tangents), held) for source in self._inputs[1]]
         made = self._made(1)
         self._place.settle()
-        self.arenas.backward(number, states, inputs, list(map(_data_ptr, made)))
+        self.arenas.backward(number, states, storages, inputs, list(map(_data_ptr, made)))
         return self._filled(self._backward, made, primals, tangents)
 
     def _made(self, part: int) -> list[torch.Tensor]:
@@ -200,22 +208,24 @@ class _States:
         self._on = on
         self._sources, self._at, self._constants, self._staged = sources, at, constants, staged
         self._addresses: list[int] = []
+        self._storages: list[int] = []
         # The addresses of the last call, by their index in its list, in the form that torch compares.
         self._known: list[int | None] = []
         self._indices: list[int] = []
 
-    def addresses(self, primals: list[Any]) -> list[int]:
-        """The addresses, in the order of the sources."""
+    def find(self, primals: list[Any]) -> tuple[list[int], list[int]]:
+        """The addresses, in the order of the sources, and what tells their storages from each other."""
         if not self._known or not torch._C._tensors_data_ptrs_at_indices_equal(primals, self._known, self._indices):
             self._look(primals)
-        return self._addresses
+        return self._addresses, self._storages
 
     def _look(self, primals: list[Any]) -> None:
-        addresses, indices, is_staged = [], [], False
+        addresses, storages, indices, is_staged = [], [], [], False
         known: list[int | None] = [None] * len(primals)
         for source in self._sources:
             if source.kind == "constant":
                 addresses.append(self._constants[source.index].data_ptr())
+                storages.append(0)
                 continue
             index = self._at[source.index]
             tensor = primals[index]
@@ -225,6 +235,8 @@ class _States:
             if tensor.data_ptr() % ALIGN or not is_plain or tensor.device != self._on:
                 tensor, is_staged = self._copied(source.index, tensor), True
             addresses.append(tensor.data_ptr())
+            storages.append(tensor.untyped_storage()._cdata)
+        self._storages = storages
         # A copy is made anew at each call.
         self._addresses, self._indices, self._known = addresses, indices, [] if is_staged else known
 

@@ -278,8 +278,7 @@ def _lower(captured: Captured, table: dict[Any, Callable[..., Any]]) -> fx.Graph
         lowered = _trace(torch.func.functionalize(_replay(captured.graph)), values, table)
     graph = lowered.graph
     for node in list(graph.nodes):
-        # A clone with its operand's strides equals the operand; a clone that changes them is for a later view.
-        if node.target in ALIASES or (node.target == aten.clone.default and not node.kwargs):
+        if is_alias(node):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
         elif node.target in CHECKS:
@@ -399,6 +398,26 @@ def _name(spec: InputSpec | OutputSpec) -> str:
 def is_random(target: Any) -> bool:
     """Whether an operator draws numbers from a generator."""
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+def is_alias(node: fx.Node) -> bool:
+    """Whether the result of a call equals its first operand in a functional graph.
+
+    A clone with its operand's strides does; a clone that changes them is for a later view. So does the result of
+    waiting for a collective, because PyTorch has waited for it when it computes one here.
+    """
+    is_clone = node.target == aten.clone.default and not node.kwargs
+    return node.target in ALIASES or is_clone or is_wait(node.target)
+
+
+def is_collective(target: Any) -> bool:
+    """Whether a call begins communication between ranks, whose result is there once somebody has waited for it."""
+    return isinstance(target, OpOverload) and target.namespace == "_c10d_functional" and not is_wait(target)
+
+
+def is_wait(target: Any) -> bool:
+    """Whether a call waits for communication between ranks."""
+    return isinstance(target, OpOverload) and target.name() == "_c10d_functional::wait_tensor"
 
 
 def is_pure(target: Any) -> bool:
