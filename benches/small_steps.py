@@ -4,8 +4,8 @@ usage: small_steps.py [--models mlp cnn encoder ..] [--turns 2] [--steps 40]
 
 A step is a forward and a backward of `torch.compile` with the backend, and eager operations: the loss, the update of
 SGD, zeros for gradients. `shared` is the same while the threads of torch's OpenMP poll for work on the cores of the
-step, as they do by themselves; otherwise they sleep (`frontends/python/src/openmp.rs`). Printed is the median of all
-steps in ms, and its ratio to that of eager mode in the same turn.
+step, as they do by themselves; otherwise they sleep (`frontends/python/src/openmp.rs`). The layers of `blocks` are
+compiled one by one. Printed is the median of all steps in ms, and its ratio to that of eager mode in the same turn.
 """
 
 from __future__ import annotations
@@ -52,6 +52,14 @@ class Recurrent(nn.Module):
         return self.head(self.layer(x)[0][:, -1])
 
 
+class Blocks(nn.Sequential):
+    """Eight blocks of a transformer, and a head."""
+
+    def __init__(self) -> None:
+        blocks = [nn.TransformerEncoderLayer(128, 4, 512, 0.0, batch_first=True, norm_first=True) for _ in range(8)]
+        super().__init__(*blocks, nn.Flatten(), nn.Linear(64 * 128, 10))
+
+
 def mlp(width: int) -> nn.Module:
     """Layers of one width, with batch norms."""
     layers = [nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU()) for _ in range(4)]
@@ -71,6 +79,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "cnn": (cnn, (16, 3, 32, 32)),
     "encoder": (Encoder, (8, 64, 128)),
     "lstm": (Recurrent, (8, 128, 128)),
+    "blocks": (Blocks, (2, 64, 128)),
 }
 KINDS = ("eager", "shared", "asleep")
 
@@ -82,7 +91,12 @@ def median(name: str, kind: str, steps: int) -> float:
     model, x, y = make(), torch.randn(shape), torch.randint(10, shape[:1])
     if kind == "shared":
         _openmp.find = lambda: None  # type: ignore[assignment]
-    run: Any = model if kind == "eager" else torch.compile(model, backend=backend.backend)
+    run: Any = model
+    if isinstance(model, Blocks) and kind != "eager":
+        for block in model[:8]:
+            block.compile(backend=backend.backend)
+    elif kind != "eager":
+        run = torch.compile(model, backend=backend.backend)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     times = []
     for _ in range(WARM_UP + steps):

@@ -48,6 +48,11 @@ impl DiskCopy {
 }
 
 impl Disks {
+    /// Whether no pool is on a disk.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pools.iter().all(Option::is_none)
+    }
+
     /// No pools yet; files are made in `folder`.
     pub(crate) fn new(folder: Option<&Path>) -> Disks {
         Disks {

@@ -50,6 +50,11 @@ impl Link {
         }
     }
 
+    /// Whether it is as fast as memory copies.
+    pub(crate) fn is_unlimited(&self) -> bool {
+        self.pace.is_none()
+    }
+
     /// Copies over the link. Ends early, with some bytes copied, when `stopped` is true.
     pub(crate) fn copy(&self, way: Way, src: &Tensor, dst: &Tensor, stopped: impl Fn() -> bool) {
         let Some(pace) = self.pace else {

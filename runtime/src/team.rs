@@ -3,19 +3,20 @@
 //! Before: a kernel's run, cut into independent parts, so that bits do not depend on the number of
 //! threads. After: every part has run once, on any free thread.
 //!
-//! A team's threads are started once. A thread takes a part by a compare-and-swap of a ticket. The
-//! ticket has the number of the work and its next part, so that a late thread takes no part of the
-//! next work. The calling thread also runs parts, and returns when the last part is done. An idle
-//! thread polls for work for a short while, then sleeps: kernels follow each other within
-//! microseconds, and waking a thread takes tens of them. Nothing is allocated after [`Team::new`].
-//! A panic in a part is an error like any other.
+//! A team's threads are started once, and the machines of a process share them. A thread takes a
+//! part by a compare-and-swap of a ticket. The ticket has the number of the work and its next part,
+//! so that a late thread takes no part of the next work. The calling thread also runs parts, and
+//! returns when the last part is done. An idle thread polls for work for a short while, then
+//! sleeps: kernels follow each other within microseconds, and waking a thread takes tens of them.
+//! Nothing is allocated after [`Team::new`]. A panic in a part is an error like any other.
 
 use crate::Error;
 use crate::kernels::KernelError;
 use crate::sync::unpoisoned;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Barrier, Condvar, Mutex, PoisonError, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -37,6 +38,26 @@ pub struct Team {
 /// EPYC under KVM: a polling thread begins 0.3 µs after the work exists, a sleeping thread after 26
 /// µs at best and often after more than 100.
 const LOOK: Duration = Duration::from_micros(200);
+
+/// The teams that machines share, by process and number of threads.
+static TEAMS: Mutex<BTreeMap<(u32, usize), Weak<Team>>> = Mutex::new(BTreeMap::new());
+
+/// A function that runs on each thread: none takes a second part before all have one.
+struct Each<F> {
+    run: F,
+    all: Barrier,
+}
+
+impl<F: Fn() + Send + Sync> Parts for Each<F> {
+    fn run(&self, _part: usize, _parts: usize) -> Result<(), KernelError> {
+        let ran = caught(|| {
+            (self.run)();
+            Ok(())
+        });
+        self.all.wait();
+        ran
+    }
+}
 
 /// A work's number, the work, and the number of its parts.
 type Work = (u32, Arc<dyn Parts>, usize);
@@ -67,13 +88,40 @@ struct Shared {
 }
 
 impl Team {
+    /// The team of so many threads that the machines of a process have together: threads of their own
+    /// would take cores from each other. Each of its threads runs `prepare` first.
+    pub(crate) fn shared(
+        threads: usize,
+        prepare: impl Fn() + Clone + Send + Sync + 'static,
+    ) -> Result<Arc<Team>, Error> {
+        // A fork has none of the threads.
+        let key = (std::process::id(), threads);
+        let mut teams = unpoisoned(&TEAMS);
+        if let Some(team) = teams.get(&key).and_then(Weak::upgrade) {
+            drop(teams);
+            team.each(prepare);
+            return Ok(team);
+        }
+        let team = Arc::new(Team::prepared(threads, prepare)?);
+        teams.insert(key, Arc::downgrade(&team));
+        Ok(team)
+    }
+
+    /// Runs a function on each thread.
+    fn each(&self, run: impl Fn() + Send + Sync + 'static) {
+        let parts = self.threads();
+        let all = Barrier::new(parts);
+        // What panics is reported by the kernel that needs it.
+        let _ = self.run(Arc::new(Each { run, all }), parts);
+    }
+
     /// A team of `threads` threads, including the caller's: one fewer is started. An error if the
     /// system refuses.
     pub fn new(threads: usize) -> Result<Team, Error> {
         Team::prepared(threads, || {})
     }
     /// The same; each started thread runs `prepare` first.
-    pub(crate) fn prepared(
+    fn prepared(
         threads: usize,
         prepare: impl Fn() + Clone + Send + 'static,
     ) -> Result<Team, Error> {
@@ -86,6 +134,7 @@ impl Team {
             let (shared, prepare) = (team.shared.clone(), prepare.clone());
             let thread = move || {
                 prepare();
+                drop(prepare);
                 shared.serve();
             };
             let handle = Builder::new().name(format!("team {i}")).spawn(thread);
@@ -318,6 +367,28 @@ mod tests {
             );
             assert_eq!(team.run(counted(40, |_| Ok(())), 40), Ok(()));
         }
+    }
+
+    #[test]
+    fn machines_share_a_team_whose_threads_are_prepared() {
+        const THREADS: usize = 7; // as no machine of these tests has
+        let prepared = Arc::new(Mutex::new(vec![]));
+        let note = {
+            let prepared = prepared.clone();
+            move || unpoisoned(&prepared).push(std::thread::current().id())
+        };
+        let first = Team::shared(THREADS, note.clone()).expect("threads should start");
+        let once = unpoisoned(&prepared).len();
+        assert_eq!(once, THREADS - 1);
+        let second = Team::shared(THREADS, note).expect("threads should start");
+        assert!(Arc::ptr_eq(&first, &second));
+        let mut again = unpoisoned(&prepared).split_off(once);
+        again.sort_by_key(|id| format!("{id:?}"));
+        again.dedup();
+        assert_eq!(again.len(), THREADS);
+        let last = Arc::downgrade(&first);
+        drop((first, second));
+        assert_eq!(last.strong_count(), 0);
     }
 
     #[test]

@@ -273,6 +273,12 @@ pub trait Backend: Send + Sync {
 
     // --- a step ---
 
+    /// Whether a thread may run the commands of all streams in turn without loss: each is done when
+    /// its call returns, and none waits for anything but the processor.
+    fn is_inline(&self) -> bool {
+        false
+    }
+
     /// The calling thread is going to submit this stream's commands.
     fn enter(&self, _stream: StreamId) {}
 

@@ -3,7 +3,7 @@
 //! disk is a file, and copies read and write it.
 
 use super::backend::{Backend, CommandError, CommandId, Copy, Launch, LentPlace, StreamId};
-use super::host::{HostWork, LentEnds, put};
+use super::host::{Ends, HostWork, LentEnds, put};
 use super::lent::Holder;
 use super::options::Options;
 use crate::Error;
@@ -30,17 +30,15 @@ pub(crate) struct Cpu {
     /// What reads or writes a tensor of the caller.
     lent: LentEnds,
     link: Link,
+    /// See [`Backend::is_inline`].
+    is_inline: bool,
     halted: AtomicBool,
 }
 
 /// A copy, resolved.
 enum Transfer {
     /// Within memory. `way` is `None` for a copy within a space, which takes no link.
-    Memory {
-        src: Tensor,
-        dst: Tensor,
-        way: Option<Way>,
-    },
+    Memory { ends: Arc<Ends>, way: Option<Way> },
     /// From a pool on a disk, or to one.
     Disk(DiskCopy),
 }
@@ -58,6 +56,7 @@ impl Cpu {
             copies: Vec::new(),
             lent: LentEnds::default(),
             link: Link::new(pace(options)?),
+            is_inline: false,
             halted: AtomicBool::new(false),
         })
     }
@@ -118,8 +117,8 @@ impl Backend for Cpu {
             };
             let mut transfer = unpoisoned(transfer);
             let tensor = match &mut *transfer {
-                Transfer::Memory { src, .. } if end.operand == 0 => src,
-                Transfer::Memory { dst, .. } => dst,
+                Transfer::Memory { ends, .. } if end.operand == 0 => &mut Arc::make_mut(ends).src,
+                Transfer::Memory { ends, .. } => &mut Arc::make_mut(ends).dst,
                 Transfer::Disk(copy) => copy.memory_mut(),
             };
             tensor.data = to.at(end.offset, end.bytes);
@@ -155,11 +154,16 @@ impl Backend for Cpu {
         let Copy { src, dst, bytes } = copy;
         let transfer = match self.disks.copy(&copy, |range| self.host.range(range)) {
             Some(copy) => Transfer::Disk(copy),
-            None => Transfer::Memory {
-                src: self.host.range(Range { place: src, bytes }),
-                dst: self.host.range(Range { place: dst, bytes }),
-                way: self.way(&copy),
-            },
+            None => {
+                let ends = Ends {
+                    src: self.host.range(Range { place: src, bytes }),
+                    dst: self.host.range(Range { place: dst, bytes }),
+                };
+                Transfer::Memory {
+                    ends: Arc::new(ends),
+                    way: self.way(&copy),
+                }
+            }
         };
         self.lent.add(&self.host, command, copy.operands());
         put(&mut self.copies, command, Mutex::new(transfer));
@@ -167,6 +171,9 @@ impl Backend for Cpu {
     }
 
     fn start(&mut self) -> Result<(), Error> {
+        // What the caller computes has threads of its own: it gets one that runs nothing else.
+        self.is_inline =
+            self.link.is_unlimited() && self.disks.is_empty() && !self.host.has_foreign();
         self.host.start()
     }
 
@@ -218,6 +225,10 @@ impl Backend for Cpu {
         }
     }
 
+    fn is_inline(&self) -> bool {
+        self.is_inline
+    }
+
     fn enter(&self, _stream: StreamId) {
         self.host.enter();
     }
@@ -231,12 +242,13 @@ impl Backend for Cpu {
         let transfer = unpoisoned(transfer.expect("a copy should be prepared before it runs"));
         let stopped = || self.halted.load(Ordering::SeqCst);
         match &*transfer {
-            Transfer::Memory { src, dst, .. } if !src.has_memory() || !dst.has_memory() => {
+            Transfer::Memory { ends, .. } if !ends.have_memory() => {
                 return Err("the caller gave no memory for it".to_string().into());
             }
-            Transfer::Memory { src, dst, way } => match way {
-                Some(way) => self.link.copy(*way, src, dst, stopped),
-                None => memory::copy(src, dst, 0, src.bytes),
+            Transfer::Memory { ends, .. } if self.is_inline => self.host.copy(ends)?,
+            Transfer::Memory { ends, way } => match way {
+                Some(way) => self.link.copy(*way, &ends.src, &ends.dst, stopped),
+                None => memory::copy(&ends.src, &ends.dst, 0, ends.src.bytes),
             },
             Transfer::Disk(copy) => self.disks.run(copy, stopped)?,
         }

@@ -40,7 +40,9 @@ impl Graphs {
         if starts.len() < 2 {
             return Ok(());
         }
-        let starts = starts.iter().map(|(f, grid, arguments)| (*f, *grid, &**arguments));
+        let starts = starts
+            .iter()
+            .map(|(f, grid, arguments)| (*f, *grid, &**arguments));
         let graph = Graph::new(device, starts)?;
         put(&mut self.parts, *first, Part::First(graph));
         for command in rest {

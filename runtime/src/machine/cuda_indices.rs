@@ -82,7 +82,11 @@ impl Check {
             shared_bytes: 0,
         };
         let function = functions[usize::from(self.is_wide)].clone();
-        (function, grid, Mutex::new(Arc::new(Arguments::new(arguments))))
+        (
+            function,
+            grid,
+            Mutex::new(Arc::new(Arguments::new(arguments))),
+        )
     }
 }
 
@@ -199,7 +203,9 @@ impl Indices {
         let (Some(device), Some(own)) = (&self.device, self.of(command)) else {
             return;
         };
-        let own = own.iter().filter(|&&i| self.checks[i].what.operand == operand);
+        let own = own
+            .iter()
+            .filter(|&&i| self.checks[i].what.operand == operand);
         for &i in own {
             let mut arguments = unpoisoned(&device.launches[i].2);
             let rest = arguments.values()[1..].iter().copied();

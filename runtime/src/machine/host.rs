@@ -13,11 +13,11 @@ use crate::Error;
 use crate::code::{self, CodeLaunch, Loaded};
 use crate::foreign::{Foreign, ForeignCall};
 use crate::kernel::Tensor;
-use crate::kernels;
+use crate::kernels::{self, KernelError};
 use crate::launch::Launch;
 use crate::memory::{self, Arena, Borrowed};
 use crate::sync::unpoisoned;
-use crate::team::Team;
+use crate::team::{Parts, Team};
 use crate::validate::calls;
 use artifact::{Attr, Code, Kernel, Object, Operand, Place, Pool, Range};
 use std::collections::BTreeMap;
@@ -41,9 +41,9 @@ pub(crate) struct HostWork {
     foreign: Option<Arc<dyn Foreign>>,
     /// The most threads that share a launch.
     threads: usize,
-    /// All streams share one team, which has one launch at a time: teams of their own would only
-    /// take turns on the cores.
-    team: Option<Team>,
+    /// All streams and all machines share one team, which has one launch at a time: teams of their
+    /// own would only take turns on the cores.
+    team: Option<Arc<Team>>,
 }
 
 /// A kernel of an artifact.
@@ -93,6 +93,33 @@ impl ForeignLaunch {
         lent.point(to);
     }
 }
+
+/// Where a copy's bytes come from, and where they go.
+#[derive(Clone)]
+pub(crate) struct Ends {
+    pub(crate) src: Tensor,
+    pub(crate) dst: Tensor,
+}
+
+impl Ends {
+    /// False if an end is memory of the caller that nobody gave.
+    pub(crate) fn have_memory(&self) -> bool {
+        self.src.has_memory() && self.dst.has_memory()
+    }
+}
+
+impl Parts for Ends {
+    fn run(&self, part: usize, _parts: usize) -> Result<(), KernelError> {
+        let from = part * PIECE;
+        memory::copy(&self.src, &self.dst, from, self.src.bytes.min(from + PIECE));
+        Ok(())
+    }
+}
+
+/// Bytes of a copy that one thread moves at a time.
+const PIECE: usize = 1 << 18;
+/// Waking a thread takes longer than a copy of fewer pieces.
+const FEW_PIECES: usize = 4;
 
 /// What commands read or write in memory of the caller, by the place of its tensor.
 #[derive(Default)]
@@ -306,13 +333,19 @@ impl HostWork {
         Lent::new((self.tensor(operand), Holder::Host), keeper)
     }
 
+    /// Whether the caller computes some of it.
+    pub(crate) fn has_foreign(&self) -> bool {
+        let mut kernels = self.kernels.iter().flatten();
+        kernels.any(|kernel| matches!(kernel, HostKernel::Foreign { .. }))
+    }
+
     /// Starts the team, if a launch can be shared.
     pub(crate) fn start(&mut self) -> Result<(), Error> {
         let mut launches = self.launches.iter().flatten();
         if self.threads > 1 && launches.any(|work| unpoisoned(work).is_split()) {
             let own: Vec<Arc<Launch>> = self.own_launches().collect();
             let prepare = move || own.iter().for_each(|launch| launch.prepare());
-            self.team = Some(Team::prepared(self.threads, prepare)?);
+            self.team = Some(Team::shared(self.threads, prepare)?);
         }
         Ok(())
     }
@@ -333,12 +366,24 @@ impl HostWork {
     /// Runs a prepared launch, on the team if that helps.
     pub(crate) fn launch(&self, command: CommandId) -> Result<(), CommandError> {
         let work = self.launches[command.0].as_ref();
-        let team = self.team.as_ref();
+        let team = self.team.as_deref();
         let work = work.expect("a launch should be prepared before it runs");
         match &*unpoisoned(work) {
             Work::Own(launch) => launch.run(team)?,
             Work::Generated(launch) => launch.run(team)?,
             Work::Foreign(launch) => launch.run()?,
+        }
+        Ok(())
+    }
+
+    /// Copies bytes, on the team if they are many.
+    pub(crate) fn copy(&self, ends: &Arc<Ends>) -> Result<(), CommandError> {
+        let bytes = ends.src.bytes;
+        match &self.team {
+            Some(team) if bytes >= FEW_PIECES * PIECE => {
+                team.run(ends.clone(), bytes.div_ceil(PIECE))?;
+            }
+            Some(_) | None => memory::copy(&ends.src, &ends.dst, 0, bytes),
         }
         Ok(())
     }

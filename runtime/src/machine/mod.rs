@@ -12,7 +12,8 @@
 //!
 //! Everything here is written over two traits. A [`Backend`] has the memory and runs commands: the
 //! [CPU](cpu) is one, a GPU by CUDA another. An [`Executor`] brings each stream's commands to it in
-//! some order that events permit: [`Threads`] for speed, [`Shuffle`] for tests of plans.
+//! some order that events permit: [`Threads`] overlap streams, [`Inline`] runs them in turn, and
+//! [`Shuffle`] is for tests of plans.
 
 pub(crate) mod backend;
 mod cpu;
@@ -30,6 +31,7 @@ mod dead;
 mod evaluation;
 mod executor;
 mod host;
+mod inline;
 mod lent;
 mod options;
 pub(crate) mod program;
@@ -60,6 +62,7 @@ use dead::Dead;
 pub use evaluation::{Evaluation, NotEvaluable};
 use executor::Executor;
 pub use executor::Part;
+use inline::Inline;
 pub use lent::{Holder, Lent, Port};
 pub use options::{Files, Options};
 use shared::Core;
@@ -138,8 +141,8 @@ impl<T> Slot<T> {
 
 impl Machine {
     /// Loads an artifact: validates it, allocates its pools, gives states what the artifact has for
-    /// them, starts a thread for each stream. If it has code for a GPU, it runs on this machine's
-    /// GPU of [`Options::gpu`], and else on the processor.
+    /// them, starts threads. If it has code for a GPU, it runs on this machine's GPU of
+    /// [`Options::gpu`], and else on the processor.
     pub fn new(artifact: Artifact, options: Options) -> Result<Machine, Error> {
         Machine::beside(artifact, options, Files::default())
     }
@@ -265,8 +268,10 @@ impl Machine {
         let core = Arc::new(core);
         states.iter().for_each(|slot| core.touch(&slot.reach));
         let n_events = artifact.events as usize;
+        let is_inline = core.backend.is_inline();
         let executor: Box<dyn Executor> = match dead {
             Some((seed, dead)) => Box::new(Shuffle::new(&core, seed, dead, n_events)),
+            None if is_inline => Box::new(Inline::new(&core)),
             None => Box::new(Threads::new(&core, &artifact.streams, n_events)?),
         };
         Ok(Machine {
