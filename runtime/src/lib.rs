@@ -25,6 +25,7 @@ mod code;
 pub mod cuda;
 mod disk;
 mod error;
+mod float;
 mod foreign;
 mod init;
 pub mod kernel;

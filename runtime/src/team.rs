@@ -11,6 +11,7 @@
 //! Nothing is allocated after [`Team::new`]. A panic in a part is an error like any other.
 
 use crate::Error;
+use crate::float::Standard;
 use crate::kernels::KernelError;
 use crate::sync::unpoisoned;
 use std::collections::BTreeMap;
@@ -133,6 +134,7 @@ impl Team {
         for i in 1..threads {
             let (shared, prepare) = (team.shared.clone(), prepare.clone());
             let thread = move || {
+                let _standard = Standard::enter();
                 prepare();
                 drop(prepare);
                 shared.serve();

@@ -6,6 +6,7 @@ use super::backend::StreamId;
 use super::executor::{Executor, Part};
 use super::program::Action;
 use super::shared::Core;
+use crate::float::Standard;
 use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
@@ -28,6 +29,7 @@ impl Inline {
     }
 
     fn run(&mut self, step: u64, part: Part) {
+        let _standard = Standard::enter();
         let core = &*self.core;
         let here = thread::current().id();
         if self.entered != Some(here) {

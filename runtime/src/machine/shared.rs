@@ -5,6 +5,7 @@ use super::executor::Part;
 use super::program::{Action, Instruction, Program};
 use crate::Error;
 use crate::access::Reach;
+use crate::float::Standard;
 use crate::sync::unpoisoned;
 use crate::team::caught;
 use crate::trace::{Ring, Trace};
@@ -127,6 +128,7 @@ impl Core {
     /// Has the backend run launches and copies, by stream and position, one after the other, while
     /// nothing else runs. Events do not change.
     pub(crate) fn run_alone(&self, commands: &[(StreamId, usize)]) -> Result<(), Stopped> {
+        let _standard = Standard::enter();
         // Another thread than the streams' submits.
         (0..self.programs.len()).for_each(|stream| self.backend.enter(StreamId(stream)));
         for &(stream, at) in commands {

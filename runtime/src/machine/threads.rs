@@ -6,6 +6,7 @@ use super::executor::{Executor, Part};
 use super::program::Action;
 use super::shared::Core;
 use crate::Error;
+use crate::float::Standard;
 use crate::sync::Bell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -146,6 +147,7 @@ impl Shared {
             shared: self,
             stream,
         };
+        let _standard = Standard::enter();
         self.core.backend.enter(stream);
         self.started.fetch_add(1, Ordering::SeqCst);
         self.bell.ring();

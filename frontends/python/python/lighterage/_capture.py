@@ -43,6 +43,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import _pytree as pytree
 
 from . import _compat
+from ._spelling import zero_tensor
 from ._values import Refusal, unread
 from .errors import CaptureError, Error, unsupported
 
@@ -449,7 +450,7 @@ def _record(step: _Step, values: Sequence[torch.Tensor], mode: FakeTensorMode) -
         recurrent_in_parts(),
     ):
         try:
-            graph = make_fx(step)(*values)
+            graph = make_fx(step, {torch.ops.aten._efficientzerotensor.default: zero_tensor})(*values)
         except (GuardOnDataDependentSymNode, DynamicOutputShapeException, DataDependentOutputException) as error:
             raise CaptureError(
                 f"in {step.failed_in or 'the model'}: what runs next depends on the values of tensors, and a plan is "

@@ -26,6 +26,12 @@ def _spells(operator: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     return add
 
 
+@_spells(aten._efficientzerotensor.default)
+def zero_tensor(size: list[int], **kwargs: Any) -> torch.Tensor:
+    """Zeros as derivatives in forward mode have them: without memory in eager mode, and on no device when traced."""
+    return torch.zeros(size, **kwargs)
+
+
 # Bags of embeddings --------------------------------------------------------------------------------------------------
 
 # `mode` of nn.EmbeddingBag.

@@ -100,6 +100,7 @@ SPELLINGS: list[Any] = [
     aten.reflection_pad2d,
     aten.reflection_pad2d_backward,
     aten.rsub,
+    aten.diagonal_backward,
     aten.select_backward,
     aten.slice_backward,
     aten.smooth_l1_loss,

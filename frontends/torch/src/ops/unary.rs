@@ -190,25 +190,32 @@ fn clamp_by_tensors(c: &mut Call<'_>, below: bool, above: bool) -> Result<Result
 
 /// A derivative computed from the function's result.
 fn by_result(c: &mut Call<'_>, op: OpKind) -> Result<Results> {
-    let (dy, y) = (c.tensor("grad_output")?, c.tensor("output")?);
-    one(c.step(op, &[], &[dy, y])?)
+    let operands = derived(c, "output")?;
+    one(c.step(op, &[], &operands)?)
+}
+
+/// The gradient of a function's result and the function's own operand or result, in the shape of
+/// the derivative. Derivatives of derivatives may have fewer elements of one of them.
+fn derived(c: &mut Call<'_>, of: &str) -> Result<[Ref; 2]> {
+    let shape = c.result()?.shape().to_vec();
+    let (dy, x) = (c.tensor("grad_output")?, c.tensor(of)?);
+    Ok([c.expand(dy, &shape)?, c.expand(x, &shape)?])
 }
 
 fn silu_backward(c: &mut Call<'_>) -> Result<Results> {
-    let (dy, x) = (c.tensor("grad_output")?, c.tensor("self")?);
-    one(c.step(OpKind::SiluBwd, &[], &[dy, x])?)
+    let operands = derived(c, "self")?;
+    one(c.step(OpKind::SiluBwd, &[], &operands)?)
 }
 
 fn gelu_backward(c: &mut Call<'_>) -> Result<Results> {
-    let (dy, x) = (c.tensor("grad_output")?, c.tensor("self")?);
-    let tanh = approximation(c)?;
-    one(c.step(OpKind::GeluBwd, &[tanh], &[dy, x])?)
+    let (operands, tanh) = (derived(c, "self")?, approximation(c)?);
+    one(c.step(OpKind::GeluBwd, &[tanh], &operands)?)
 }
 
 fn threshold_backward(c: &mut Call<'_>) -> Result<Results> {
-    let (dy, x) = (c.tensor("grad_output")?, c.tensor("self")?);
-    let value = c.scalar("threshold")?.attr(c.dtype(x))?;
-    one(c.step(OpKind::ThresholdBwd, &[("value", value)], &[dy, x])?)
+    let operands = derived(c, "self")?;
+    let value = c.scalar("threshold")?.attr(c.dtype(operands[1]))?;
+    one(c.step(OpKind::ThresholdBwd, &[("value", value)], &operands)?)
 }
 
 fn leaky_relu_backward(c: &mut Call<'_>) -> Result<Results> {
