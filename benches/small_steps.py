@@ -5,7 +5,8 @@ usage: small_steps.py [--models mlp cnn encoder ..] [--turns 2] [--steps 40]
 A step is a forward and a backward of `torch.compile` with the backend, and eager operations: the loss, the update of
 SGD, zeros for gradients. `shared` is the same while the threads of torch's OpenMP poll for work on the cores of the
 step, as they do by themselves; otherwise they sleep (`frontends/python/src/openmp.rs`). The layers of `blocks` are
-compiled one by one. Printed is the median of all steps in ms, and its ratio to that of eager mode in the same turn.
+compiled one by one. `whole` is the step by `lighterage.compile`. Printed is the median of all steps in ms, and its
+ratio to that of eager mode in the same turn.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import lighterage
 from lighterage import _openmp, backend
 
 WARM_UP = 5
@@ -85,7 +87,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "lstm": (Recurrent, (8, 128, 128)),
     "blocks": (lambda: nn.Sequential(*(Block() for _ in range(8)), nn.Flatten(), nn.Linear(8192, 10)), (2, 64, 128)),
 }
-KINDS = ("eager", "shared", "asleep")
+KINDS = ("eager", "shared", "asleep", "whole")
 
 
 def median(name: str, kind: str, steps: int) -> float:
@@ -96,21 +98,32 @@ def median(name: str, kind: str, steps: int) -> float:
     if kind == "shared":
         _openmp.find = lambda: None  # type: ignore[assignment]
     run: Any = model
-    if name == "blocks" and kind != "eager":
+    if name == "blocks" and kind in ("shared", "asleep"):
         for block in model.children():
             if isinstance(block, Block):
                 block.compile(backend=backend.backend)
-    elif kind != "eager":
+    elif kind in ("shared", "asleep"):
         run = torch.compile(model, backend=backend.backend)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        torch.autograd.backward(loss(run, x, y))
+        optimizer.step()
+
+    if kind == "whole":
+        step = lighterage.compile(model, optimizer, loss, example=(x, y))  # type: ignore[assignment]
     times = []
     for _ in range(WARM_UP + steps):
         start = time.perf_counter()
-        optimizer.zero_grad()
-        torch.autograd.backward(F.cross_entropy(run(x), y))
-        optimizer.step()
+        step(x, y)
         times.append((time.perf_counter() - start) * 1e3)
     return statistics.median(times[WARM_UP:])
+
+
+def loss(model: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return the loss of a batch."""
+    return F.cross_entropy(model(x), y)
 
 
 def main() -> None:
@@ -125,7 +138,7 @@ def main() -> None:
         name, kind = options.one
         print(median(name, kind, options.steps))
         return
-    print("| model | eager ms | shared | asleep |\n|---|---|---|---|")
+    print("| model | eager ms | shared | asleep | whole |\n|---|---|---|---|---|")
     for name in options.models:
         for _ in range(options.turns):
             figures = []
@@ -133,8 +146,9 @@ def main() -> None:
                 command = [sys.executable, __file__, "--one", name, kind, "--steps", str(options.steps)]
                 ran = subprocess.run(command, capture_output=True, check=True, text=True)
                 figures.append(float(ran.stdout.split()[-1]))
-            eager, shared, asleep = figures
-            print(f"| {name} | {eager:.2f} | {shared / eager:.2f} | {asleep / eager:.2f} |", flush=True)
+            eager, *ours = figures
+            shares = " | ".join(f"{figure / eager:.2f}" for figure in ours)
+            print(f"| {name} | {eager:.2f} | {shares} |", flush=True)
 
 
 if __name__ == "__main__":

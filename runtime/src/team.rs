@@ -89,8 +89,8 @@ struct Shared {
 }
 
 impl Team {
-    /// The team of so many threads that the machines of a process have together: threads of their own
-    /// would take cores from each other. Each of its threads runs `prepare` first.
+    /// The team of so many threads that the machines of a process have together: threads of their
+    /// own would take cores from each other. Each of its threads runs `prepare` first.
     pub(crate) fn shared(
         threads: usize,
         prepare: impl Fn() + Clone + Send + Sync + 'static,

@@ -6,9 +6,6 @@ import copy
 import functools
 import gc
 import logging
-import os
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator

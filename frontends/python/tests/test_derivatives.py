@@ -50,13 +50,13 @@ def laplacian(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 def forward_mode(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Derivatives along a direction, and along each axis."""
-    y, along = jvp(model, (x,), (torch.ones_like(x),))
+    y, along = jvp(model, (x,), (torch.ones_like(x),))  # type: ignore[misc]
     return (y * along).mean() + vmap(jacfwd(lambda x: model(x).squeeze()))(x).square().mean()
 
 
 def inner_step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """The loss after a step of gradient descent."""
-    weights = dict(model.named_parameters())
+    weights: dict[str, torch.Tensor] = dict(model.named_parameters())
     loss = functional_call(model, weights, (x,)).square().mean()
     found = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
     weights = {name: w - 0.1 * g for (name, w), g in zip(weights.items(), found, strict=True)}

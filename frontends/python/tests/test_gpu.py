@@ -297,7 +297,7 @@ class Layer(nn.Module):
         self.register_buffer("places", torch.randint(8, (4,)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.tanh(self.linear(self.norm(x + self.table(self.places))))  # type: ignore[arg-type]
+        return x + torch.tanh(self.linear(self.norm(x + self.table(self.places))))
 
 
 @pytest.mark.parametrize("library", [False, True])
@@ -320,9 +320,10 @@ def test_layers_of_a_class_share_a_plan(tensors: Gpu, library: bool, monkeypatch
     for found, expected in zip(layers.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(found.grad, expected.grad, atol=1e-5, rtol=1e-4)
     assert (lt.stats().graphs, lt.stats().arenas) == (1, 3)
-    layers[1].places.fill_(8)
+    second: Any = layers[1]
+    second.places.fill_(8)
     with pytest.raises(lt.Error, match="index 8"):
-        layers[1](tensors.copy(x).requires_grad_())
+        second(tensors.copy(x).requires_grad_())
 
 
 def test_parameters_that_the_gpu_cannot_read_are_refused(tensors: Gpu) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -283,7 +284,7 @@ def test_whole_steps_are_refused_by_name(tmp_path: Path) -> None:
             (lambda model: fully_shard(model, mesh=mesh), "the model is a FSDPModule"),
             (lambda model: parallelize_module(model, mesh, {"0": ColwiseParallel()}), "0.weight is a DTensor"),
         ):
-            model = wrap(nn.Sequential(nn.Linear(8, 4)))  # type: ignore[no-untyped-call]
+            model: Any = wrap(nn.Sequential(nn.Linear(8, 4)))
             optimizer = torch.optim.SGD(model.parameters())
             with pytest.raises(lt.CaptureError, match=why):
                 lt.compile(model, optimizer, lambda model, x: model(x).square().mean(), example=x)

@@ -312,7 +312,7 @@ class _Call:
 
 def await_collective(result: torch.Tensor) -> torch.Tensor:
     """The result of a collective, when it is there. Another tensor is returned as it is."""
-    return torch.ops._c10d_functional.wait_tensor(result)  # type: ignore[no-any-return]
+    return torch.ops._c10d_functional.wait_tensor(result)
 
 
 def _strides(target: OpOverload, number: int, value: torch.Tensor) -> tuple[int, ...] | None:

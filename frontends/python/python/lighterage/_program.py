@@ -106,9 +106,8 @@ class Program:
         self._mutated = _Results([value for _, value in described.mutations], self.arenas.outputs[0], on)
         self._backward = _Results(described.backward, self.arenas.outputs[1], on)
         self._random = self.arenas.is_random
-        self._awaited = {
-            kind: [source.index for source in described.awaited if source.kind == kind] for kind in ("primal", "tangent")
-        }
+        awaited = described.awaited
+        self._awaited = {kind: [s.index for s in awaited if s.kind == kind] for kind in ("primal", "tangent")}
         late_states = [described.states[name] for name in self.arenas.read_late]
         returned = [r.source for r in described.backward if r.source is not None]
         late = [source for source in [*late_states, *self._inputs[1], *returned] if source.kind == "primal"]

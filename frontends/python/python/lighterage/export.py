@@ -418,7 +418,7 @@ def is_collective(target: Any) -> bool:
 
 def is_wait(target: Any) -> bool:
     """Whether a call waits for communication between ranks."""
-    return isinstance(target, OpOverload) and target.name() == "_c10d_functional::wait_tensor"
+    return isinstance(target, OpOverload) and target._schema.name == "_c10d_functional::wait_tensor"
 
 
 def is_pure(target: Any) -> bool:
