@@ -226,6 +226,41 @@ assert lighterage.stats().eager_graphs == 0
     run(TENSORS + program, tmp_path, ranks=4)
 
 
+def test_losses_gather_what_other_ranks_compute(tmp_path: Path) -> None:
+    """As contrastive losses do, with derivatives through the collective or without."""
+    program = """
+from torch.distributed import _functional_collectives as collectives
+
+class Contrast(nn.Module):
+    def __init__(self, derived):
+        super().__init__()
+        torch.manual_seed(0)
+        self.derived, self.layer = derived, nn.Linear(16, 8)
+    def forward(self, x):
+        y = torch.tanh(self.layer(x))
+        if self.derived:
+            every = collectives.all_gather_tensor_autograd(y, 0, distributed.group.WORLD)
+        else:
+            every = y.new_empty(ranks * len(y), 8)
+            distributed.all_gather_into_tensor(every, y.detach())
+        mean = y.detach().mean(0)
+        distributed.all_reduce(mean)
+        return (y @ every.t()).logsumexp(1).mean() + ((y - mean) ** 2).mean()
+
+x = torch.randn(6, 16, generator=torch.Generator().manual_seed(rank))
+for derived in (True, False):
+    found = []
+    for plan in (False, True):
+        model = Contrast(derived)
+        loss = (torch.compile(model, backend=backend, options=OPTIONS) if plan else model)(x)
+        loss.backward()
+        found.append([loss.item(), *model.layer.weight.grad.flatten().tolist()])
+    equal(found[1], found[0])
+assert lighterage.stats().eager_graphs == lighterage.stats().eager_frames == 0
+"""
+    run(program, tmp_path)
+
+
 def test_stages_of_a_pipeline_are_planned(tmp_path: Path) -> None:
     """Several forwards wait for their backwards."""
     program = """
