@@ -1,6 +1,6 @@
 """Accuracy of predictions: planned and measured peak, predicted and measured step, for planners and budgets.
 
-usage: accuracy.py [--models gpt2 llama] [--link 1GB/s] [--steps 8] [--rounds 12] [--turns 16] [--work DIR]
+usage: accuracy.py [--models gpt2 llama] [--link 1GB/s|none] [--steps 8] [--rounds 12] [--turns 16] [--work DIR]
 
 For each model: `lighterage profile`, then for each planner and budget `compile` and `train`. A shared machine has fast
 and slow phases of seconds to minutes. So each round profiles the model again and trains every configuration once, in
@@ -51,8 +51,13 @@ def run(command: list[str]) -> str:
 def profile(model: Path, file: Path, args: argparse.Namespace) -> float:
     """Profiles a model into a new file, and returns what the ops of a step take, in ms."""
     file.unlink(missing_ok=True)
-    options = ["--repeat", str(args.repeat), "--fastest", "--link", args.link]
+    options = ["--repeat", str(args.repeat), "--fastest", *paced(args.link)]
     return json.loads(run([LIGHTERAGE, "profile", str(model), *options, "-o", str(file), "--json"]))["step_ms"]
+
+
+def paced(link: str) -> list[str]:
+    """The options for a link; `none` is as fast as memory copies."""
+    return [] if link == "none" else ["--link", link]
 
 
 @dataclasses.dataclass
@@ -72,7 +77,7 @@ class Configuration:
     def train(self, steps: int, profiled: float) -> None:
         """Runs some steps, and records their median time relative to the ops of a profile that took `profiled` ms."""
         files = [str(self.file), "--batches", str(EXAMPLE / "batches.safetensors")]
-        options = ["--link", self.link, "--steps", str(steps), "--init", "normal:0.02", "--seed", "0", "--json"]
+        options = [*paced(self.link), "--steps", str(steps), "--init", "normal:0.02", "--seed", "0", "--json"]
         lines = [json.loads(line) for line in run([LIGHTERAGE, "train", *files, *options]).splitlines()]
         # The last step overlaps no later step.
         times = [line["ms"] for line in lines if "ms" in line][WARM_UP:-1]
@@ -127,7 +132,7 @@ def prepare(model: str, args: argparse.Namespace) -> list[Configuration]:
         step = Configuration(model, planner, budget, args.link, lit, profiled)
         options = ["--optimizer", "adamw", "--device", "cpu", "--budget", f"{budget}%", "--planner", planner]
         paths = ["--profile", str(measured), "-o", str(step.file)]
-        run([LIGHTERAGE, "compile", str(file), *options, "--link", args.link, *paths])
+        run([LIGHTERAGE, "compile", str(file), *options, *paced(args.link), *paths])
         configurations.append(step)
     return configurations
 
