@@ -177,6 +177,37 @@ assert lighterage.stats().eager_graphs == 0
     run(SHARDED + program, tmp_path)
 
 
+def test_sharded_blocks_of_other_kinds(tmp_path: Path) -> None:
+    program = """
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+def checkpointed(plan):
+    model = Net()
+    for i, block in enumerate(model.blocks):
+        model.blocks[i] = checkpoint_wrapper(block)
+        if plan:
+            model.blocks[i].compile(backend=backend, options=OPTIONS)
+        fully_shard(model.blocks[i], mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+def wrapped(plan):
+    model = Net()
+    for block in model.blocks:
+        if plan:
+            block.compile(backend=backend, options=OPTIONS)
+    options = {"auto_wrap_policy": ModuleWrapPolicy({Block}), "use_orig_params": True}
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), **options)
+
+for make in (checkpointed, wrapped):
+    equal(losses(make(True), rank), losses(make(False), rank))
+stats = lighterage.stats()
+assert stats.eager_graphs == 0 and stats.backwards == 16, stats
+"""
+    run(program, tmp_path)
+
+
 TENSORS = """
 def divided(plan, sequence=False, last=None):
     model = Net()
