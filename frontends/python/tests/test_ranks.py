@@ -278,6 +278,12 @@ class Contrast(nn.Module):
         distributed.all_reduce(mean)
         return (y @ every.t()).logsumexp(1).mean() + ((y - mean) ** 2).mean()
 
+def functional(self, x):
+    y = torch.tanh(self.layer(x))
+    every = collectives.all_gather_tensor_autograd(y, 0, distributed.group.WORLD)
+    mean = collectives.all_reduce(y.detach().mean(0), "avg", distributed.group.WORLD)
+    return (y @ every.t()).logsumexp(1).mean() + ((y - mean) ** 2).mean()
+
 x = torch.randn(6, 16, generator=torch.Generator().manual_seed(rank))
 for derived in (True, False):
     found = []
@@ -288,6 +294,21 @@ for derived in (True, False):
         found.append([loss.item(), *model.layer.weight.grad.flatten().tolist()])
     equal(found[1], found[0])
 assert lighterage.stats().eager_graphs == lighterage.stats().eager_frames == 0
+
+def step():
+    model = Contrast(True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    return lighterage.compile(model, optimizer, lambda model, x: model(x), example=x, kernels="plain")
+
+# Whole steps have functional collectives, which change no operand.
+try:
+    step()
+except lighterage.Unsupported as error:
+    assert "c10d.allreduce_" in str(error) and "_functional_collectives" in str(error), error
+else:
+    raise AssertionError("it should have been refused")
+Contrast.forward = functional
+equal(step()(x).item(), Contrast(True)(x).item())
 """
     run(program, tmp_path)
 

@@ -510,6 +510,8 @@ def _refuse_calls(graph: fx.Graph) -> None:
             why = "it is an operation over functions, not over tensors"
         elif is_foreign and target._schema.is_mutable:
             why = "it changes an operand: a step is made of calls that change nothing"
+        elif is_foreign and target.namespace == "c10d":
+            why = "it exchanges tensors in place; torch.distributed._functional_collectives has calls for a step"
         tensors = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
         if any(tensor.layout != torch.strided for tensor in tensors) and node.op == "call_function":
             why = "a result of it is sparse, and only dense tensors have a place"

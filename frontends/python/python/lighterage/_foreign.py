@@ -115,8 +115,9 @@ class Calls:
 
         Raises Unsupported.
         """
-        planned = [node for _, node, _, n, _ in plan.externs if node in self._collectives for _ in range(n)]
-        if planned != self._collectives:
+        runs = {node: n for _, node, _, n, _ in plan.externs if node in self._collectives}
+        # Each runs once, or once for each micro-batch.
+        if list(runs) != self._collectives or len(set(runs.values())) > 1:
             raise Unsupported("the plan has its collectives in another order than the traced step")
 
     def warn(self, plan: Plan, stacklevel: int = 3) -> None:

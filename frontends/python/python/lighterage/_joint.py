@@ -233,7 +233,7 @@ class _Reader:
         The graph's own collectives are complete when they return.
         """
         while node not in self.source and node.all_input_nodes and not is_collective(node.target):
-            node = _operand(node)
+            node = node.all_input_nodes[0]
         if node in self.source:
             self.awaited.append(self.source[node])
 

@@ -707,9 +707,12 @@ class _Planning:
 
         calls: computes what has no kernel, if the step is to run. beside: the plan in whose memory it runs.
 
-        Raises Infeasible, Error.
+        Raises Infeasible, Error, Unsupported.
         """
-        return self._planned(n, calls=calls, micro_batches=self._batches * n, beside=beside, **self._limits)
+        plan = self._planned(n, calls=calls, micro_batches=self._batches * n, beside=beside, **self._limits)
+        if calls is not None:
+            calls.check(plan)
+        return plan
 
     def number(self, given: int | str) -> int:
         """The number of micro-batches.
