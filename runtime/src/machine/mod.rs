@@ -509,7 +509,8 @@ impl Machine {
     }
 
     /// Starts one step, or appends it to those that run: it overlaps them as far as events permit.
-    /// Such a step finds the inputs of the one before, so all inputs must survive a step.
+    /// Such a step finds the inputs of the one before, so all inputs must survive a step. A machine
+    /// that runs on the calling thread has done the step when this returns.
     pub fn launch(&mut self) -> Result<(), Error> {
         if self.core.cuts.is_some() {
             return Err(Error::Host("the step runs in parts".into()));
