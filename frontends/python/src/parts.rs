@@ -51,8 +51,6 @@ impl Generator {
 /// A machine, with the addresses where it finds its states.
 struct Loaded {
     states: Vec<usize>,
-    /// What tells the storages apart that the forward's states lie in.
-    storages: Vec<usize>,
     machine: Threaded<Machine>,
     /// Dropped after the machine, which works on it.
     _generators: Vec<Generator>,
@@ -64,6 +62,8 @@ type Free = Mutex<Vec<Loaded>>;
 /// A forward that waits for its backward.
 struct Turn {
     number: Box<i64>,
+    /// What tells the storages apart that its states lie in.
+    storages: Vec<usize>,
     /// Absent after the backward.
     loaded: Mutex<Option<Loaded>>,
     free: Arc<Free>,
@@ -238,7 +238,6 @@ impl Arenas {
         self.made.fetch_add(1, Ordering::Relaxed);
         Ok(Loaded {
             states: states.to_vec(),
-            storages: vec![],
             machine: Threaded::new(machine.map_err(error)?),
             _generators: generators,
         })
@@ -356,7 +355,6 @@ impl Arenas {
         needs_threads()?;
         let ticket = py.detach(|| -> PyResult<Ticket> {
             let mut loaded = self.take(&states)?;
-            loaded.storages = storages;
             for path in &self.generators {
                 let bytes: Vec<u8> = [seed, 0].iter().flat_map(|n| n.to_ne_bytes()).collect();
                 loaded.machine.write_state(path, &bytes).map_err(error)?;
@@ -366,6 +364,7 @@ impl Arenas {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let turn = Arc::new(Turn {
                 number: Box::new(number),
+                storages,
                 loaded: Mutex::new(Some(loaded)),
                 free: self.free.clone(),
             });
@@ -394,24 +393,25 @@ impl Arenas {
         let ran = py.detach(|| -> PyResult<f64> {
             let turn = locked(&self.turns).get(&number).and_then(Weak::upgrade);
             let loaded = turn.as_ref().and_then(|turn| locked(&turn.loaded).take());
-            let Some(mut loaded) = loaded else {
+            let (Some(turn), Some(mut loaded)) = (turn, loaded) else {
                 return Err(error(
                     "backward a second time through one forward: its memory is planned for one \
                      backward; retain_graph=True has no effect here, call the model again",
                 ));
             };
-            let late: Vec<usize> = (0..)
-                .zip(&self.read_late)
-                .filter(|(_, read)| **read)
-                .map(|(i, _)| i)
-                .collect();
-            let now = late.iter().zip(&states).zip(&storages);
-            let mut moved = now.filter(|((i, at), _)| loaded.states[**i] != **at);
-            if let Some(((&i, _), _)) = moved.find(|((i, _), at)| loaded.storages[**i] != **at) {
+            let late = (0..self.states.len()).filter(|&i| self.read_late[i]);
+            let now: Vec<_> = late.zip(states.into_iter().zip(storages)).collect();
+            let is_other = |&&(i, (at, storage)): &&(usize, (usize, usize))| {
+                loaded.states[i] != at && turn.storages[i] != storage
+            };
+            if let Some(&(i, _)) = now.iter().find(is_other) {
                 let name = &self.states[i].name;
-                return Err(error(format!("{name} moved between forward and backward")));
+                return Err(error(format!(
+                    "{name} moved between forward and backward: give it other values before a \
+                     forward, or after the backward"
+                )));
             }
-            self.point(&mut loaded, late.into_iter().zip(states))?;
+            self.point(&mut loaded, now.into_iter().map(|(i, (at, _))| (i, at)))?;
             let ms = self.run(&mut loaded.machine, Part::Second, [&inputs, &outputs])?;
             locked(&self.free).push(loaded);
             Ok(ms)

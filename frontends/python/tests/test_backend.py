@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import torch
 from entry_point import name_the_backend
+from lighterage._joint import Source, aligned
 from lighterage._pool import MOST_BACKWARDS
+from lighterage._program import _States
 from lighterage._stats import counts
 from lighterage.backend import backend
 from torch import nn
@@ -608,6 +610,16 @@ def test_a_parameter_that_moves() -> None:
     b.layers[3].weight.data = b.layers[3].weight.data.clone()
     with pytest.raises(lt.Error, match="moved between forward and backward"):
         loss.backward()
+
+
+def test_storages_are_told_apart_that_lie_at_one_address() -> None:
+    """One after the other: the parameters of a sharded layer may be gathered where those of another one were."""
+    one = aligned(torch.ones(64))
+    other = torch.from_numpy(one.numpy())
+    states = _States([Source("primal", 0)], {0: 0}, [], {}, torch.device("cpu"))
+    (first, second) = (states.find([tensor]) for tensor in (one, other))
+    assert first[0] == second[0]
+    assert first[1] == [one.untyped_storage()._cdata] != second[1] == [other.untyped_storage()._cdata]
 
 
 def test_state_dicts_copies_and_optimizers_do_not_notice() -> None:

@@ -366,10 +366,16 @@ def test_whole_steps_are_refused_by_name(tmp_path: Path) -> None:
         mesh = init_device_mesh("cpu", (1,))
         x = torch.randn(6, 8)
         for wrap, why in (
-            (nn.parallel.DistributedDataParallel, "the model is a DistributedDataParallel"),
-            (lambda model: FullyShardedDataParallel(model, device_id=torch.device("cpu")), "FullyShardedDataParallel"),
-            (lambda model: fully_shard(model, mesh=mesh), "the model is a FSDPModule"),
-            (lambda model: parallelize_module(model, mesh, {"0": ColwiseParallel()}), "0.weight is a DTensor"),
+            (nn.parallel.DistributedDataParallel, "the model: .* as DistributedDataParallel would"),
+            (
+                lambda model: FullyShardedDataParallel(model, device_id=torch.device("cpu")),
+                "as FullyShardedDataParallel would",
+            ),
+            (lambda model: fully_shard(model, mesh=mesh), "the model: .* as FSDPModule would"),
+            (
+                lambda model: parallelize_module(model, mesh, {"0": ColwiseParallel()}),
+                "0.weight: .* as a DTensor would",
+            ),
         ):
             model: Any = wrap(nn.Sequential(nn.Linear(8, 4)))
             optimizer = torch.optim.SGD(model.parameters())

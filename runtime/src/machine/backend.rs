@@ -274,7 +274,8 @@ pub trait Backend: Send + Sync {
     // --- a step ---
 
     /// Whether a thread may run the commands of all streams in turn without loss: each is done when
-    /// its call returns, and none waits for anything but the processor.
+    /// its call returns, and none waits for anything but the processor. Then nobody calls
+    /// [`record`](Backend::record) and [`wait`](Backend::wait).
     fn is_inline(&self) -> bool {
         false
     }

@@ -23,7 +23,7 @@ use super::cuda_graphs::{Graphs, Start};
 use super::cuda_indices::Indices;
 use super::cuda_products::{Operands, ProductLibrary, Products};
 use super::cuda_times::Times;
-use super::host::{ForeignLaunch, HostWork, LentEnds, put};
+use super::host::{ForeignLaunch, HostWork, LentEnd, LentEnds, put};
 use super::lent::{Holder, Lent};
 use super::options::Options;
 use crate::Error;
@@ -889,14 +889,21 @@ impl Backend for Cuda {
     }
 
     fn point(&self, place: Place, to: Borrowed) -> Result<(), Error> {
+        let ends = self.lent.of(place);
+        let does = |end: &LentEnd| self.work[end.command.0].as_ref().map(|work| &work.does);
+        // Kernels read what copies only carry.
+        if !ends
+            .iter()
+            .all(|end| matches!(does(end), Some(Does::Transfer(_))))
+        {
+            self.knows(&to)?;
+        }
         self.host.lend_at(place, to);
-        for end in self.lent.of(place) {
+        for end in ends {
             let address = DeviceRange::borrowed(&to, end.offset, end.bytes).address();
-            let work = self.work[end.command.0].as_ref();
-            match work.map(|work| &work.does) {
+            match does(end) {
                 Some(Does::Transfer(copy)) => copy.point(end.operand == 0, &to, end.offset),
                 Some(Does::Launch(_, arguments)) => {
-                    self.knows(&to)?;
                     let mut arguments = unpoisoned(arguments);
                     let values = arguments.values().iter().copied().enumerate();
                     let values = values.map(|(i, v)| if i == end.operand { address } else { v });
@@ -906,7 +913,6 @@ impl Backend for Cuda {
                     *unpoisoned(&self.graphs) = Graphs::default();
                 }
                 Some(Does::Product(product, operands)) => {
-                    self.knows(&to)?;
                     let pointed = operands.point(&mut unpoisoned(product), end.operand, address);
                     pointed.map_err(|e| broken(&e.into()))?;
                 }

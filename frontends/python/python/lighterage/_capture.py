@@ -255,11 +255,12 @@ def _refuse_wrappers(model: nn.Module) -> None:
     for name, module in model.named_modules():
         kinds = [kind.__name__ for kind in type(module).__mro__ if kind.__name__ in WRAPPERS]
         if kinds:
-            name = name or "the model"
-            raise CaptureError(f"{name} is a {kinds[0]}, and a step exchanges nothing with other processes. {instead}")
+            raise CaptureError(
+                f"{name or 'the model'}: a step exchanges nothing with other processes, as {kinds[0]} would. {instead}"
+            )
     for name, parameter in model.named_parameters():
         if type(parameter).__name__ == "DTensor":
-            raise CaptureError(f"{name} is a DTensor, and a step has no part of other processes. {instead}")
+            raise CaptureError(f"{name}: a step has no parts of other processes, as a DTensor would. {instead}")
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise CaptureError(
                 f"{name} has a hook for its accumulated gradient (register_post_accumulate_grad_hook), which a step "

@@ -118,7 +118,10 @@ class Calls:
         runs = {node: n for _, node, _, n, _ in plan.externs if node in self._collectives}
         # Each runs once, or once for each micro-batch.
         if list(runs) != self._collectives or len(set(runs.values())) > 1:
-            raise Unsupported("the plan has its collectives in another order than the traced step")
+            raise Unsupported(
+                "the plan has its collectives in another order than the traced step, so processes could wait for each "
+                "other for ever. This is a fault of Lighterage"
+            )
 
     def warn(self, plan: Plan, stacklevel: int = 3) -> None:
         """Say what PyTorch computes of a planned step, if anything. stacklevel: of the caller's caller, by default."""

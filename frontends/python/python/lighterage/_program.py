@@ -211,10 +211,14 @@ class _States:
         # The addresses of the last call, by their index in its list, in the form that torch compares.
         self._known: list[int | None] = []
         self._indices: list[int] = []
+        self._tensors: list[int] = []
 
     def find(self, primals: list[Any]) -> tuple[list[int], list[int]]:
         """The addresses, in the order of the sources, and what tells their storages from each other."""
-        if not self._known or not torch._C._tensors_data_ptrs_at_indices_equal(primals, self._known, self._indices):
+        # Parameters of another layer may lie where this one's were before they were freed.
+        tensors = [id(primals[index]) for index in self._indices]
+        is_known = self._known and tensors == self._tensors
+        if not is_known or not torch._C._tensors_data_ptrs_at_indices_equal(primals, self._known, self._indices):
             self._look(primals)
         return self._addresses, self._storages
 
@@ -235,7 +239,7 @@ class _States:
                 tensor, is_staged = self._copied(source.index, tensor), True
             addresses.append(tensor.data_ptr())
             storages.append(tensor.untyped_storage()._cdata)
-        self._storages = storages
+        self._storages, self._tensors = storages, [id(primals[index]) for index in indices]
         # A copy is made anew at each call.
         self._addresses, self._indices, self._known = addresses, indices, [] if is_staged else known
 
