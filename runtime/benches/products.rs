@@ -5,11 +5,13 @@
 //! JSON for each case: the fastest of ROUNDS rounds. A case is `BxMxKxN:ORDER`, with the order
 //! `nn`, `nt` or `tn` of the factors and an optional `+bias` for an added row, or `BxHxSxD:fwd` or
 //! `:bwd`, causal attention. With `--cold`, other memory passes through the caches before each
-//! round, because operands in a training step were made long before.
+//! round, because operands in a training step were made long before. With `--bf16` or `--f16`,
+//! operands and results have that type.
 
 #![allow(clippy::print_stdout, reason = "a benchmark's output is its purpose")]
 
 use artifact::{Attr, DType};
+use half::{bf16, f16};
 use lighterage_runtime::Team;
 use lighterage_runtime::kernels::owned::{OwnedTensor, Run};
 use std::time::Instant;
@@ -20,7 +22,13 @@ fn main() {
         .skip(1)
         .filter(|arg| !arg.starts_with("--"))
         .collect();
-    let cold = std::env::args().any(|arg| arg == "--cold");
+    let has = |option: &str| std::env::args().any(|arg| arg == option);
+    let cold = has("--cold");
+    let dtype = match (has("--bf16"), has("--f16")) {
+        (true, _) => DType::BF16,
+        (_, true) => DType::F16,
+        _ => DType::F32,
+    };
     let mut other = vec![
         0u64;
         if cold {
@@ -49,12 +57,18 @@ fn main() {
             panic!("a case should have four sizes")
         };
         let random = |shape: &[usize], seed: usize| {
-            let numbers: Vec<u8> = (0..shape.iter().product::<usize>())
-                .flat_map(|i| {
-                    ((((i * 2654435761 + seed * 97) >> 7) % 2000) as f32 * 1e-3 - 1.0).to_le_bytes()
-                })
-                .collect();
-            OwnedTensor::from_bytes(DType::F32, shape, &numbers)
+            let numbers = (0..shape.iter().product::<usize>())
+                .map(|i| (((i * 2654435761 + seed * 97) >> 7) % 2000) as f32 * 1e-3 - 1.0);
+            let bytes: Vec<u8> = match dtype {
+                DType::BF16 => numbers
+                    .flat_map(|x| bf16::from_f32(x).to_le_bytes())
+                    .collect(),
+                DType::F16 => numbers
+                    .flat_map(|x| f16::from_f32(x).to_le_bytes())
+                    .collect(),
+                _ => numbers.flat_map(f32::to_le_bytes).collect(),
+            };
+            OwnedTensor::from_bytes(dtype, shape, &bytes)
         };
         let mut best = |op: &str,
                         attrs: &[(String, Attr)],
@@ -84,12 +98,12 @@ fn main() {
                     attr("scale", Attr::Float((d as f64).powf(-0.5))),
                 ];
                 let [q, k, v, dout] = [1, 2, 3, 4].map(|seed| random(&[a, b, c, d], seed));
-                let outs = [(DType::F32, vec![a, b, c, d]), (DType::F32, vec![a, b, c])];
+                let outs = [(dtype, vec![a, b, c, d]), (DType::F32, vec![a, b, c])];
                 let (forward, results) = best("sdpa", &attrs, &[&q, &k, &v], &outs);
                 if what == "fwd" {
                     forward
                 } else {
-                    let outs = vec![(DType::F32, vec![a, b, c, d]); 3];
+                    let outs = vec![(dtype, vec![a, b, c, d]); 3];
                     best(
                         "sdpa_bwd",
                         &attrs,
@@ -111,7 +125,7 @@ fn main() {
                 let x = random(&if ta { shape(c, b) } else { shape(b, c) }, 1);
                 let w = random(&if tb { shape(d, c) } else { shape(c, d) }, 2);
                 let attrs = [attr("ta", Attr::Bool(ta)), attr("tb", Attr::Bool(tb))];
-                let out = [(DType::F32, shape(b, d))];
+                let out = [(dtype, shape(b, d))];
                 match order.ends_with("+bias") {
                     true => best("addmm", &attrs, &[&random(&[d], 3), &x, &w], &out).0,
                     false => best("matmul", &attrs, &[&x, &w], &out).0,

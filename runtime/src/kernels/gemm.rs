@@ -1,18 +1,18 @@
-//! Products of matrices, each by [`super::product`]. Half-precision factors of a half-precision
-//! result are widened into scratch, one matrix of the batch at a time; integers are plain loops.
+//! Products of matrices, each by [`super::product`]; integers are plain loops.
 //!
 //! Threads may share a product: each computes some rows or columns, whose bits do not depend on the
 //! others.
 
 use super::elementwise::is_number;
 use super::math::Float;
-use super::product::{Numbers, Start, Tiled, Write, product_part};
+use super::product::{Factor, Numbers, Start, Tiled, Write, product_part};
 use super::signature::{Checked, Signature, broadcast_shapes, ensure, is_float, is_half};
 use super::strides::{Broadcast, count};
 use super::wide::{Scalar, Source, Wide, blocks, sink, source};
 use super::{Cut, DataError, ELEMENTS, Ran};
-use crate::kernel::{Call, Element, Window};
+use crate::kernel::{Call, Window};
 use artifact::DType;
+use std::ops::Range;
 
 // --- checks ---
 
@@ -61,15 +61,6 @@ pub(super) fn check_matmul_sum(s: &Signature<'_>) -> Checked {
     }
     s.results(&[(DType::F32, &shape)])
 }
-/// Room for both factors and the product in f32.
-pub(super) fn scratch(s: &Signature<'_>) -> u64 {
-    let a = s.ins.len() - 2;
-    match product_shape(s, a) {
-        Ok(([m, k, n], _)) if is_half(s.dtype(a)) => 4 * (m * k + k * n + m * n),
-        _ => 0,
-    }
-}
-
 // --- kernels ---
 
 /// The sizes of a product: each matrix product of the batch is `m` by `k` times `k` by `n`.
@@ -96,6 +87,13 @@ impl Sizes {
             tb,
         }
     }
+    fn sizes(&self) -> (usize, usize, usize) {
+        (self.m, self.k, self.n)
+    }
+    /// Whether the factors are read transposed.
+    fn flags(&self) -> (bool, bool) {
+        (self.ta, self.tb)
+    }
 }
 
 pub(super) fn matmul(call: &Call<'_>) -> Ran {
@@ -104,14 +102,19 @@ pub(super) fn matmul(call: &Call<'_>) -> Ran {
 pub(super) fn addmm(call: &Call<'_>) -> Ran {
     run(call, 1)
 }
+/// A product of halves in f32.
 pub(super) fn matmul_sum(call: &Call<'_>) -> Ran {
-    let factors = match call.in_dtype(0) {
+    let [x, w] = match call.in_dtype(0) {
         DType::BF16 => [0, 1].map(|i| Numbers::Bf16(call.input(i))),
         DType::F16 => [0, 1].map(|i| Numbers::F16(call.input(i))),
         other => return Err(DataError::NoKernel(other)),
     };
-    let before = (call.n_inputs() == 3).then_some(2);
-    float::<f32>(call, factors, before, &Sizes::new(call, 0));
+    let added = (call.n_inputs() == 3).then_some(2);
+    let (s, tile) = (Sizes::new(call, 0), f32::tile());
+    float::<f32>(call, added, &s, |[of_x, of_w], part, y, start| {
+        let factors = (x.part(of_x), w.part(of_w));
+        product_part(&tile, s.sizes(), part, s.flags(), factors, y, start);
+    });
     Ok(())
 }
 
@@ -120,10 +123,10 @@ fn run(call: &Call<'_>, a: usize) -> Ran {
     let sizes = Sizes::new(call, a);
     let added = (a == 1).then_some(0);
     match call.out_dtype(0) {
-        DType::F32 => float::<f32>(call, factors(call, a), added, &sizes),
-        DType::F64 => float::<f64>(call, factors(call, a), added, &sizes),
-        DType::BF16 => half_float::<half::bf16>(call, a, added, &sizes),
-        DType::F16 => half_float::<half::f16>(call, a, added, &sizes),
+        DType::F32 => of_factors::<f32>(call, a, added, &sizes),
+        DType::F64 => of_factors::<f64>(call, a, added, &sizes),
+        DType::BF16 => of_factors::<half::bf16>(call, a, added, &sizes),
+        DType::F16 => of_factors::<half::f16>(call, a, added, &sizes),
         DType::U8 => integer::<u8>(call, a, &sizes),
         DType::I8 => integer::<i8>(call, a, &sizes),
         DType::I16 => integer::<i16>(call, a, &sizes),
@@ -134,18 +137,11 @@ fn run(call: &Call<'_>, a: usize) -> Ran {
     Ok(())
 }
 
-/// Operands `a` and `a + 1`, which are not widened.
-fn factors<'a, R: Element>(call: &Call<'a>, a: usize) -> [Numbers<'a, R>; 2] {
-    [a, a + 1].map(|i| Numbers::Wide(call.input(i)))
-}
-
 /// True if threads share a product by columns, false if by rows of the whole batch. Each part packs
 /// what it reads of the right factor, and of a transposed left factor. Not every part should pack
 /// the larger factor.
 fn by_columns(call: &Call<'_>, s: &Sizes) -> bool {
-    let one = count(call.out_shape(0)) == s.m * s.n
-        && is_float(call.out_dtype(0))
-        && !is_half(call.out_dtype(0));
+    let one = count(call.out_shape(0)) == s.m * s.n && is_float(call.out_dtype(0));
     one && 2 * LEAST_COLUMNS <= s.n && if s.ta { s.m <= s.n } else { s.k <= DEEP }
 }
 /// If the rows of a left factor are longer than this, only one thread should read them: they do not
@@ -167,10 +163,7 @@ pub(super) fn cut_sum(call: &Call<'_>) -> Cut {
 fn cut_of(call: &Call<'_>, s: &Sizes) -> Cut {
     // At least about ten microseconds of work.
     let least = |other: usize| (ELEMENTS * 32).div_ceil((s.k * other).max(1));
-    if is_half(call.out_dtype(0)) {
-        // The scratch holds the factors of one matrix at a time.
-        Cut::NO
-    } else if by_columns(call, s) {
+    if by_columns(call, s) {
         Cut {
             units: s.n,
             align: TILES,
@@ -196,8 +189,10 @@ fn cut_of(call: &Call<'_>, s: &Sizes) -> Cut {
 
 pub(super) fn prepare(call: &Call<'_>) -> Ran {
     match call.out_dtype(0) {
-        DType::F64 => f64::with_room(|_| {}),
-        dtype if is_float(dtype) => f32::with_room(|_| {}),
+        DType::F32 => f32::prepare(),
+        DType::F64 => f64::prepare(),
+        DType::BF16 => half::bf16::prepare(),
+        DType::F16 => half::f16::prepare(),
         _ => {}
     }
     Ok(())
@@ -240,75 +235,49 @@ impl<'a, T: Float> Added<'a, T> {
     fn start<'b>(&self, write: &'b Write<'b, T::Wide>) -> Start<'b, T::Wide> {
         match self {
             Added::Nothing => Start::Zero,
-            Added::Result | Added::Operand(..) => Start::From(write),
+            Added::Result => Start::Result,
+            Added::Operand(..) => Start::From(write),
         }
     }
 }
 
-/// This part of the product of two factors, added to operand `added`.
-fn float<R: Float<Wide = R> + Tiled>(
+/// This part of the product of operands `a` and `a + 1`, added to operand `added`.
+fn of_factors<T: Factor>(call: &Call<'_>, a: usize, added: Option<usize>, s: &Sizes) {
+    let (x, w, tile) = (call.input::<T>(a), call.input::<T>(a + 1), T::Wide::tile());
+    float::<T>(call, added, s, |[of_x, of_w], part, y, start| {
+        let factors = (&x[of_x], &w[of_w]);
+        T::product_part(&tile, s.sizes(), part, s.flags(), factors, y, start);
+    });
+}
+
+/// This part of a product, added to operand `added`. `product` computes some rows and columns of a
+/// product of two matrices, which lie where the first argument says in the factors.
+fn float<T: Float>(
     call: &Call<'_>,
-    [x, w]: [Numbers<'_, R>; 2],
     added: Option<usize>,
     s: &Sizes,
+    product: impl Fn([Range<usize>; 2], (Range<usize>, Range<usize>), Window<'_, T>, Start<'_, T::Wide>),
 ) {
-    let tile = R::tile();
-    let (sizes, flags) = ((s.m, s.k, s.n), (s.ta, s.tb));
-    let added = Added::<R>::new(call, added);
+    let added = Added::<T>::new(call, added);
+    let (xs, ws, ys) = (s.m * s.k, s.k * s.n, s.m * s.n);
     if by_columns(call, s) {
         let columns = call.part(s.n);
-        let y = call.output_columns::<R>(0, s.n);
-        let write = |i: usize, j: usize, y: &mut [R]| added.write(i * s.n + j, y);
-        let start = added.start(&write);
-        return product_part(&tile, sizes, (0..s.m, columns), flags, (x, w), y, start);
+        let y = call.output_columns::<T>(0, s.n);
+        let write = |i: usize, j: usize, y: &mut [T::Wide]| added.write(i * s.n + j, y);
+        return product([0..xs, 0..ws], (0..s.m, columns), y, added.start(&write));
     }
-    let y = call.output::<R>(0);
-    let (xs, ws, ys) = (s.m * s.k, s.k * s.n, s.m * s.n);
+    let y = call.output::<T>(0);
     let rows = call.part(count(call.out_shape(0)).checked_div(s.n).unwrap_or(0));
     let part = rows.start * s.n..rows.end * s.n;
     for b in part.start / ys.max(1)..part.end.div_ceil(ys.max(1)) {
-        let (x, w) = (x.part(b * xs..(b + 1) * xs), w.part(b * ws..(b + 1) * ws));
+        let matrices = [xs, ws].map(|numbers| b * numbers..(b + 1) * numbers);
         // The part's elements of this matrix.
         let (from, to) = (part.start.max(b * ys), part.end.min((b + 1) * ys));
         let rows = (from - b * ys) / s.n..(to - b * ys) / s.n;
         let y = &mut y[from - part.start..to - part.start];
-        let write = |i: usize, j: usize, y: &mut [R]| added.write(b * ys + i * s.n + j, y);
-        let start = added.start(&write);
+        let write = |i: usize, j: usize, y: &mut [T::Wide]| added.write(b * ys + i * s.n + j, y);
         let y = Window::new(y, rows.len(), s.n);
-        product_part(&tile, sizes, (rows, 0..s.n), flags, (x, w), y, start);
-    }
-}
-
-/// The product of operands `a` and `a + 1` through scratch, added to operand `added`.
-fn half_float<T: Float>(call: &Call<'_>, a: usize, added: Option<usize>, s: &Sizes) {
-    let (x, w, tile) = (call.input::<T>(a), call.input::<T>(a + 1), T::Wide::tile());
-    let added = Added::<T>::new(call, added);
-    let y = call.output::<T>(0);
-    let (xs, ws, ys) = (s.m * s.k, s.k * s.n, s.m * s.n);
-    let (x_room, rest) = call.scratch::<T::Wide>().split_at_mut(xs);
-    let (w_room, y_room) = rest.split_at_mut(ws);
-    for (b, y) in y.chunks_mut(ys.max(1)).enumerate() {
-        let (x, w) = (
-            T::widened(&x[b * xs..][..xs], x_room),
-            T::widened(&w[b * ws..][..ws], w_room),
-        );
-        let product = |y: &mut [T::Wide]| {
-            let write =
-                |i: usize, j: usize, y: &mut [T::Wide]| added.write(b * ys + i * s.n + j, y);
-            product_part(
-                &tile,
-                (s.m, s.k, s.n),
-                (0..s.m, 0..s.n),
-                (s.ta, s.tb),
-                (Numbers::Wide(x), Numbers::Wide(w)),
-                Window::new(y, s.m, s.n),
-                added.start(&write),
-            );
-        };
-        match added {
-            Added::Result => T::changed(y, y_room, product),
-            Added::Nothing | Added::Operand(..) => T::rounded(y, y_room, product),
-        }
+        product(matrices, (rows, 0..s.n), y, added.start(&write));
     }
 }
 

@@ -1,12 +1,11 @@
 //! Products of groups of rows, such as the tokens of an expert with the expert's weights: a product
-//! of [`super::product`] for each group. Half-precision results are rounded from blocks of f32.
+//! of [`super::product`] for each group.
 //!
 //! Threads share rows of the result, whose bits do not depend on each other.
 
 use super::index::{IndexOperand, Indices, in_range};
-use super::math::Float;
-use super::product::{Numbers, Start, Tile, Tiled, product_part};
-use super::signature::{Checked, Signature, ensure, is_float, is_half};
+use super::product::{Factor, Start, Tiled};
+use super::signature::{Checked, Signature, ensure, is_float};
 use super::{Cut, DataError, ELEMENTS, Ran};
 use crate::kernel::{Call, Window};
 use artifact::DType;
@@ -50,31 +49,6 @@ pub(super) fn ends(s: &Signature<'_>) -> Vec<IndexOperand> {
 
 // --- kernels ---
 
-/// A type of factors.
-trait Factor: Float<Wide: Tiled> {
-    fn numbers(x: &[Self]) -> Numbers<'_, Self::Wide>;
-}
-impl Factor for f32 {
-    fn numbers(x: &[f32]) -> Numbers<'_, f32> {
-        Numbers::Wide(x)
-    }
-}
-impl Factor for f64 {
-    fn numbers(x: &[f64]) -> Numbers<'_, f64> {
-        Numbers::Wide(x)
-    }
-}
-impl Factor for half::bf16 {
-    fn numbers(x: &[half::bf16]) -> Numbers<'_, f32> {
-        Numbers::Bf16(x)
-    }
-}
-impl Factor for half::f16 {
-    fn numbers(x: &[half::f16]) -> Numbers<'_, f32> {
-        Numbers::F16(x)
-    }
-}
-
 /// The rows of each group.
 fn groups(call: &Call<'_>) -> impl Iterator<Item = Result<Range<usize>, DataError>> {
     let (rows, ends) = (call.in_shape(0)[0], Indices::new(call, 2));
@@ -85,8 +59,6 @@ fn groups(call: &Call<'_>) -> impl Iterator<Item = Result<Range<usize>, DataErro
     })
 }
 
-/// Rows and columns of a block of a half-precision result.
-const BLOCK: (usize, usize) = (256, 512);
 /// The smallest number of rows of a part: with fewer, packing of the right factor costs too much.
 const LEAST_ROWS: usize = 64;
 
@@ -112,13 +84,11 @@ pub(super) fn cut_outer(call: &Call<'_>) -> Cut {
 
 pub(super) fn prepare(call: &Call<'_>) -> Ran {
     match call.out_dtype(0) {
-        DType::F64 => f64::with_room(|_| {}),
-        dtype => {
-            f32::with_room(|_| {});
-            if is_half(dtype) {
-                f32::with_space(BLOCK.0 * BLOCK.1, |_| {});
-            }
-        }
+        DType::F32 => f32::prepare(),
+        DType::F64 => f64::prepare(),
+        DType::BF16 => half::bf16::prepare(),
+        DType::F16 => half::f16::prepare(),
+        _ => {}
     }
     Ok(())
 }
@@ -167,70 +137,15 @@ fn products_of<T: Factor>(call: &Call<'_>) -> Ran {
         if ours.is_empty() {
             continue;
         }
-        let product = Product {
-            tile: &tile,
-            sizes,
-            flags: (is_outer, tb),
-            x: &x[group.start * width..group.end * width],
-            w: &w[of_w],
-        };
         let (from, to) = (ours.start - part.start, ours.end - part.start);
         let within = ours.start - result.start..ours.end - result.start;
-        product.rows(within, &mut y[from * n..to * n]);
+        let factors = (&x[group.start * width..group.end * width], &w[of_w]);
+        let y = Window::new(&mut y[from * n..to * n], within.len(), n);
+        let (part, flags) = ((within, 0..n), (is_outer, tb));
+        T::product_part(&tile, sizes, part, flags, factors, y, Start::Zero);
     }
     // No group has the rest.
     let grouped = end.clamp(part.start, part.end) - part.start;
     y[grouped * n..].fill(T::cast_f32(0.0));
     Ok(())
-}
-
-/// The product of a group.
-struct Product<'a, T: Factor> {
-    tile: &'a Tile<T::Wide>,
-    sizes: (usize, usize, usize),
-    flags: (bool, bool),
-    x: &'a [T],
-    w: &'a [T],
-}
-
-impl<T: Factor> Product<'_, T> {
-    /// Some rows of the product.
-    fn rows(&self, rows: Range<usize>, y: &mut [T]) {
-        let n = self.sizes.2;
-        if T::room(1) == 0 {
-            // The type is its own wide type, and the room stays empty.
-            return T::rounded(y, &mut [], |y| {
-                self.block(rows.clone(), 0..n, Window::new(y, rows.len(), n));
-            });
-        }
-        T::Wide::with_space(BLOCK.0 * BLOCK.1, |room| {
-            for top in rows.clone().step_by(BLOCK.0) {
-                let height = BLOCK.0.min(rows.end - top);
-                for left in (0..n).step_by(BLOCK.1) {
-                    let width = BLOCK.1.min(n - left);
-                    let room = &mut room[..height * width];
-                    let window = Window::new(&mut *room, height, width);
-                    self.block(top..top + height, left..left + width, window);
-                    for (i, room) in room.chunks_exact_mut(width).enumerate() {
-                        let at = (top - rows.start + i) * n + left;
-                        // The numbers are there already.
-                        T::rounded(&mut y[at..at + width], room, |_| {});
-                    }
-                }
-            }
-        });
-    }
-
-    fn block(&self, rows: Range<usize>, columns: Range<usize>, y: Window<'_, T::Wide>) {
-        let factors = (T::numbers(self.x), T::numbers(self.w));
-        product_part(
-            self.tile,
-            self.sizes,
-            (rows, columns),
-            self.flags,
-            factors,
-            y,
-            Start::Zero,
-        );
-    }
 }

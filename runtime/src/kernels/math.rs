@@ -36,8 +36,6 @@ pub(super) trait Float: Scalar {
     fn widened<'a>(x: &'a [Self], room: &'a mut [Self::Wide]) -> &'a [Self::Wide];
     /// Lets `f` write the elements; through `room` if they must be rounded.
     fn rounded(y: &mut [Self], room: &mut [Self::Wide], f: impl FnOnce(&mut [Self::Wide]));
-    /// The same for elements that `f` reads first.
-    fn changed(y: &mut [Self], room: &mut [Self::Wide], f: impl FnOnce(&mut [Self::Wide]));
     /// The room that `n` elements need.
     fn room(n: usize) -> usize;
 }
@@ -50,9 +48,6 @@ macro_rules! float {
                 x
             }
             fn rounded(y: &mut [$ty], _: &mut [$ty], f: impl FnOnce(&mut [$ty])) {
-                f(y);
-            }
-            fn changed(y: &mut [$ty], _: &mut [$ty], f: impl FnOnce(&mut [$ty])) {
                 f(y);
             }
             fn room(_: usize) -> usize {
@@ -75,10 +70,6 @@ macro_rules! half_float {
                 let room = &mut room[..y.len()];
                 f(room);
                 Self::of_f32s(room, y);
-            }
-            fn changed(y: &mut [Self], room: &mut [f32], f: impl FnOnce(&mut [f32])) {
-                Self::to_f32s(y, &mut room[..y.len()]);
-                Self::rounded(y, room, f);
             }
             fn room(n: usize) -> usize {
                 n

@@ -13,6 +13,7 @@
 mod attention;
 pub mod blocks;
 mod conv;
+mod convert;
 mod elementwise;
 mod error;
 mod gemm;
@@ -387,11 +388,9 @@ const fn kernel(op: OpKind) -> Option<Kernel> {
             k(norm::check_batch_norm_bwd, norm::batch_norm_bwd).cut_by(norm::cut_channels)
         }
         OpKind::Matmul => k(gemm::check_matmul, gemm::matmul)
-            .scratch(gemm::scratch)
             .prepared(gemm::prepare)
             .cut_by(gemm::cut),
         OpKind::Addmm => k(gemm::check_addmm, gemm::addmm)
-            .scratch(gemm::scratch)
             .prepared(gemm::prepare)
             .cut_by(gemm::cut),
         OpKind::MatmulSum => k(gemm::check_matmul_sum, gemm::matmul_sum)

@@ -4,10 +4,10 @@
 //! into vector code. So a kernel is one function for all element types. In-place operands work too:
 //! a block is read before it is written.
 
+use super::convert::{bf16s_to_f32s, f16s_to_f32s, f32s_to_bf16s, f32s_to_f16s};
 use super::strides::Broadcast;
 use crate::kernel::{Call, Element};
 use artifact::DType;
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use std::ops::Range;
 
@@ -103,7 +103,7 @@ macro_rules! plain_scalars {
 plain_scalars!(u8, i8, i16, i32, i64, f32, f64);
 
 macro_rules! half_scalars {
-    ($($ty:ty),*) => {$(
+    ($($ty:ty: $widen:ident, $narrow:ident);*) => {$(
         impl Scalar for $ty {
             fn f32(self) -> f32 { self.to_f32() }
             fn f64(self) -> f64 { self.to_f64() }
@@ -112,12 +112,12 @@ macro_rules! half_scalars {
             // Through f32, as in PyTorch.
             fn cast_f64(x: f64) -> Self { Self::from_f32(x as f32) }
             fn cast_i64(x: i64) -> Self { Self::from_f32(x as f32) }
-            fn to_f32s(x: &[Self], to: &mut [f32]) { x.convert_to_f32_slice(to) }
-            fn of_f32s(from: &[f32], y: &mut [Self]) { y.convert_from_f32_slice(from) }
+            fn to_f32s(x: &[Self], to: &mut [f32]) { $widen(x, to); }
+            fn of_f32s(from: &[f32], y: &mut [Self]) { $narrow(from, y); }
         }
     )*};
 }
-half_scalars!(bf16, f16);
+half_scalars!(bf16: bf16s_to_f32s, f32s_to_bf16s; f16: f16s_to_f32s, f32s_to_f16s);
 
 impl Wide for f32 {
     const ZERO: f32 = 0.0;

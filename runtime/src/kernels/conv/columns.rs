@@ -6,7 +6,7 @@ use super::patches::{MOST_COLUMNS, Patches, SLACK};
 use super::{Phase, Sizes};
 use crate::kernel::{Planes, Window};
 use crate::kernels::math::Float;
-use crate::kernels::product::{Left, Numbers, Right, Tile, Tiled, tiles};
+use crate::kernels::product::{Left, Right, Tile, Tiled, tiles};
 use crate::kernels::wide::{Scalar, Wide};
 use std::ops::Range;
 
@@ -69,19 +69,13 @@ impl<'a, T: Float> Weights<'a, T> {
                 let w = &w[rows.start * k + depth.start..];
                 return match (k * size_of::<T>()).is_multiple_of(COMPETING) {
                     false => Left::rows(tile, w, k),
-                    true => Left::packed(
-                        tile,
-                        room,
-                        (rows.len(), k),
-                        (depth.len(), 1),
-                        Numbers::Wide(w),
-                    ),
+                    true => Left::packed(tile, room, (rows.len(), k), (depth.len(), 1), w),
                 };
             }
             (Some(w), Some(_)) if self.taps == [1, 1] => {
                 let w = &w[depth.start * self.inputs + rows.start..];
                 let depth = (depth.len(), self.inputs);
-                return Left::packed(tile, room, (rows.len(), 1), depth, Numbers::Wide(w));
+                return Left::packed(tile, room, (rows.len(), 1), depth, w);
             }
             _ => {}
         }

@@ -12,10 +12,17 @@
 
 #![allow(
     unsafe_code,
-    reason = "micro-kernels take pointers: the one call is in `tiles`, a hint beside it. \
-              And vectors have types of their own: see `turned_f32`"
+    reason = "micro-kernels take pointers: those of the crates in `tiles`, our own in `pairs`. \
+              And vectors have types of their own: see `pack::turned_f32`"
 )]
 
+mod pack;
+#[cfg(target_arch = "x86_64")]
+mod pairs;
+mod rounded;
+
+use self::pack::{Square, fetch, pack, turned, turned_f32};
+pub(super) use self::rounded::Factor;
 use super::wide::{Scalar, Wide};
 use crate::kernel::Window;
 use half::{bf16, f16};
@@ -61,6 +68,8 @@ pub(super) struct Tile<R: 'static> {
     /// Packs rows of `x`, and columns of `w`.
     pack_rows: Pack<R>,
     pack_columns: Pack<R>,
+    /// Products of bf16, if there are instructions for them.
+    bf16: Option<Bf16Product<R>>,
 }
 
 impl<R> Tile<R> {
@@ -73,7 +82,7 @@ impl<R> Tile<R> {
     pub(super) fn columns(&self) -> usize {
         self.columns
     }
-    /// Packs columns of a right factor into panels: see [`pack`].
+    /// Packs columns of a right factor into panels: see [`pack::pack`].
     pub(super) fn pack_columns(
         &self,
         room: &mut [R],
@@ -82,7 +91,7 @@ impl<R> Tile<R> {
         depth: (usize, usize),
         from: &[R],
     ) {
-        (self.pack_columns)(room, panel, columns, depth, Numbers::Wide(from));
+        (self.pack_columns)(room, panel, columns, depth, from);
     }
     /// Whether rows of a left factor may be read in place if neighbouring elements of a row are
     /// `apart` bytes from each other, each in another cache line. A tile of many vectors computes
@@ -93,10 +102,20 @@ impl<R> Tile<R> {
     }
 }
 
-/// See [`pack`].
-type Pack<R> = fn(&mut [R], usize, (usize, usize), (usize, usize), Numbers<'_, R>);
+/// [`product_part`] of bf16.
+type Bf16Product<R> = fn(
+    (usize, usize, usize),
+    (Range<usize>, Range<usize>),
+    (bool, bool),
+    (&[bf16], &[bf16]),
+    &mut Window<'_, R>,
+    Start<'_, R>,
+);
 
-/// A factor's numbers. Half-precision numbers are widened when they are packed.
+/// See [`pack::pack`].
+type Pack<R> = fn(&mut [R], usize, (usize, usize), (usize, usize), &[R]);
+
+/// A factor's numbers. Half-precision numbers are widened a block at a time.
 #[derive(Clone, Copy)]
 pub(super) enum Numbers<'a, R> {
     Wide(&'a [R]),
@@ -104,7 +123,7 @@ pub(super) enum Numbers<'a, R> {
     F16(&'a [f16]),
 }
 
-impl<R> Numbers<'_, R> {
+impl<R: Wide> Numbers<'_, R> {
     fn len(&self) -> usize {
         match self {
             Numbers::Wide(x) => x.len(),
@@ -122,9 +141,40 @@ impl<R> Numbers<'_, R> {
     }
 }
 
+impl<'a, R: Wide> Numbers<'a, R> {
+    /// `n` vectors, `stride` apart, of `depth` numbers, `step` apart, and how far apart they are in
+    /// the slice. One of `stride` and `step` is 1. Half-precision numbers are widened into `room`.
+    fn widened(
+        self,
+        room: &'a mut [R],
+        (n, stride): (usize, usize),
+        (depth, step): (usize, usize),
+    ) -> (&'a [R], usize, usize) {
+        let (lines, length, apart) = if step == 1 {
+            (n, depth, stride)
+        } else {
+            (depth, n, step)
+        };
+        let at = |line: usize| line * apart..line * apart + length;
+        let rows = room.chunks_exact_mut(length).take(lines).enumerate();
+        match self {
+            Numbers::Wide(x) => return (x, stride, step),
+            Numbers::Bf16(x) => rows.for_each(|(i, row)| R::load(&x[at(i)], row)),
+            Numbers::F16(x) => rows.for_each(|(i, row)| R::load(&x[at(i)], row)),
+        }
+        if step == 1 {
+            (room, depth, 1)
+        } else {
+            (room, 1, n)
+        }
+    }
+}
+
 /// The instruction sets with micro-kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Set {
+    /// AVX-512 with products of bf16.
+    Bf16,
     Avx512,
     Fma,
     Neon,
@@ -133,7 +183,7 @@ pub(super) enum Set {
 
 impl Set {
     /// The best first.
-    const ALL: [Set; 4] = [Set::Avx512, Set::Fma, Set::Neon, Set::Scalar];
+    const ALL: [Set; 5] = [Set::Bf16, Set::Avx512, Set::Fma, Set::Neon, Set::Scalar];
 }
 
 /// A type in which products are computed.
@@ -161,15 +211,26 @@ const DEPTH: usize = artifact::PRODUCT_DEPTH;
 /// The number of columns of `w` that are packed at once: 256 KiB of f32 in the second cache. A
 /// multiple of every tile's columns.
 const COLUMNS: usize = 128;
-/// The number of rows of `x` that are packed at once, if `x` is packed.
+/// The number of rows of `x` that are packed or widened at once.
 const ROWS: usize = 1024;
-/// Includes a line between panels of rows.
-const ROOM: usize = DEPTH * (COLUMNS + ROWS) + ROWS * LINE_BYTES / size_of::<f32>();
+/// Packed rows, with a line between panels.
+const LEFT: usize = ROWS * (DEPTH + LINE_BYTES / size_of::<f32>());
+/// And columns of `w`, packed and widened.
+const ROOM: usize = LEFT + 2 * DEPTH * COLUMNS;
 /// A cache line. Vectors that straddle two are loaded twice.
 const LINE_BYTES: usize = 64;
 
+/// Products of bf16 are summed in f32.
+fn bf16_product() -> Option<Bf16Product<f32>> {
+    #[cfg(target_arch = "x86_64")]
+    if pairs::exist() {
+        return Some(pairs::product_part);
+    }
+    None
+}
+
 macro_rules! tiled {
-    ($ty:ident, $micro:ident, $turned:ident,
+    ($ty:ident, $micro:ident, $turned:ident, $bf16:expr,
      avx512 $avx512:literal, fma $fma:literal, neon $neon:literal) => {
         impl Tiled for $ty {
             fn tile_of(set: Set) -> Option<Tile<$ty>> {
@@ -182,12 +243,21 @@ macro_rules! tiled {
                             rows: NR,
                             columns: COLUMNS,
                             lanes: $lanes,
-                            pack_rows: pack_numbers::<$ty, NR>,
-                            pack_columns: pack_numbers::<$ty, COLUMNS>,
+                            pack_rows: pack::<$ty, NR>,
+                            pack_columns: pack::<$ty, COLUMNS>,
+                            bf16: None,
                         }
                     }};
                 }
                 match set {
+                    #[cfg(target_arch = "x86_64")]
+                    Set::Bf16 => $bf16.and_then(|product| {
+                        let tile = <$ty>::tile_of(Set::Avx512)?;
+                        Some(Tile {
+                            bf16: Some(product),
+                            ..tile
+                        })
+                    }),
                     #[cfg(target_arch = "x86_64")]
                     Set::Avx512 => std::arch::is_x86_feature_detected!("avx512f")
                         .then(|| tile!(avx512f, $avx512)),
@@ -230,39 +300,8 @@ fn lines<R: Tiled>(memory: &mut Vec<R>, n: usize) -> &mut [R] {
     let skip = memory.as_ptr().align_offset(LINE_BYTES);
     &mut memory[skip..][..n]
 }
-tiled!(f32, gemm_f32, turned_f32, avx512 16, fma 8, neon 4);
-tiled!(f64, gemm_f64, turned, avx512 8, fma 4, neon 2);
-
-/// Four vectors of four numbers.
-type Square<R> = [[R; FOUR]; FOUR];
-
-fn turned<R: Copy>(square: Square<R>) -> Square<R> {
-    std::array::from_fn(|l| std::array::from_fn(|j| square[j][l]))
-}
-
-/// The same in registers: compilers move each number alone.
-#[cfg(target_arch = "x86_64")]
-fn turned_f32(square: Square<f32>) -> Square<f32> {
-    use std::arch::x86_64::{
-        __m128, _mm_movehl_ps, _mm_movelh_ps, _mm_unpackhi_ps, _mm_unpacklo_ps,
-    };
-    // SAFETY: both types are squares of f32, of which any bits are valid, and every x86-64 has SSE.
-    unsafe {
-        let [a, b, c, d] = std::mem::transmute::<Square<f32>, [__m128; FOUR]>(square);
-        let [ab, cd] = [_mm_unpacklo_ps(a, b), _mm_unpacklo_ps(c, d)];
-        let [high_ab, high_cd] = [_mm_unpackhi_ps(a, b), _mm_unpackhi_ps(c, d)];
-        std::mem::transmute::<[__m128; FOUR], Square<f32>>([
-            _mm_movelh_ps(ab, cd),
-            _mm_movehl_ps(cd, ab),
-            _mm_movelh_ps(high_ab, high_cd),
-            _mm_movehl_ps(high_cd, high_ab),
-        ])
-    }
-}
-#[cfg(not(target_arch = "x86_64"))]
-fn turned_f32(square: Square<f32>) -> Square<f32> {
-    turned(square)
-}
+tiled!(f32, gemm_f32, turned_f32, bf16_product(), avx512 16, fma 8, neon 4);
+tiled!(f64, gemm_f64, turned, None, avx512 8, fma 4, neon 2);
 
 /// Writes numbers of a result: it gets a row, a column and the numbers from there on.
 pub(super) type Write<'a, R> = dyn Fn(usize, usize, &mut [R]) + 'a;
@@ -272,6 +311,8 @@ pub(super) type Write<'a, R> = dyn Fn(usize, usize, &mut [R]) + 'a;
 pub(super) enum Start<'a, R> {
     /// Nothing.
     Zero,
+    /// The numbers of the result.
+    Result,
     /// The numbers that the function writes. The product is added while they are in the first
     /// cache.
     From(&'a Write<'a, R>),
@@ -295,6 +336,7 @@ pub(super) fn product_part<R: Tiled>(
     if k == 0 {
         (0..y.rows()).for_each(|i| match start {
             Start::Zero => y.row(i).fill(R::ZERO),
+            Start::Result => {}
             Start::From(f) => f(rows.start + i, columns.start, y.row(i)),
         });
         return;
@@ -305,55 +347,54 @@ pub(super) fn product_part<R: Tiled>(
         whole,
         "slices should be whole matrices, and the result some of their product"
     );
+    if let (Some(product), Numbers::Bf16(x), Numbers::Bf16(w)) = (tile.bf16, x, w) {
+        return product((m, k, n), (rows, columns), (ta, tb), (x, w), &mut y, start);
+    }
     let (x_row, x_column) = if ta { (1, m) } else { (k, 1) };
     let (w_row, w_column) = if tb { (1, k) } else { (n, 1) };
     let far = ta && 2 * tile.columns < columns.len() && !tile.hides(m * size_of::<R>());
-    let pack_x = far || !matches!(x, Numbers::Wide(_));
-    let most_rows = if pack_x {
-        ROWS / tile.rows * tile.rows
-    } else {
-        rows.len()
+    let wide = matches!(x, Numbers::Wide(_));
+    let pack_x = far || ta && !wide;
+    // The room of packed rows, and of rows that are widened first.
+    let (packed, most_rows) = match (pack_x, wide) {
+        (true, true) => (LEFT, ROWS / tile.rows * tile.rows),
+        (true, false) => (LEFT / 2, ROWS / 2 / tile.rows * tile.rows),
+        (false, true) => (0, rows.len()),
+        (false, false) => (0, ROWS),
     };
     R::with_room(|room| {
-        let (w_room, x_room) = room.split_at_mut(DEPTH * COLUMNS);
+        let (x_room, room) = room.split_at_mut(LEFT);
+        let (x_room, x_widened) = x_room.split_at_mut(packed);
+        let (w_room, w_widened) = room.split_at_mut(COLUMNS * DEPTH);
         for top in rows.clone().step_by(most_rows) {
             let height = most_rows.min(rows.end - top);
             for shallow in (0..k).step_by(DEPTH) {
                 let depth = DEPTH.min(k - shallow);
                 let x = x.part(top * x_row + shallow * x_column..x.len());
-                let x = match x {
-                    Numbers::Wide(x) if !pack_x => Left {
+                let (x, row, column) = x.widened(x_widened, (height, x_row), (depth, x_column));
+                let x = if pack_x {
+                    Left::packed(tile, x_room, (height, row), (depth, column), x)
+                } else {
+                    Left {
                         x,
-                        row: x_row,
-                        column: x_column,
-                        panel: tile.rows * x_row,
-                    },
-                    _ => Left::packed(tile, x_room, (height, x_row), (depth, x_column), x),
+                        row,
+                        column,
+                        panel: tile.rows * row,
+                    }
                 };
                 for left in columns.clone().step_by(COLUMNS) {
                     let width = COLUMNS.min(columns.end - left);
                     let w = w.part(shallow * w_row + left * w_column..w.len());
+                    let (w, column, row) = w.widened(w_widened, (width, w_column), (depth, w_row));
                     // A few rows read w in place if its columns are whole vectors.
                     let pack_w = tb || !width.is_multiple_of(tile.lanes) || 8 * tile.rows < height;
-                    let w = match w {
-                        Numbers::Wide(w) if !pack_w => Right {
+                    let w = if pack_w {
+                        Right::packed(tile, w_room, (width, column), (depth, row), w)
+                    } else {
+                        Right {
                             w,
-                            row: w_row,
+                            row,
                             panel: tile.columns,
-                        },
-                        _ => {
-                            (tile.pack_columns)(
-                                w_room,
-                                tile.columns * depth,
-                                (width, w_column),
-                                (depth, w_row),
-                                w,
-                            );
-                            Right {
-                                w: &*w_room,
-                                row: tile.columns,
-                                panel: tile.columns * depth,
-                            }
                         }
                     };
                     let (i, j) = (top - rows.start, left - columns.start);
@@ -371,7 +412,10 @@ pub(super) fn product_part<R: Tiled>(
                                 tiles(tile, depth, x, w, R::ONE, y, true);
                             }
                         }
-                        _ => tiles(tile, depth, x, w, R::ONE, y, 0 < shallow),
+                        _ => {
+                            let add = 0 < shallow || matches!(start, Start::Result);
+                            tiles(tile, depth, x, w, R::ONE, y, add);
+                        }
                     }
                 }
             }
@@ -418,7 +462,7 @@ impl<'a, R: Tiled> Left<'a, R> {
         room: &'a mut [R],
         rows: (usize, usize),
         (depth, step): (usize, usize),
-        from: Numbers<'_, R>,
+        from: &[R],
     ) -> Left<'a, R> {
         // A line between panels keeps them from competing for the same set of the first cache.
         let panel = tile.rows * depth + LINE_BYTES / size_of::<R>();
@@ -476,7 +520,7 @@ impl<'a, R: Tiled> Right<'a, R> {
             tile.columns * depth,
             (columns, stride),
             (depth, step),
-            Numbers::Wide(from),
+            from,
         );
         Right {
             w: room,
@@ -579,136 +623,6 @@ pub(super) fn tiles<R: Tiled>(
         }
     }
 }
-
-/// Fetches the cache line at an address, which is written soon.
-fn fetch<R>(at: *const R) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint; any address is allowed.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast())
-    };
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
-}
-
-/// Packs numbers of any type: see [`pack`].
-fn pack_numbers<R: Tiled, const WIDE: usize>(
-    room: &mut [R],
-    panel: usize,
-    vectors: (usize, usize),
-    depth: (usize, usize),
-    from: Numbers<'_, R>,
-) {
-    // Half precision is widened to f32. So code that packs it as f64 is not made.
-    let is_f32 = const { size_of::<R>() == size_of::<f32>() };
-    match from {
-        Numbers::Wide(from) => pack::<R, R, WIDE>(room, panel, vectors, depth, from),
-        Numbers::Bf16(from) if is_f32 => pack::<bf16, R, WIDE>(room, panel, vectors, depth, from),
-        Numbers::F16(from) if is_f32 => pack::<f16, R, WIDE>(room, panel, vectors, depth, from),
-        Numbers::Bf16(_) | Numbers::F16(_) => unreachable!("half precision is widened to f32"),
-    }
-}
-
-/// Copies `n` vectors, `stride` apart, of `depth` numbers, `step` apart, into panels of `WIDE`
-/// vectors, `panel` apart: number `l` of vector `i` of a panel at `l * WIDE + i`. The last panel is
-/// filled up with zeros. One of `stride` and `step` is 1.
-fn pack<S: Scalar, R: Tiled, const WIDE: usize>(
-    room: &mut [R],
-    panel: usize,
-    (n, stride): (usize, usize),
-    (depth, step): (usize, usize),
-    from: &[S],
-) {
-    // Vectors without numbers: there is nothing to copy, and panels have no length.
-    if depth == 0 {
-        return;
-    }
-    if stride == 1 {
-        // Neighbouring lines are read, as many as panels that stay in the first cache.
-        for (panels, first) in room
-            .chunks_mut(PANELS * panel)
-            .zip((0..n).step_by(PANELS * WIDE))
-        {
-            let width = (n - first).min(PANELS * WIDE);
-            for l in 0..depth {
-                let at = l * step + first;
-                let ahead = from.as_ptr().wrapping_add(at + AHEAD * step);
-                (0..width)
-                    .step_by(LINE_BYTES / size_of::<S>())
-                    .for_each(|i| fetch(ahead.wrapping_add(i)));
-                let (whole, rest) = from[at..at + width].as_chunks::<WIDE>();
-                let mut panels = panels.chunks_mut(panel);
-                for (numbers, panel) in whole.iter().zip(&mut panels) {
-                    R::load(numbers, &mut panel[l * WIDE..][..WIDE]);
-                }
-                if let (false, Some(panel)) = (rest.is_empty(), panels.next()) {
-                    let (numbers, zeros) = panel[l * WIDE..][..WIDE].split_at_mut(rest.len());
-                    R::load(rest, numbers);
-                    zeros.fill(R::ZERO);
-                }
-            }
-        }
-        return;
-    }
-    for (panel, at) in room.chunks_mut(panel).zip((0..n).step_by(WIDE)) {
-        let (panel, _) = panel[..WIDE * depth].as_chunks_mut::<WIDE>();
-        let width = WIDE.min(n - at);
-        assert!(step == 1, "vectors or numbers should be next to each other");
-        // A line of each vector at a time: else the panel would pass through the cache once for
-        // each vector. There are too many vectors for the processor's own prefetching.
-        for (block, rows) in panel.chunks_mut(SQUARE).enumerate() {
-            let from = &from[at * stride + block * SQUARE..];
-            let mut done = 0;
-            if let Some(rows) = rows.as_chunks_mut::<SQUARE>().0.first_mut() {
-                done = width / FOUR * FOUR;
-                for i in (0..done).step_by(FOUR) {
-                    let numbers = std::array::from_fn(|j| {
-                        let numbers = from[(i + j) * stride..].first_chunk::<SQUARE>();
-                        let numbers = numbers.expect("a vector should have a block's numbers");
-                        fetch(numbers.as_ptr().wrapping_add(SQUARE));
-                        numbers
-                    });
-                    turn(numbers, rows, i);
-                }
-            }
-            for i in done..width {
-                let numbers = &from[i * stride..][..rows.len()];
-                fetch(numbers.as_ptr().wrapping_add(SQUARE));
-                let rows = rows.iter_mut().zip(numbers);
-                rows.for_each(|(row, &number)| row[i] = R::of(number));
-            }
-            rows.iter_mut().for_each(|row| row[width..].fill(R::ZERO));
-        }
-    }
-}
-
-/// Writes four vectors as columns, from column `at` on. Squares of four are turned in registers.
-fn turn<S: Scalar, R: Tiled, const WIDE: usize>(
-    numbers: [&[S; SQUARE]; FOUR],
-    rows: &mut [[R; WIDE]; SQUARE],
-    at: usize,
-) {
-    for (first, rows) in (0..SQUARE)
-        .step_by(FOUR)
-        .zip(rows.as_chunks_mut::<FOUR>().0)
-    {
-        let square = numbers.map(|numbers| std::array::from_fn(|l| R::of(numbers[first + l])));
-        for (row, turned) in rows.iter_mut().zip(R::turned(square)) {
-            if let Some(four) = row[at..].first_chunk_mut::<FOUR>() {
-                *four = turned;
-            }
-        }
-    }
-}
-
-/// Vectors that are written together.
-const FOUR: usize = 4;
-/// The number of panels that are packed together, which is the number of pages written at a time.
-const PANELS: usize = 48;
-/// Numbers of each vector are fetched this far ahead.
-const AHEAD: usize = 4;
-/// Numbers of a vector that are packed together: a cache line or two.
-const SQUARE: usize = 16;
 
 #[cfg(test)]
 mod tests {
