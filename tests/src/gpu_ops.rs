@@ -16,6 +16,9 @@ const SAME: Close = Close::Ulps(0.0);
 
 /// Exactly the same for finite sums. The cases need a processor with fused multiply-adds.
 const PRODUCT: Close = Close::OfLargest(0.0);
+/// Products of bf16, as bf16 and as f32: some processors add two products at once.
+const ROUNDED: Close = Close::OfLargest(1.0);
+const PAIRS: Close = Close::OfLargest(16.0);
 
 /// Collects ops with their operands.
 struct Wishes {
@@ -841,16 +844,20 @@ fn products(w: &mut Wishes) {
             let [m, k, n] = [70, 19, 67];
             let x = ty(dtype, &if ta { [k, m] } else { [m, k] });
             let y = ty(dtype, &if tb { [n, k] } else { [k, n] });
-            w.on("matmul", &flags(ta, tb), &[x.clone(), y.clone()], PRODUCT);
+            let (rounded, sums) = match dtype {
+                BF16 => (ROUNDED, PAIRS),
+                _ => (PRODUCT, PRODUCT),
+            };
+            w.on("matmul", &flags(ta, tb), &[x.clone(), y.clone()], rounded);
             w.on(
                 "addmm",
                 &flags(ta, tb),
                 &[ty(dtype, &[n]), x.clone(), y.clone()],
-                PRODUCT,
+                rounded,
             );
             if dtype == BF16 {
                 let before = ty(F32, &[m, n]);
-                w.on("matmul_sum", &flags(ta, tb), &[x, y, before], PRODUCT);
+                w.on("matmul_sum", &flags(ta, tb), &[x, y, before], sums);
             }
         }
         let batch = |rows: u64, columns: u64, flipped: bool| {
@@ -890,9 +897,9 @@ fn products(w: &mut Wishes) {
 }
 
 /// Products whose lines are multiples of 16 bytes. The interpreter rounds the sum of 16 products
-/// once, the plain kernel after each.
+/// once, the plain kernel after each, or after two.
 fn tensor_cores(w: &mut Wishes) {
-    let (rounded, sums) = (Close::OfLargest(1.0), Close::OfLargest(16.0));
+    let (rounded, sums) = (ROUNDED, PAIRS);
     let [m, k, n] = [136, 72, 200];
     for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
         let flags = [("ta", Attr::Bool(ta)), ("tb", Attr::Bool(tb))];
