@@ -1,6 +1,7 @@
 """Time convolutions, their gradients, batch norm and pooling, alternately with PyTorch's (oneDNN), in one run.
 
 usage: convolution.py [--threads 2] [--rounds 3] [--repeats 10] [--shapes NAME ...] [--what forward input weight both]
+       [--dtype bf16]
 
 A figure is the fastest run, with operands that are in no cache, as in a training step. Prints a table in Markdown:
 milliseconds of ours, and in brackets the ratio to PyTorch's of the same run.
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from products import EVICTED_BYTES, best
+from products import DTYPES, EVICTED_BYTES, best
 from step_time import machine
 
 ROOT = Path(__file__).parents[1]
@@ -87,12 +88,12 @@ OTHERS = {
 WHAT = ["forward", "input", "weight", "both"]
 
 
-def peer(case: str) -> Callable[[], object]:
+def peer(case: str, dtype: torch.dtype) -> Callable[[], object]:
     """The function that PyTorch runs."""
     what, image, window = case.split(":")
     shape = [int(n) for n in image.split(",")]
     o, k, stride, padding, dilation, groups = (int(n) for n in window.split(","))
-    x, n = torch.randn(shape), len(shape) - 2
+    x, n = torch.randn(shape, dtype=dtype), len(shape) - 2
     if what == "norm":
         statistics = [torch.randn(shape[1]) for _ in range(4)]
         weight, bias, mean, variance = statistics
@@ -112,7 +113,7 @@ def peer(case: str) -> Callable[[], object]:
         backward = torch.ops.aten.max_pool2d_with_indices_backward
         pair = [[number] * n for number in (k, stride, padding, dilation)]
         return lambda: backward(dy, x, *pair, False, index)
-    w = torch.randn(o, shape[1] // groups, *[k] * n)
+    w = torch.randn(o, shape[1] // groups, *[k] * n, dtype=dtype)
     options = ([stride] * n, [padding] * n, [dilation] * n, False, [0] * n, groups)
     if what == "forward":
         return lambda: torch.ops.aten.convolution(x, w, None, *options)
@@ -121,11 +122,11 @@ def peer(case: str) -> Callable[[], object]:
     return lambda: torch.ops.aten.convolution_backward(dy, x, w, None, *options, mask)
 
 
-def ours(case: str, threads: int, repeats: int) -> float:
+def ours(case: str, threads: int, repeats: int, dtype: str) -> float:
     """The fastest run of our kernel, ms."""
     bench = ["cargo", "bench", "-q", "-p", "lighterage-runtime", "--bench", "convolution", "--"]
     result = subprocess.run(
-        [*bench, str(threads), str(repeats), case], cwd=ROOT, capture_output=True, text=True, check=False
+        [*bench, str(threads), str(repeats), case, f"--{dtype}"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     if result.returncode != 0:
         raise SystemExit(f"{' '.join(bench)}\nfailed with {result.returncode}:\n{result.stderr}")
@@ -134,9 +135,9 @@ def ours(case: str, threads: int, repeats: int) -> float:
 
 def cell(case: str, args: argparse.Namespace, other: torch.Tensor) -> str:
     """Time ours and PyTorch's, in turns."""
-    run, pairs = peer(case), []
+    run, pairs = peer(case, DTYPES[args.dtype]), []
     for _ in range(args.rounds):
-        pairs.append((ours(case, args.threads, args.repeats), best(run, args.repeats, other)))
+        pairs.append((ours(case, args.threads, args.repeats, args.dtype), best(run, args.repeats, other)))
     kernel, torchs = (min(times) for times in zip(*pairs, strict=True))
     return f"{kernel:.2f} ({kernel / torchs:.2f})"
 
@@ -149,6 +150,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--shapes", nargs="+", default=[*SHAPES, *OTHERS], choices=[*SHAPES, *OTHERS])
     parser.add_argument("--what", nargs="+", default=WHAT, choices=WHAT)
+    parser.add_argument("--dtype", choices=DTYPES, default="f32", help="of convolutions")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     other = torch.zeros(EVICTED_BYTES, dtype=torch.uint8)
@@ -158,7 +160,7 @@ def main() -> None:
         if name in SHAPES:
             cells = [cell(f"{what}:{SHAPES[name]}", args, other) for what in args.what]
         else:
-            cells = [cell(OTHERS[name], args, other)]
+            cells = [cell(OTHERS[name], argparse.Namespace(**vars(args) | {"dtype": "f32"}), other)]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 

@@ -5,9 +5,12 @@
 //! JSON for each case: the fastest of ROUNDS rounds. A case is
 //! `WHAT:BATCH,INPUTS,HEIGHT,WIDTH:OUTPUTS, KERNEL,STRIDE,PADDING,DILATION,GROUPS`, where WHAT is
 //! `forward`, `input`, `weight`, `both` (gradients), `norm`, `norm_bwd`, `pool`, `pool_bwd` or
-//! `sum` (of each channel). Norms and sums have only the image.
+//! `sum` (of each channel). Norms and sums have only the image. With `--bf16` or `--f16`,
+//! convolutions have that type.
 
 #![allow(clippy::print_stdout, reason = "a benchmark's output is its purpose")]
+
+mod operands;
 
 use artifact::{Attr, DType};
 use lighterage_runtime::Team;
@@ -72,13 +75,7 @@ fn numbers(list: &str) -> Vec<usize> {
 }
 
 fn random(shape: &[usize], seed: usize) -> OwnedTensor {
-    let numbers: Vec<u8> = (0..shape.iter().product::<usize>())
-        .flat_map(|i| {
-            let hash = i.wrapping_mul(2654435761) + seed * 97;
-            (((hash >> 7) % 2000) as f32 * 1e-3 - 1.0).to_le_bytes()
-        })
-        .collect();
-    OwnedTensor::from_bytes(DType::F32, shape, &numbers)
+    operands::random(DType::F32, shape, seed)
 }
 
 /// A parsed case.
@@ -157,19 +154,22 @@ fn convolution(asked: Asked) -> Case {
         ..
     } = asked;
     attrs.push(attr("groups", Attr::Int(groups as i64)));
+    let dtype = operands::dtype();
+    let random = |shape: &[usize], seed| operands::random(dtype, shape, seed);
+    let result_of = |shape: &[usize]| (dtype, shape.to_vec());
     let (x, w) = (random(&image, 1), random(&weight, 2));
     if what == "forward" {
         return Case {
             op: "convolution",
             attrs,
             ins: vec![x, w],
-            outs: vec![f32s(&result)],
+            outs: vec![result_of(&result)],
         };
     }
     let (mask, outs) = match what.as_str() {
-        "input" => ([1, 0, 0], vec![f32s(&image)]),
-        "weight" => ([0, 1, 0], vec![f32s(&weight)]),
-        _ => ([1, 1, 0], vec![f32s(&image), f32s(&weight)]),
+        "input" => ([1, 0, 0], vec![result_of(&image)]),
+        "weight" => ([0, 1, 0], vec![result_of(&weight)]),
+        _ => ([1, 1, 0], vec![result_of(&image), result_of(&weight)]),
     };
     attrs.push(attr("mask", Attr::Ints(mask.into())));
     Case {

@@ -10,8 +10,9 @@
 
 #![allow(clippy::print_stdout, reason = "a benchmark's output is its purpose")]
 
+mod operands;
+
 use artifact::{Attr, DType};
-use half::{bf16, f16};
 use lighterage_runtime::Team;
 use lighterage_runtime::kernels::owned::{OwnedTensor, Run};
 use std::time::Instant;
@@ -22,13 +23,8 @@ fn main() {
         .skip(1)
         .filter(|arg| !arg.starts_with("--"))
         .collect();
-    let has = |option: &str| std::env::args().any(|arg| arg == option);
-    let cold = has("--cold");
-    let dtype = match (has("--bf16"), has("--f16")) {
-        (true, _) => DType::BF16,
-        (_, true) => DType::F16,
-        _ => DType::F32,
-    };
+    let cold = std::env::args().any(|arg| arg == "--cold");
+    let dtype = operands::dtype();
     let mut other = vec![
         0u64;
         if cold {
@@ -56,20 +52,7 @@ fn main() {
         let &[a, b, c, d] = &sizes[..] else {
             panic!("a case should have four sizes")
         };
-        let random = |shape: &[usize], seed: usize| {
-            let numbers = (0..shape.iter().product::<usize>())
-                .map(|i| (((i * 2654435761 + seed * 97) >> 7) % 2000) as f32 * 1e-3 - 1.0);
-            let bytes: Vec<u8> = match dtype {
-                DType::BF16 => numbers
-                    .flat_map(|x| bf16::from_f32(x).to_le_bytes())
-                    .collect(),
-                DType::F16 => numbers
-                    .flat_map(|x| f16::from_f32(x).to_le_bytes())
-                    .collect(),
-                _ => numbers.flat_map(f32::to_le_bytes).collect(),
-            };
-            OwnedTensor::from_bytes(dtype, shape, &bytes)
-        };
+        let random = |shape: &[usize], seed| operands::random(dtype, shape, seed);
         let mut best = |op: &str,
                         attrs: &[(String, Attr)],
                         ins: &[&OwnedTensor],

@@ -5,39 +5,49 @@
 use half::{bf16, f16};
 use pulp::Arch;
 
+/// With fewer numbers, choosing instructions takes longer than the conversion.
+const FEW: usize = 64;
+
 /// Converts each number.
-macro_rules! each {
-    ($from:ident, $to:ident, $convert:ident) => {
-        Arch::new().dispatch(
-            #[inline(always)]
-            || {
-                for (to, &from) in $to.iter_mut().zip($from) {
-                    *to = $convert(from);
-                }
-            },
-        )
-    };
+#[inline(always)]
+fn each<A: Copy, B>(from: &[A], to: &mut [B], convert: impl Fn(A) -> B) {
+    for (to, &from) in to.iter_mut().zip(from) {
+        *to = convert(from);
+    }
 }
 
-#[inline(never)]
+/// The same by the instructions of this machine.
+#[inline(always)]
+fn in_vectors<A: Copy, B>(from: &[A], to: &mut [B], convert: impl Fn(A) -> B) {
+    if from.len() < FEW {
+        return each(from, to, convert);
+    }
+    Arch::new().dispatch(
+        #[inline(always)]
+        || each(from, to, convert),
+    );
+}
+
+/// Every machine has vectors for this.
+#[inline]
 pub(super) fn bf16s_to_f32s(from: &[bf16], to: &mut [f32]) {
-    each!(from, to, f32_of_bf16);
+    each(from, to, f32_of_bf16);
 }
 #[inline(never)]
 pub(super) fn f32s_to_bf16s(from: &[f32], to: &mut [bf16]) {
-    each!(from, to, bf16_of_f32);
+    in_vectors(from, to, bf16_of_f32);
 }
 #[inline(never)]
 pub(super) fn f16s_to_f32s(from: &[f16], to: &mut [f32]) {
-    each!(from, to, f32_of_f16);
+    in_vectors(from, to, f32_of_f16);
 }
 #[inline(never)]
 pub(super) fn f32s_to_f16s(from: &[f32], to: &mut [f16]) {
-    each!(from, to, f16_of_f32);
+    in_vectors(from, to, f16_of_f32);
 }
 
 #[inline(always)]
-fn f32_of_bf16(x: bf16) -> f32 {
+pub(super) fn f32_of_bf16(x: bf16) -> f32 {
     let nan = 0x7F80 < x.to_bits() & 0x7FFF;
     let quiet = if nan { 0x0040 } else { 0 };
     f32::from_bits(u32::from(x.to_bits() | quiet) << 16)
@@ -60,7 +70,7 @@ const SHIFT: u32 = f32::MANTISSA_DIGITS - f16::MANTISSA_DIGITS;
 const BIAS: u32 = ((f32::MAX_EXP - f16::MAX_EXP) as u32) << (f32::MANTISSA_DIGITS - 1);
 
 #[inline(always)]
-fn f32_of_f16(x: f16) -> f32 {
+pub(super) fn f32_of_f16(x: f16) -> f32 {
     let bits = u32::from(x.to_bits());
     let (sign, magnitude) = (bits & 0x8000, bits & 0x7FFF);
     // A number that is not normal is a multiple of the smallest.

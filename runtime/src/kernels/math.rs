@@ -32,6 +32,7 @@ pub(super) trait Real:
 /// except for half precision, which is converted through extra memory, `room`.
 pub(super) trait Float: Scalar {
     type Wide: Real + Scalar;
+    const IS_BF16: bool;
     /// The elements; in `room` if they must be widened.
     fn widened<'a>(x: &'a [Self], room: &'a mut [Self::Wide]) -> &'a [Self::Wide];
     /// Lets `f` write the elements; through `room` if they must be rounded.
@@ -44,6 +45,7 @@ macro_rules! float {
     ($($ty:ident),*) => {$(
         impl Float for $ty {
             type Wide = $ty;
+            const IS_BF16: bool = false;
             fn widened<'a>(x: &'a [$ty], _: &'a mut [$ty]) -> &'a [$ty] {
                 x
             }
@@ -59,9 +61,10 @@ macro_rules! float {
 float!(f32, f64);
 
 macro_rules! half_float {
-    ($($ty:ident),*) => {$(
+    ($($ty:ident: $is_bf16:literal),*) => {$(
         impl Float for half::$ty {
             type Wide = f32;
+            const IS_BF16: bool = $is_bf16;
             fn widened<'a>(x: &'a [Self], room: &'a mut [f32]) -> &'a [f32] {
                 Self::to_f32s(x, &mut room[..x.len()]);
                 &room[..x.len()]
@@ -77,7 +80,7 @@ macro_rules! half_float {
         }
     )*};
 }
-half_float!(bf16, f16);
+half_float!(bf16: true, f16: false);
 
 macro_rules! real {
     ($ty:ident, $exp:path, $tanh:path, $erf:path) => {

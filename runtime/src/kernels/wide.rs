@@ -4,7 +4,9 @@
 //! into vector code. So a kernel is one function for all element types. In-place operands work too:
 //! a block is read before it is written.
 
-use super::convert::{bf16s_to_f32s, f16s_to_f32s, f32s_to_bf16s, f32s_to_f16s};
+use super::convert::{
+    bf16s_to_f32s, f16s_to_f32s, f32_of_bf16, f32_of_f16, f32s_to_bf16s, f32s_to_f16s,
+};
 use super::strides::Broadcast;
 use crate::kernel::{Call, Element};
 use artifact::DType;
@@ -103,9 +105,9 @@ macro_rules! plain_scalars {
 plain_scalars!(u8, i8, i16, i32, i64, f32, f64);
 
 macro_rules! half_scalars {
-    ($($ty:ty: $widen:ident, $narrow:ident);*) => {$(
+    ($($ty:ty: $wide:ident, $widen:ident, $narrow:ident);*) => {$(
         impl Scalar for $ty {
-            fn f32(self) -> f32 { self.to_f32() }
+            fn f32(self) -> f32 { $wide(self) }
             fn f64(self) -> f64 { self.to_f64() }
             fn i64(self) -> i64 { self.to_f32() as i64 }
             fn cast_f32(x: f32) -> Self { Self::from_f32(x) }
@@ -117,7 +119,10 @@ macro_rules! half_scalars {
         }
     )*};
 }
-half_scalars!(bf16: bf16s_to_f32s, f32s_to_bf16s; f16: f16s_to_f32s, f32s_to_f16s);
+half_scalars!(
+    bf16: f32_of_bf16, bf16s_to_f32s, f32s_to_bf16s;
+    f16: f32_of_f16, f16s_to_f32s, f32s_to_f16s
+);
 
 impl Wide for f32 {
     const ZERO: f32 = 0.0;

@@ -59,6 +59,7 @@ impl<'a, T: Float> Weights<'a, T> {
         if depth.is_empty() {
             return Left::rows(tile, room, 0);
         }
+        let pairs = tile.pairs::<T>();
         let k = self.inputs * self.taps[0] * self.taps[1];
         // The type may be its own wide type.
         let w = (T::room(1) == 0).then(|| T::widened(self.w, &mut []));
@@ -77,6 +78,9 @@ impl<'a, T: Float> Weights<'a, T> {
                 let depth = (depth.len(), self.inputs);
                 return Left::packed(tile, room, (rows.len(), 1), depth, w);
             }
+            (None, Some(_)) if self.taps == [1, 1] => {
+                return self.transposed(tile, room, (rows, depth));
+            }
             _ => {}
         }
         let n = depth.len();
@@ -84,7 +88,34 @@ impl<'a, T: Float> Weights<'a, T> {
             let some = first..rows.end.min(first + NEIGHBOURS);
             self.rows(&mut room[(first - rows.start) * n..], some, depth.clone());
         }
-        Left::rows(tile, room, n)
+        if let Some(bf16) = pairs {
+            (bf16.pair_rows)(&mut room[..rows.len() * n], n);
+        }
+        Left::rows(tile.of::<T>(0).0, room, n)
+    }
+    /// The same for one tap of a gradient of the input, if weights must be widened.
+    fn transposed<'b>(
+        &self,
+        tile: &Tile<T::Wide>,
+        room: &'b mut [T::Wide],
+        (rows, depth): (Range<usize>, Range<usize>),
+    ) -> Left<'b, T::Wide> {
+        let (room, widened) = room.split_at_mut(ROWS * DEPTH);
+        let (height, wide) = (rows.len(), tile.rows());
+        for top in depth.clone().step_by(NEIGHBOURS) {
+            let outputs = top..depth.end.min(top + NEIGHBOURS);
+            for (output, line) in outputs.clone().zip(widened.chunks_exact_mut(height)) {
+                T::Wide::load(&self.w[output * self.inputs + rows.start..][..height], line);
+            }
+            let room = &mut room[(top - depth.start) * wide..];
+            let lines = (outputs.len(), height);
+            tile.pack_rows(room, wide * depth.len(), (height, 1), lines, widened);
+        }
+        if let Some(bf16) = tile.pairs::<T>() {
+            let panels = height.div_ceil(wide) * wide * depth.len();
+            (bf16.pair_panels)(&mut room[..panels], (depth.len(), wide));
+        }
+        Left::panels(tile, room, depth.len())
     }
     /// Copies some numbers of neighbouring rows. Those of a gradient of the input are next to each
     /// other for each output: all rows' are copied before those of the next output.
@@ -348,15 +379,8 @@ impl<T: Float> Product<'_, T> {
             add = true;
         }
         let right = self.pack(room, depth, columns);
-        tiles(
-            self.tile,
-            depth.len(),
-            weights,
-            right,
-            T::Wide::ONE,
-            &mut y,
-            add,
-        );
+        let (tile, depth) = self.tile.of::<T>(depth.len());
+        tiles(tile, depth, weights, right, T::Wide::ONE, &mut y, add);
     }
     /// Patches in panels.
     fn pack<'b>(
@@ -365,12 +389,16 @@ impl<T: Float> Product<'_, T> {
         depth: &Range<usize>,
         columns: Range<usize>,
     ) -> Right<'b, T::Wide> {
-        let width = self.tile.columns();
+        let width = self.tile.of::<T>(0).0.columns();
         let panel = width * depth.len();
         for (i, at) in columns.clone().step_by(width).enumerate() {
             let columns = at..(at + width).min(columns.end);
             self.patches
                 .pack(&mut room[i * panel..], width, depth.clone(), columns);
+        }
+        if let Some(bf16) = self.tile.pairs::<T>() {
+            let panels = columns.len().div_ceil(width);
+            (bf16.pair_panels)(&mut room[..panels * panel], (depth.len(), width));
         }
         Right {
             w: room,

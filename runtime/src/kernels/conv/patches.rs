@@ -194,7 +194,17 @@ impl<'a, T: Scalar> Patches<'a, T> {
         to[end..].fill(W::ZERO);
         if first < end {
             let from = &from[(x + (first * stride) as isize) as usize..];
-            for (to, &from) in to[first..end].iter_mut().zip(from.iter().step_by(stride)) {
+            let to = &mut to[first..end];
+            if let (2, Some((last, to))) = (stride, to.split_last_mut()) {
+                // Vectors of every other element.
+                let (pairs, rest) = from[..=2 * to.len()].as_chunks::<2>();
+                for (to, &[from, _]) in to.iter_mut().zip(pairs) {
+                    *to = W::of(from);
+                }
+                *last = W::of(rest[0]);
+                return;
+            }
+            for (to, &from) in to.iter_mut().zip(from.iter().step_by(stride)) {
                 *to = W::of(from);
             }
         }

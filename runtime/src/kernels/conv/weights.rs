@@ -6,7 +6,7 @@ use super::columns::SUMS;
 use super::patches::{MOST_COLUMNS, Patches, SLACK};
 use crate::kernel::Window;
 use crate::kernels::math::Float;
-use crate::kernels::product::{Left, Right, Tile, Tiled, tiles};
+use crate::kernels::product::{Left, MOST_WIDE, Right, Tile, Tiled, tiles};
 use crate::kernels::wide::Wide;
 use std::ops::Range;
 
@@ -72,21 +72,18 @@ impl<T: Float> Gradients<'_, T> {
         for shallow in (0..places).step_by(DEPTH) {
             let depth = shallow..(shallow + DEPTH).min(places);
             let right = self.pack(dys, depth.clone(), outputs.clone());
+            let (tile, pairs) = self.tile.of::<T>(depth.len());
             for top in (0..rows.len()).step_by(ROWS) {
                 let end = rows.len().min(top + ROWS);
                 let some = rows.start + top..rows.start + end;
                 self.patches.pack(patches, depth.len(), some, depth.clone());
-                let left = Left::rows(self.tile, patches, depth.len());
+                if let Some(bf16) = self.tile.pairs::<T>() {
+                    let patches = &mut patches[..(end - top) * depth.len()];
+                    (bf16.pair_rows)(patches, depth.len());
+                }
+                let left = Left::rows(tile, patches, depth.len());
                 let y = &mut y.part(top..end, 0..outputs.len());
-                tiles(
-                    self.tile,
-                    depth.len(),
-                    left,
-                    right,
-                    T::Wide::ONE,
-                    y,
-                    shallow > 0,
-                );
+                tiles(tile, pairs, left, right, T::Wide::ONE, y, shallow > 0);
             }
         }
     }
@@ -97,7 +94,8 @@ impl<T: Float> Gradients<'_, T> {
         places: Range<usize>,
         outputs: Range<usize>,
     ) -> Right<'b, T::Wide> {
-        let width = self.tile.columns();
+        let (widened, room) = room.split_at_mut(DEPTH * MOST_WIDE);
+        let width = self.tile.of::<T>(0).0.columns();
         let panel = width * places.len();
         let mut at = places.start;
         while at < places.end {
@@ -112,9 +110,13 @@ impl<T: Float> Gradients<'_, T> {
                 self.tile
                     .pack_columns(room, panel, (outputs.len(), self.plane), (n, 1), from);
             } else {
-                self.pack_widened(room, panel, (outputs.len(), n), from);
+                self.pack_widened((room, widened), panel, (outputs.len(), n), from);
             }
             at += n;
+        }
+        if let Some(bf16) = self.tile.pairs::<T>() {
+            let panels = outputs.len().div_ceil(width);
+            (bf16.pair_panels)(&mut room[..panels * panel], (places.len(), width));
         }
         Right {
             w: room,
@@ -125,19 +127,20 @@ impl<T: Float> Gradients<'_, T> {
     /// The same for `n` places, if elements must be widened.
     fn pack_widened(
         &self,
-        room: &mut [T::Wide],
+        (room, widened): (&mut [T::Wide], &mut [T::Wide]),
         panel: usize,
         (outputs, n): (usize, usize),
         from: &[T],
     ) {
-        let width = self.tile.columns();
-        let mut numbers = [T::Wide::ZERO; DEPTH];
-        for (o, from) in from.chunks(self.plane).take(outputs).enumerate() {
-            T::Wide::load(&from[..n], &mut numbers[..n]);
-            let to = &mut room[o / width * panel + o % width..];
-            for (to, &number) in to.iter_mut().step_by(width).zip(&numbers[..n]) {
-                *to = number;
+        let tile = self.tile.of::<T>(0).0;
+        for first in (0..outputs).step_by(tile.columns()) {
+            let some = (outputs - first).min(tile.columns());
+            let channels = from[first * self.plane..].chunks(self.plane).take(some);
+            for (channel, row) in channels.zip(widened.chunks_exact_mut(n)) {
+                T::Wide::load(&channel[..n], row);
             }
+            let room = &mut room[first / tile.columns() * panel..];
+            tile.pack_columns(room, panel, (some, n), (n, 1), widened);
         }
     }
 }

@@ -23,6 +23,7 @@ mod rounded;
 
 use self::pack::{Square, fetch, pack, turned, turned_f32};
 pub(super) use self::rounded::Factor;
+use super::math::Float;
 use super::wide::{Scalar, Wide};
 use crate::kernel::Window;
 use half::{bf16, f16};
@@ -68,8 +69,8 @@ pub(super) struct Tile<R: 'static> {
     /// Packs rows of `x`, and columns of `w`.
     pack_rows: Pack<R>,
     pack_columns: Pack<R>,
-    /// Products of bf16, if there are instructions for them.
-    bf16: Option<Bf16Product<R>>,
+    /// Instructions for bf16, if there are.
+    bf16: Option<&'static Bf16<R>>,
 }
 
 impl<R> Tile<R> {
@@ -81,6 +82,32 @@ impl<R> Tile<R> {
     /// Columns of a tile, and of a panel of a right factor.
     pub(super) fn columns(&self) -> usize {
         self.columns
+    }
+    /// Instructions for numbers of this type.
+    pub(super) fn pairs<T: Float>(&self) -> Option<&'static Bf16<R>> {
+        self.bf16.filter(|_| T::IS_BF16)
+    }
+    /// The tile that computes a product of numbers of this type, and its depth.
+    pub(super) fn of<T: Float>(&self, depth: usize) -> (&Tile<R>, usize) {
+        match self.pairs::<T>() {
+            Some(bf16) => (bf16.tile, depth.div_ceil(2)),
+            None => (self, depth),
+        }
+    }
+    /// Rows of a tile, and of a panel of a left factor.
+    pub(super) fn rows(&self) -> usize {
+        self.rows
+    }
+    /// Packs rows of a left factor into panels: see [`pack::pack`].
+    pub(super) fn pack_rows(
+        &self,
+        room: &mut [R],
+        panel: usize,
+        rows: (usize, usize),
+        depth: (usize, usize),
+        from: &[R],
+    ) {
+        (self.pack_rows)(room, panel, rows, depth, from);
     }
     /// Packs columns of a right factor into panels: see [`pack::pack`].
     pub(super) fn pack_columns(
@@ -100,6 +127,17 @@ impl<R> Tile<R> {
     fn hides(&self, apart: usize) -> bool {
         16 <= self.rows * self.columns / self.lanes && !apart.is_multiple_of(4096)
     }
+}
+
+/// What a machine has that multiplies pairs of bf16. A pair is two numbers in the bits of one.
+pub(super) struct Bf16<R: 'static> {
+    /// For matrices of pairs.
+    pub(super) tile: &'static Tile<R>,
+    product_part: Bf16Product<R>,
+    /// Makes pairs of rows of so many widened numbers, in place: a row's pairs begin where it began.
+    pub(super) pair_rows: fn(&mut [R], usize),
+    /// The same for panels of so many lines of so many widened numbers: each has two lines' numbers.
+    pub(super) pair_panels: fn(&mut [R], (usize, usize)),
 }
 
 /// [`product_part`] of bf16.
@@ -217,15 +255,16 @@ const ROWS: usize = 1024;
 const LEFT: usize = ROWS * (DEPTH + LINE_BYTES / size_of::<f32>());
 /// And columns of `w`, packed and widened.
 const ROOM: usize = LEFT + 2 * DEPTH * COLUMNS;
+/// The most columns of a tile.
+pub(super) const MOST_WIDE: usize = 64;
 /// A cache line. Vectors that straddle two are loaded twice.
 const LINE_BYTES: usize = 64;
 
 /// Products of bf16 are summed in f32.
-fn bf16_product() -> Option<Bf16Product<f32>> {
+fn bf16_instructions() -> Option<&'static Bf16<f32>> {
     #[cfg(target_arch = "x86_64")]
-    if pairs::exist() {
-        return Some(pairs::product_part);
-    }
+    return pairs::instructions();
+    #[cfg(not(target_arch = "x86_64"))]
     None
 }
 
@@ -251,10 +290,10 @@ macro_rules! tiled {
                 }
                 match set {
                     #[cfg(target_arch = "x86_64")]
-                    Set::Bf16 => $bf16.and_then(|product| {
+                    Set::Bf16 => $bf16.and_then(|bf16| {
                         let tile = <$ty>::tile_of(Set::Avx512)?;
                         Some(Tile {
-                            bf16: Some(product),
+                            bf16: Some(bf16),
                             ..tile
                         })
                     }),
@@ -300,7 +339,7 @@ fn lines<R: Tiled>(memory: &mut Vec<R>, n: usize) -> &mut [R] {
     let skip = memory.as_ptr().align_offset(LINE_BYTES);
     &mut memory[skip..][..n]
 }
-tiled!(f32, gemm_f32, turned_f32, bf16_product(), avx512 16, fma 8, neon 4);
+tiled!(f32, gemm_f32, turned_f32, bf16_instructions(), avx512 16, fma 8, neon 4);
 tiled!(f64, gemm_f64, turned, None, avx512 8, fma 4, neon 2);
 
 /// Writes numbers of a result: it gets a row, a column and the numbers from there on.
@@ -347,8 +386,9 @@ pub(super) fn product_part<R: Tiled>(
         whole,
         "slices should be whole matrices, and the result some of their product"
     );
-    if let (Some(product), Numbers::Bf16(x), Numbers::Bf16(w)) = (tile.bf16, x, w) {
-        return product((m, k, n), (rows, columns), (ta, tb), (x, w), &mut y, start);
+    if let (Some(bf16), Numbers::Bf16(x), Numbers::Bf16(w)) = (tile.bf16, x, w) {
+        let part = (rows, columns);
+        return (bf16.product_part)((m, k, n), part, (ta, tb), (x, w), &mut y, start);
     }
     let (x_row, x_column) = if ta { (1, m) } else { (k, 1) };
     let (w_row, w_column) = if tb { (1, k) } else { (n, 1) };
@@ -444,6 +484,15 @@ impl<'a, R: Tiled> Left<'a, R> {
             row: stride,
             column: 1,
             panel: tile.rows * stride,
+        }
+    }
+    /// Panels of a tile's rows, `depth` numbers apart in each row.
+    pub(super) fn panels(tile: &Tile<R>, x: &'a [R], depth: usize) -> Left<'a, R> {
+        Left {
+            x,
+            row: 1,
+            column: tile.rows,
+            panel: tile.rows * depth,
         }
     }
     /// The transposed of rows `stride` apart.

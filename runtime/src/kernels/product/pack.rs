@@ -1,6 +1,6 @@
 //! Packing: numbers of a factor in the order in which micro-kernels read them.
 
-use super::{LINE_BYTES, Tiled};
+use super::{LINE_BYTES, MOST_WIDE, Tiled};
 
 /// Four vectors of four numbers.
 pub(super) type Square<R> = [[R; FOUR]; FOUR];
@@ -54,6 +54,7 @@ pub(super) fn pack<R: Tiled, const WIDE: usize>(
     (depth, step): (usize, usize),
     from: &[R],
 ) {
+    const { assert!(WIDE <= MOST_WIDE) };
     // Vectors without numbers: there is nothing to copy, and panels have no length.
     if depth == 0 {
         return;
