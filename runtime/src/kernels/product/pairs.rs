@@ -151,12 +151,13 @@ fn pair_rows(rows: &mut [f32], n: usize) {
 fn pair_panels(panels: &mut [f32], (depth, width): (usize, usize)) {
     // There may be no lines.
     for panel in panels.chunks_exact_mut((width * depth).max(1)) {
-        // SAFETY: the machine has the instructions, see `instructions`.
-        match width {
-            COLUMNS => unsafe { pair_lines::<COLUMNS>(panel) },
-            ROWS => unsafe { pair_lines::<ROWS>(panel) },
+        let pair = match width {
+            COLUMNS => pair_lines::<COLUMNS>,
+            ROWS => pair_lines::<ROWS>,
             _ => unreachable!("a panel is as wide as a tile"),
-        }
+        };
+        // SAFETY: the machine has the instructions, see `instructions`.
+        unsafe { pair(panel) };
     }
 }
 
@@ -288,6 +289,10 @@ fn pair([even, odd]: [bf16; 2]) -> f32 {
 /// # Safety
 /// The pointers have what the sizes say, and the machine has the instructions.
 #[target_feature(enable = "avx512f,avx512bf16")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "they are those of the crates' kernels"
+)]
 unsafe fn tile<const ROWS: usize, const VECTORS: usize>(
     columns: usize,
     rows: usize,
