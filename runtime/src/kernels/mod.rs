@@ -32,6 +32,7 @@ mod reduce;
 mod shape;
 mod signature;
 mod strides;
+mod vectors;
 mod wide;
 
 use crate::kernel::Call;

@@ -4,7 +4,7 @@
 
 use super::bands::{Band, FEW, largest, rectangles};
 use super::columns::{Product, SUMS};
-use super::direct::{AFTER_DY, Computed, NUMBERS, Sums, Vectors, WeightSums, in_vectors};
+use super::direct::{AFTER_DY, Computed, NUMBERS, Sums, WeightSums, in_vectors};
 use super::patches::Line;
 use super::weights::Gradients;
 use super::{Axis, Sizes, by_group};
@@ -97,9 +97,7 @@ pub(super) fn products<'a, T: Float>(
     lines: (Line, Line),
     planes: &mut Planes<'_, T>,
     (groups, elements): (usize, usize),
-) where
-    T::Wide: Vectors,
-{
+) {
     let mut blocks = Blocks::new(lines);
     let (size, places, taps) = (blocks.size, blocks.places(), blocks.taps());
     // The number at which a sum begins, then a weight for each tap.
@@ -165,9 +163,7 @@ pub(super) fn gradients<'a, T: Float>(
     lines: (Line, Line),
     planes: &mut Planes<'_, T>,
     images: usize,
-) where
-    T::Wide: Vectors,
-{
+) {
     let mut blocks = Blocks::new(lines);
     let (size, places, depth) = (blocks.size, blocks.places(), blocks.taps());
     T::Wide::with_space(SUMS, |room| {

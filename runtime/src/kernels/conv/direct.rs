@@ -10,76 +10,12 @@ use super::columns::{Product, SUMS};
 use super::patches::Patches;
 use super::weights::Gradients;
 use crate::kernel::{Planes, Window};
-use crate::kernels::math::{Float, Real};
+use crate::kernels::math::Float;
 use crate::kernels::product::Tiled;
+use crate::kernels::vectors::Vectors;
 use crate::kernels::wide::Wide;
 use pulp::{Arch, Simd, WithSimd};
 use std::ops::Range;
-
-/// A type whose vectors these loops use.
-pub(in crate::kernels) trait Vectors: Real {
-    /// A vector.
-    type V<S: Simd>: Copy;
-    fn lanes<S: Simd>() -> usize;
-    fn splat<S: Simd>(simd: S, x: Self) -> Self::V<S>;
-    /// The whole vectors of a slice.
-    fn vectors<S: Simd>(from: &[Self]) -> &[Self::V<S>];
-    fn write<S: Simd>(to: &mut [Self], v: Self::V<S>);
-    /// a * b + c
-    fn multiply_add<S: Simd>(simd: S, a: Self::V<S>, b: Self::V<S>, c: Self::V<S>) -> Self::V<S>;
-    fn sum<S: Simd>(simd: S, v: Self::V<S>) -> Self;
-}
-
-macro_rules! vectors {
-    ($ty:ident, $v:ident, $splat:ident, $slices:ident, $mut_slices:ident, $fma:ident,
-        $sum:ident) => {
-        impl Vectors for $ty {
-            type V<S: Simd> = S::$v;
-            #[inline(always)]
-            fn lanes<S: Simd>() -> usize {
-                size_of::<S::$v>() / size_of::<$ty>()
-            }
-            #[inline(always)]
-            fn splat<S: Simd>(simd: S, x: $ty) -> S::$v {
-                simd.$splat(x)
-            }
-            #[inline(always)]
-            fn vectors<S: Simd>(from: &[$ty]) -> &[S::$v] {
-                S::$slices(from).0
-            }
-            #[inline(always)]
-            fn write<S: Simd>(to: &mut [$ty], v: S::$v) {
-                S::$mut_slices(&mut to[..Self::lanes::<S>()]).0[0] = v;
-            }
-            #[inline(always)]
-            fn multiply_add<S: Simd>(simd: S, a: S::$v, b: S::$v, c: S::$v) -> S::$v {
-                simd.$fma(a, b, c)
-            }
-            #[inline(always)]
-            fn sum<S: Simd>(simd: S, v: S::$v) -> $ty {
-                simd.$sum(v)
-            }
-        }
-    };
-}
-vectors!(
-    f32,
-    f32s,
-    splat_f32s,
-    as_simd_f32s,
-    as_mut_simd_f32s,
-    mul_add_f32s,
-    reduce_sum_f32s
-);
-vectors!(
-    f64,
-    f64s,
-    splat_f64s,
-    as_simd_f64s,
-    as_mut_simd_f64s,
-    mul_add_f64s,
-    reduce_sum_f64s
-);
 
 /// Rows of a tile, and its vectors: as many as keep two multiplications in flight each cycle, with
 /// sums in 16 registers. Other numbers of rows have other numbers of vectors, see [`by_rows`].
@@ -195,10 +131,7 @@ fn taps<'a, T: Float>(
     (table, channels * band.plane())
 }
 
-impl<T: Float> Product<'_, T>
-where
-    T::Wide: Vectors,
-{
+impl<T: Float> Product<'_, T> {
     /// Whether direct loops are faster than products of packed patches. Patches that many rows read
     /// cost little. But flipped weights are packed for each block of patches.
     pub(super) fn is_direct(&self) -> bool {
@@ -424,7 +357,7 @@ impl<W: Vectors> Sums<'_, W> {
         for (i, weights) in channels.enumerate() {
             let room = &self.room[i * self.step + at..];
             for (weights, &tap) in weights.iter().zip(self.taps) {
-                let xs = W::vectors::<S>(&room[tap..][..V * lanes]);
+                let (xs, _) = W::vectors::<S>(&room[tap..][..V * lanes]);
                 for (sums, &w) in sums.iter_mut().zip(weights) {
                     let w = W::splat(simd, w);
                     for (sum, &x) in sums.iter_mut().zip(xs) {
@@ -437,10 +370,7 @@ impl<W: Vectors> Sums<'_, W> {
     }
 }
 
-impl<T: Float> Gradients<'_, T>
-where
-    T::Wide: Vectors,
-{
+impl<T: Float> Gradients<'_, T> {
     /// Whether direct loops are faster than products of packed patches and packed gradients of the
     /// result. Each is packed for the other's rows.
     pub(super) fn is_direct(&self) -> bool {
@@ -592,7 +522,7 @@ impl<W: Vectors> WeightSums<'_, W> {
     ) {
         let n = self.band.positions().div_ceil(W::lanes::<S>());
         let dys: [&[W::V<S>]; R] = std::array::from_fn(|r| {
-            &W::vectors::<S>(&self.dys[(row + r) * self.row..][..self.row])[..n]
+            &W::vectors::<S>(&self.dys[(row + r) * self.row..][..self.row]).0[..n]
         });
         let first = weight - self.first;
         let (mut channel, mut tap) = (first / self.taps.len(), first % self.taps.len());
@@ -605,7 +535,7 @@ impl<W: Vectors> WeightSums<'_, W> {
                     (channel, tap) = (channel + 1, 0);
                 }
             }
-            &W::vectors::<S>(&self.room[at..][..n * W::lanes::<S>()])[..n]
+            &W::vectors::<S>(&self.room[at..][..n * W::lanes::<S>()]).0[..n]
         });
         let mut sums = [[W::splat(simd, W::ZERO); V]; R];
         for i in 0..n {

@@ -17,7 +17,7 @@ use super::{Cut, ELEMENTS, Ran};
 use crate::kernel::{Call, Window};
 use artifact::DType;
 use columns::{Grid, Product, Results, SUMS, Weights};
-use direct::Vectors;
+
 use patches::{Line, Patches};
 use std::ops::Range;
 
@@ -317,10 +317,7 @@ pub(super) fn convolution(call: &Call<'_>) -> Ran {
     Ok(())
 }
 
-fn forward<T: Float>(call: &Call<'_>)
-where
-    T::Wide: Vectors,
-{
+fn forward<T: Float>(call: &Call<'_>) {
     let s = Sizes::of_forward(call);
     let (x, w) = (call.input::<T>(0), call.input::<T>(1));
     let bias = (call.n_inputs() == 3).then(|| call.input::<T>(2));
@@ -347,9 +344,7 @@ fn whole<'a, T: Float>(
     lines: (Line, Line),
     (j, units): (usize, Range<usize>),
     product: &dyn Fn(usize) -> Product<'a, T>,
-) where
-    T::Wide: Vectors,
-{
+) {
     let shape = [s.groups, s.batch, lines.0.places * lines.1.places];
     // All groups have the same sizes.
     let first = product(0);
@@ -446,10 +441,7 @@ pub(super) fn convolution_bwd(call: &Call<'_>) -> Ran {
     Ok(())
 }
 
-fn backward<T: Float>(call: &Call<'_>)
-where
-    T::Wide: Vectors,
-{
+fn backward<T: Float>(call: &Call<'_>) {
     let mask = call.ints("mask");
     let result = |i: usize| (mask[i] == 1).then(|| mask[..i].iter().sum::<i64>() as usize);
     let s = Sizes::of_backward(call);
@@ -477,9 +469,7 @@ fn backward_input<T: Float>(
     (j, units): (usize, Range<usize>),
     dy: &[T],
     w: &[T],
-) where
-    T::Wide: Vectors,
-{
+) {
     let tile = T::Wide::tile();
     let plane = s.planes().1;
     let lines = |[y, x]: [Phase; 2]| (y.line(&s.y), x.line(&s.x));
@@ -555,9 +545,7 @@ fn backward_weights<T: Float>(
     (j, units): (usize, Range<usize>),
     dy: &[T],
     x: &[T],
-) where
-    T::Wide: Vectors,
-{
+) {
     let tile = T::Wide::tile();
     let lines = (Line::forward(&s.y), Line::forward(&s.x));
     let gradients = |group| weights::Gradients {

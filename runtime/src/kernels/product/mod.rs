@@ -16,6 +16,7 @@
               And vectors have types of their own: see `pack::turned_f32`"
 )]
 
+mod dots;
 mod pack;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
@@ -24,6 +25,7 @@ mod rounded;
 use self::pack::{Square, fetch, pack, turned, turned_f32};
 pub(super) use self::rounded::Factor;
 use super::math::Float;
+use super::vectors::Vectors;
 use super::wide::{Scalar, Wide};
 use crate::kernel::Window;
 use half::{bf16, f16};
@@ -66,14 +68,11 @@ pub(super) struct Tile<R: 'static> {
     columns: usize,
     /// Numbers in a vector. Kernels read whole vectors of `w`.
     lanes: usize,
-    /// Packs rows of `x`, and columns of `w`.
-    pack_rows: Pack<R>,
-    pack_columns: Pack<R>,
     /// Instructions for bf16, if there are.
     bf16: Option<&'static Bf16<R>>,
 }
 
-impl<R> Tile<R> {
+impl<R: Tiled> Tile<R> {
     /// Whether this number of columns of a right factor may be read in place: the columns must be
     /// whole vectors.
     pub(super) fn reads(&self, columns: usize) -> bool {
@@ -107,7 +106,7 @@ impl<R> Tile<R> {
         depth: (usize, usize),
         from: &[R],
     ) {
-        (self.pack_rows)(room, panel, rows, depth, from);
+        pack(room, (self.rows, panel), rows, depth, from);
     }
     /// Packs columns of a right factor into panels: see [`pack::pack`].
     pub(super) fn pack_columns(
@@ -118,7 +117,7 @@ impl<R> Tile<R> {
         depth: (usize, usize),
         from: &[R],
     ) {
-        (self.pack_columns)(room, panel, columns, depth, from);
+        pack(room, (self.columns, panel), columns, depth, from);
     }
     /// Whether rows of a left factor may be read in place if neighbouring elements of a row are
     /// `apart` bytes from each other, each in another cache line. A tile of many vectors computes
@@ -149,9 +148,6 @@ type Bf16Product<R> = fn(
     &mut Window<'_, R>,
     Start<'_, R>,
 );
-
-/// See [`pack::pack`].
-type Pack<R> = fn(&mut [R], usize, (usize, usize), (usize, usize), &[R]);
 
 /// A factor's numbers. Half-precision numbers are widened a block at a time.
 #[derive(Clone, Copy)]
@@ -225,7 +221,7 @@ impl Set {
 }
 
 /// A type in which products are computed.
-pub(super) trait Tiled: Wide + Scalar {
+pub(super) trait Tiled: Vectors + Scalar {
     /// The micro-kernels for these instructions, if the machine has them.
     fn tile_of(set: Set) -> Option<Tile<Self>>;
     /// The best micro-kernels that this machine has.
@@ -282,8 +278,6 @@ macro_rules! tiled {
                             rows: NR,
                             columns: COLUMNS,
                             lanes: $lanes,
-                            pack_rows: pack::<$ty, NR>,
-                            pack_columns: pack::<$ty, COLUMNS>,
                             bf16: None,
                         }
                     }};
@@ -389,6 +383,11 @@ pub(super) fn product_part<R: Tiled>(
     if let (Some(bf16), Numbers::Bf16(x), Numbers::Bf16(w)) = (tile.bf16, x, w) {
         let part = (rows, columns);
         return (bf16.product_part)((m, k, n), part, (ta, tb), (x, w), &mut y, start);
+    }
+    if let (false, true, Numbers::Wide(x), Numbers::Wide(w)) = (ta, tb, x, w)
+        && dots::are_faster(m, k)
+    {
+        return dots::product_part(k, (rows, columns), (x, w), &mut y, start);
     }
     let (x_row, x_column) = if ta { (1, m) } else { (k, 1) };
     let (w_row, w_column) = if tb { (1, k) } else { (n, 1) };
@@ -515,7 +514,7 @@ impl<'a, R: Tiled> Left<'a, R> {
     ) -> Left<'a, R> {
         // A line between panels keeps them from competing for the same set of the first cache.
         let panel = tile.rows * depth + LINE_BYTES / size_of::<R>();
-        (tile.pack_rows)(room, panel, rows, (depth, step), from);
+        tile.pack_rows(room, panel, rows, (depth, step), from);
         Left {
             x: room,
             row: 1,
@@ -564,17 +563,12 @@ impl<'a, R: Tiled> Right<'a, R> {
         (depth, step): (usize, usize),
         from: &[R],
     ) -> Right<'a, R> {
-        (tile.pack_columns)(
-            room,
-            tile.columns * depth,
-            (columns, stride),
-            (depth, step),
-            from,
-        );
+        let panel = tile.columns * depth;
+        tile.pack_columns(room, panel, (columns, stride), (depth, step), from);
         Right {
             w: room,
             row: tile.columns,
-            panel: tile.columns * depth,
+            panel,
         }
     }
 }
@@ -693,6 +687,7 @@ mod tests {
         assert!(
             COLUMNS.is_multiple_of(tile.columns)
                 && tile.rows <= ROWS
+                && tile.columns <= MOST_WIDE
                 && tile.columns.is_multiple_of(tile.lanes)
         );
         // Sizes around the borders of tiles, panels and blocks.

@@ -1,6 +1,6 @@
 //! Packing: numbers of a factor in the order in which micro-kernels read them.
 
-use super::{LINE_BYTES, MOST_WIDE, Tiled};
+use super::{LINE_BYTES, Tiled};
 
 /// Four vectors of four numbers.
 pub(super) type Square<R> = [[R; FOUR]; FOUR];
@@ -44,17 +44,16 @@ pub(super) fn fetch<R>(at: *const R) {
     let _ = at;
 }
 
-/// Copies `n` vectors, `stride` apart, of `depth` numbers, `step` apart, into panels of `WIDE`
-/// vectors, `panel` apart: number `l` of vector `i` of a panel at `l * WIDE + i`. The last panel is
+/// Copies `n` vectors, `stride` apart, of `depth` numbers, `step` apart, into panels of `wide`
+/// vectors, `panel` apart: number `l` of vector `i` of a panel at `l * wide + i`. The last panel is
 /// filled up with zeros. One of `stride` and `step` is 1.
-pub(super) fn pack<R: Tiled, const WIDE: usize>(
+pub(super) fn pack<R: Tiled>(
     room: &mut [R],
-    panel: usize,
+    (wide, panel): (usize, usize),
     (n, stride): (usize, usize),
     (depth, step): (usize, usize),
     from: &[R],
 ) {
-    const { assert!(WIDE <= MOST_WIDE) };
     // Vectors without numbers: there is nothing to copy, and panels have no length.
     if depth == 0 {
         return;
@@ -63,22 +62,29 @@ pub(super) fn pack<R: Tiled, const WIDE: usize>(
         // Neighbouring lines are read, as many as panels that stay in the first cache.
         for (panels, first) in room
             .chunks_mut(PANELS * panel)
-            .zip((0..n).step_by(PANELS * WIDE))
+            .zip((0..n).step_by(PANELS * wide))
         {
-            let width = (n - first).min(PANELS * WIDE);
+            let width = (n - first).min(PANELS * wide);
             for l in 0..depth {
                 let at = l * step + first;
                 let ahead = from.as_ptr().wrapping_add(at + AHEAD * step);
                 (0..width)
                     .step_by(LINE_BYTES / size_of::<R>())
                     .for_each(|i| fetch(ahead.wrapping_add(i)));
-                let (whole, rest) = from[at..at + width].as_chunks::<WIDE>();
-                let mut panels = panels.chunks_mut(panel);
-                for (numbers, panel) in whole.iter().zip(&mut panels) {
-                    panel[l * WIDE..][..WIDE].copy_from_slice(numbers);
-                }
-                if let (false, Some(panel)) = (rest.is_empty(), panels.next()) {
-                    let (numbers, zeros) = panel[l * WIDE..][..WIDE].split_at_mut(rest.len());
+                let (line, panels) = (&from[at..at + width], &mut panels[l * wide..]);
+                // The widths of the machines' tiles.
+                let copied = match wide {
+                    4 => copy::<R, 4>(panels, panel, line),
+                    6 => copy::<R, 6>(panels, panel, line),
+                    8 => copy::<R, 8>(panels, panel, line),
+                    16 => copy::<R, 16>(panels, panel, line),
+                    32 => copy::<R, 32>(panels, panel, line),
+                    64 => copy::<R, 64>(panels, panel, line),
+                    _ => 0,
+                };
+                let panels = panels.chunks_mut(panel).skip(copied / wide);
+                for (panel, rest) in panels.zip(line[copied..].chunks(wide)) {
+                    let (numbers, zeros) = panel[..wide].split_at_mut(rest.len());
                     numbers.copy_from_slice(rest);
                     zeros.fill(R::ZERO);
                 }
@@ -86,52 +92,68 @@ pub(super) fn pack<R: Tiled, const WIDE: usize>(
         }
         return;
     }
-    for (panel, at) in room.chunks_mut(panel).zip((0..n).step_by(WIDE)) {
-        let (panel, _) = panel[..WIDE * depth].as_chunks_mut::<WIDE>();
-        let width = WIDE.min(n - at);
-        assert!(step == 1, "vectors or numbers should be next to each other");
+    assert!(step == 1, "vectors or numbers should be next to each other");
+    for (panel, at) in room.chunks_mut(panel).zip((0..n).step_by(wide)) {
+        let panel = &mut panel[..wide * depth];
+        let width = wide.min(n - at);
         // A line of each vector at a time: else the panel would pass through the cache once for
         // each vector. There are too many vectors for the processor's own prefetching.
-        for (block, rows) in panel.chunks_mut(SQUARE).enumerate() {
+        for (block, rows) in panel.chunks_mut(SQUARE * wide).enumerate() {
             let from = &from[at * stride + block * SQUARE..];
             let mut done = 0;
-            if let Some(rows) = rows.as_chunks_mut::<SQUARE>().0.first_mut() {
+            if rows.len() == SQUARE * wide {
                 done = width / FOUR * FOUR;
-                for i in (0..done).step_by(FOUR) {
-                    let numbers = std::array::from_fn(|j| {
-                        let numbers = from[(i + j) * stride..].first_chunk::<SQUARE>();
-                        let numbers = numbers.expect("a vector should have a block's numbers");
-                        fetch(numbers.as_ptr().wrapping_add(SQUARE));
-                        numbers
-                    });
-                    turn(numbers, rows, i);
+                // The columns of tiles whose numbers are f32.
+                match wide {
+                    16 => turn_all::<R, 16>(rows, wide, done, (from, stride)),
+                    64 => turn_all::<R, 64>(rows, wide, done, (from, stride)),
+                    _ => turn_all::<R, 0>(rows, wide, done, (from, stride)),
                 }
             }
             for i in done..width {
-                let numbers = &from[i * stride..][..rows.len()];
+                let numbers = &from[i * stride..][..rows.len() / wide];
                 fetch(numbers.as_ptr().wrapping_add(SQUARE));
-                let rows = rows.iter_mut().zip(numbers);
+                let rows = rows.chunks_exact_mut(wide).zip(numbers);
                 rows.for_each(|(row, &number)| row[i] = number);
             }
-            rows.iter_mut().for_each(|row| row[width..].fill(R::ZERO));
+            rows.chunks_exact_mut(wide)
+                .for_each(|row| row[width..].fill(R::ZERO));
         }
     }
 }
 
-/// Writes four vectors as columns, from column `at` on. Squares of four are turned in registers.
-fn turn<R: Tiled, const WIDE: usize>(
-    numbers: [&[R; SQUARE]; FOUR],
-    rows: &mut [[R; WIDE]; SQUARE],
-    at: usize,
+/// Copies the whole parts of a line to panels, and returns how many numbers that is.
+fn copy<R: Copy, const WIDE: usize>(panels: &mut [R], panel: usize, line: &[R]) -> usize {
+    let (whole, _) = line.as_chunks::<WIDE>();
+    for (numbers, panel) in whole.iter().zip(panels.chunks_mut(panel)) {
+        panel[..WIDE].copy_from_slice(numbers);
+    }
+    whole.len() * WIDE
+}
+
+/// Writes `n` vectors as columns of rows `wide` apart, which is `WIDE` unless that is 0. Squares of
+/// four are turned in registers.
+fn turn_all<R: Tiled, const WIDE: usize>(
+    rows: &mut [R],
+    wide: usize,
+    n: usize,
+    (from, stride): (&[R], usize),
 ) {
-    for (first, rows) in (0..SQUARE)
-        .step_by(FOUR)
-        .zip(rows.as_chunks_mut::<FOUR>().0)
-    {
-        let square = numbers.map(|numbers| std::array::from_fn(|l| numbers[first + l]));
-        for (row, turned) in rows.iter_mut().zip(R::turned(square)) {
-            if let Some(four) = row[at..].first_chunk_mut::<FOUR>() {
-                *four = turned;
+    let wide = if WIDE == 0 { wide } else { WIDE };
+    let rows = &mut rows[..SQUARE * wide];
+    for i in (0..n).step_by(FOUR) {
+        let numbers: [&[R; SQUARE]; FOUR] = std::array::from_fn(|j| {
+            let numbers = from[(i + j) * stride..].first_chunk();
+            let numbers: &[R; SQUARE] = numbers.expect("a vector should have a block's numbers");
+            fetch(numbers.as_ptr().wrapping_add(SQUARE));
+            numbers
+        });
+        for first in (0..SQUARE).step_by(FOUR) {
+            let square = numbers.map(|numbers| std::array::from_fn(|l| numbers[first + l]));
+            for (l, turned) in R::turned(square).iter().enumerate() {
+                if let Some(row) = rows[(first + l) * wide + i..].first_chunk_mut() {
+                    *row = *turned;
+                }
             }
         }
     }

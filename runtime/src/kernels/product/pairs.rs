@@ -70,8 +70,6 @@ static TILE: Tile<f32> = Tile {
     rows: ROWS,
     columns: COLUMNS,
     lanes: LANES,
-    pack_rows: super::pack::pack::<f32, ROWS>,
-    pack_columns: super::pack::pack::<f32, COLUMNS>,
     bf16: None,
 };
 
