@@ -1,7 +1,7 @@
 """Time a training step on the CPU: lighterage and PyTorch, eager and compiled, in one run on one machine.
 
 usage: step_time.py [--models gpt2 llama bert vit resnet t5 moe] [--threads 2] [--rounds 3] [--steps 6]
-                    [--budgets 0.8 0.6 0.4 0.2] [--quick]
+                    [--budgets 0.8 0.6 0.4 0.2] [--quick] [--precision bf16]
 
 Models, weights and batches come from benches/models.py, written into target/bench. For each model:
 
@@ -13,7 +13,8 @@ Models, weights and batches come from benches/models.py, written into target/ben
    the fastest step, without the first two of each turn: other programs can only make a step slower.
 
 Lighterage's 50 % is the share of its memory other than parameters, moments and inputs; it has no host memory for swaps.
-PyTorch's allocator is tuned by GLIBC_TUNABLES: large pages and no return of memory to the system. Prints Markdown.
+With `--precision bf16`, PyTorch computes with `torch.autocast`. Its allocator is tuned by GLIBC_TUNABLES: large pages
+and no return of memory to the system. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -92,13 +93,14 @@ GENERATED = ["--kernels", "generated"]
 PLAIN = ["--kernels", "plain"]
 
 
-def half_budget(model: str) -> int:
+def half_budget(model: str, precision: str) -> int:
     """The bytes of a budget for the states, and for half of the other memory of a step.
 
     Or the smallest feasible budget, if that is larger.
     """
     model_file = str(FILES / f"{model}.pt2")
     plan = [str(LIGHTERAGE), "plan", model_file, "--optimizer", "adamw", "--host", HOST, "--json", *GENERATED]
+    plan += ["--precision", precision]
     result = subprocess.run([*plan, "--budget", "100%"], capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise SystemExit(f"{' '.join(plan)}\nfailed with {result.returncode}:\n{result.stderr}")
@@ -108,13 +110,14 @@ def half_budget(model: str) -> int:
     return max(half, int(report["smallest_feasible_bytes"]))
 
 
-def lighterage(model: str, budget: str, name: str, threads: int, kernels: list[str]) -> Way:
+def lighterage(model: str, budget: str, name: str, args: argparse.Namespace, threads: int, kernels: list[str]) -> Way:
     """Compile the model for a budget, to a file, and train that."""
     import models
 
     lit = FILES / f"{model}-{name.replace(' ', '').replace('%', '')}.lit"
     model_file = str(FILES / f"{model}.pt2")
     compiled = [str(LIGHTERAGE), "compile", model_file, "--optimizer", "adamw", "--host", HOST, *kernels]
+    compiled += ["--precision", args.precision]
     result = subprocess.run(
         [*compiled, "--budget", budget, "-o", str(lit)], capture_output=True, text=True, check=False
     )
@@ -126,10 +129,11 @@ def lighterage(model: str, budget: str, name: str, threads: int, kernels: list[s
     return Way(f"lighterage {name}", [*train, str(FILES / f"{model}.safetensors")], [*train, "normal:0.02"])
 
 
-def peer(model: str, threads: int, way: str, activations: float = 1.0) -> Way:
+def peer(model: str, threads: int, way: str, precision: str, activations: float = 1.0) -> Way:
     """PyTorch's way to train it."""
     script = [sys.executable, str(ROOT / "benches/torch_step.py"), model, "--files", str(FILES)]
     command = [*script, "--threads", str(threads), "--way", way, "--activations", str(activations)]
+    command += ["--precision", precision]
     environment = {"OMP_NUM_THREADS": str(threads), "GLIBC_TUNABLES": TUNED}
     name = way if activations == 1.0 else f"inductor, budget {activations:g}"
     return Way(name, command, environment=environment)
@@ -137,24 +141,24 @@ def peer(model: str, threads: int, way: str, activations: float = 1.0) -> Way:
 
 def compare(model: str, threads: int, args: argparse.Namespace, heap: Path) -> None:
     """Measure one model with this number of threads and print its table."""
-    half = half_budget(model)
+    half = half_budget(model, args.precision)
     ways = [
-        lighterage(model, "100%", "100%", threads, GENERATED),
-        lighterage(model, str(half), "50%", threads, GENERATED),
-        lighterage(model, "100%", "100%, plain kernels", threads, PLAIN),
+        lighterage(model, "100%", "100%", args, threads, GENERATED),
+        lighterage(model, str(half), "50%", args, threads, GENERATED),
+        lighterage(model, "100%", "100%, plain kernels", args, threads, PLAIN),
     ]
-    ways += [peer(model, threads, way) for way in ["eager", "checkpoint", "inductor"]]
+    ways += [peer(model, threads, way, args.precision) for way in ["eager", "checkpoint", "inductor"]]
     for way in ways:
         say(f"{model}, {threads} threads: memory of {way.name}")
         way.weigh(heap)
     for activations in [] if args.quick else args.budgets:
-        way = peer(model, threads, "inductor", activations)
+        way = peer(model, threads, "inductor", args.precision, activations)
         say(f"{model}, {threads} threads: memory of {way.name}")
         way.weigh(heap)
         if way.heap_bytes <= ways[1].heap_bytes or activations == args.budgets[-1]:
             # The memory of lighterage outside of the plan is added to a budget.
             budget = way.heap_bytes - (ways[1].heap_bytes - half)
-            same = lighterage(model, str(budget), f"at the peak of {activations:g}", threads, GENERATED)
+            same = lighterage(model, str(budget), f"at the peak of {activations:g}", args, threads, GENERATED)
             say(f"{model}, {threads} threads: memory of {same.name}")
             same.weigh(heap)
             ways += [way, same]
@@ -191,6 +195,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6, help="of a turn")
     parser.add_argument("--budgets", type=float, nargs="+", default=[0.8, 0.6, 0.4, 0.2], help="to try, falling")
     parser.add_argument("--quick", action="store_true", help="without inductor's activation_memory_budget")
+    parser.add_argument("--precision", choices=["f32", "bf16"], default="f32")
     args = parser.parse_args()
     models.prepare(FILES, tuple(args.models))
     heap = FILES / "heap.so"

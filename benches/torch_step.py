@@ -1,6 +1,7 @@
 """Train a model of benches/models.py in PyTorch. Prints a line of JSON for each step (loss, ms) and for the peak.
 
 usage: torch_step.py MODEL --files FOLDER [--threads 2] [--steps 8] [--way eager] [--activations 1.0]
+                     [--precision bf16]
 
 A step is the loss, its gradients and PyTorch's fused AdamW. With heap.so preloaded the last line has the most bytes
 that were allocated during a step after the first two (`heap_bytes`); `rss_bytes` is the most that the process ever had.
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument(
         "--activations", type=float, default=1.0, help="torch._functorch.config.activation_memory_budget"
     )
+    parser.add_argument("--precision", choices=["f32", "bf16"], default="f32", help="bf16: torch.autocast")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     model = models.build(args.model)
@@ -73,7 +75,8 @@ def main() -> None:
             heap.heap_reset()
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
-        loss = step(*batch)
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "bf16"):
+            loss = step(*batch)
         torch.autograd.backward(loss)
         optimizer.step()
         millis = (time.perf_counter() - start) * 1e3

@@ -841,13 +841,12 @@ fn products(w: &mut Wishes) {
     let flags = |ta, tb| [("ta", Attr::Bool(ta)), ("tb", Attr::Bool(tb))];
     for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
         for dtype in [F32, BF16] {
-            let [m, k, n] = [70, 19, 67];
+            let ([m, k, n], rounded) = match dtype {
+                BF16 => ([38, 19, 35], ROUNDED),
+                _ => ([70, 19, 67], PRODUCT),
+            };
             let x = ty(dtype, &if ta { [k, m] } else { [m, k] });
             let y = ty(dtype, &if tb { [n, k] } else { [k, n] });
-            let (rounded, sums) = match dtype {
-                BF16 => (ROUNDED, PAIRS),
-                _ => (PRODUCT, PRODUCT),
-            };
             w.on("matmul", &flags(ta, tb), &[x.clone(), y.clone()], rounded);
             w.on(
                 "addmm",
@@ -857,7 +856,7 @@ fn products(w: &mut Wishes) {
             );
             if dtype == BF16 {
                 let before = ty(F32, &[m, n]);
-                w.on("matmul_sum", &flags(ta, tb), &[x, y, before], sums);
+                w.on("matmul_sum", &flags(ta, tb), &[x, y, before], PAIRS);
             }
         }
         let batch = |rows: u64, columns: u64, flipped: bool| {

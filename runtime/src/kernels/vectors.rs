@@ -9,8 +9,8 @@ pub(super) trait Vectors: Wide {
     type V<S: Simd>: Copy;
     fn lanes<S: Simd>() -> usize;
     fn splat<S: Simd>(simd: S, x: Self) -> Self::V<S>;
-    /// The whole vectors of a slice, and the numbers after them.
-    fn vectors<S: Simd>(from: &[Self]) -> (&[Self::V<S>], &[Self]);
+    /// The whole vectors of a slice.
+    fn vectors<S: Simd>(from: &[Self]) -> &[Self::V<S>];
     fn write<S: Simd>(to: &mut [Self], v: Self::V<S>);
     /// a * b + c
     fn multiply_add<S: Simd>(simd: S, a: Self::V<S>, b: Self::V<S>, c: Self::V<S>) -> Self::V<S>;
@@ -31,8 +31,8 @@ macro_rules! vectors {
                 simd.$splat(x)
             }
             #[inline(always)]
-            fn vectors<S: Simd>(from: &[$ty]) -> (&[S::$v], &[$ty]) {
-                S::$slices(from)
+            fn vectors<S: Simd>(from: &[$ty]) -> &[S::$v] {
+                S::$slices(from).0
             }
             #[inline(always)]
             fn write<S: Simd>(to: &mut [$ty], v: S::$v) {

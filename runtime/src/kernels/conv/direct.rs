@@ -357,7 +357,7 @@ impl<W: Vectors> Sums<'_, W> {
         for (i, weights) in channels.enumerate() {
             let room = &self.room[i * self.step + at..];
             for (weights, &tap) in weights.iter().zip(self.taps) {
-                let (xs, _) = W::vectors::<S>(&room[tap..][..V * lanes]);
+                let xs = W::vectors::<S>(&room[tap..][..V * lanes]);
                 for (sums, &w) in sums.iter_mut().zip(weights) {
                     let w = W::splat(simd, w);
                     for (sum, &x) in sums.iter_mut().zip(xs) {
@@ -522,7 +522,7 @@ impl<W: Vectors> WeightSums<'_, W> {
     ) {
         let n = self.band.positions().div_ceil(W::lanes::<S>());
         let dys: [&[W::V<S>]; R] = std::array::from_fn(|r| {
-            &W::vectors::<S>(&self.dys[(row + r) * self.row..][..self.row]).0[..n]
+            &W::vectors::<S>(&self.dys[(row + r) * self.row..][..self.row])[..n]
         });
         let first = weight - self.first;
         let (mut channel, mut tap) = (first / self.taps.len(), first % self.taps.len());
@@ -535,7 +535,7 @@ impl<W: Vectors> WeightSums<'_, W> {
                     (channel, tap) = (channel + 1, 0);
                 }
             }
-            &W::vectors::<S>(&self.room[at..][..n * W::lanes::<S>()]).0[..n]
+            &W::vectors::<S>(&self.room[at..][..n * W::lanes::<S>()])[..n]
         });
         let mut sums = [[W::splat(simd, W::ZERO); V]; R];
         for i in 0..n {

@@ -16,13 +16,12 @@
               And vectors have types of their own: see `pack::turned_f32`"
 )]
 
-mod dots;
 mod pack;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
 mod rounded;
 
-use self::pack::{Square, fetch, pack, turned, turned_f32};
+use self::pack::{Square, fetch, pack, turn_16, turned, turned_f32};
 pub(super) use self::rounded::Factor;
 use super::math::Float;
 use super::vectors::Vectors;
@@ -233,6 +232,10 @@ pub(super) trait Tiled: Vectors + Scalar {
     }
     /// Rows and columns exchanged.
     fn turned(square: Square<Self>) -> Square<Self>;
+    /// Writes 16 vectors, so far apart, of `depth` numbers as columns of rows `wide` apart, except
+    /// for the last numbers of a depth that is no multiple of 16. Returns whether this machine has
+    /// instructions for that.
+    fn turn_16(from: (&[Self], usize), depth: usize, rows: &mut [Self], wide: usize) -> bool;
     /// Lends this thread's workspace: [`ROOM`] numbers.
     fn with_room(f: impl FnOnce(&mut [Self]));
     /// Lends another of this thread's workspaces, which grows to `n` numbers if it has fewer.
@@ -265,7 +268,7 @@ fn bf16_instructions() -> Option<&'static Bf16<f32>> {
 }
 
 macro_rules! tiled {
-    ($ty:ident, $micro:ident, $turned:ident, $bf16:expr,
+    ($ty:ident, $micro:ident, $turned:ident, $turn_16:expr, $bf16:expr,
      avx512 $avx512:literal, fma $fma:literal, neon $neon:literal) => {
         impl Tiled for $ty {
             fn tile_of(set: Set) -> Option<Tile<$ty>> {
@@ -309,6 +312,9 @@ macro_rules! tiled {
             fn turned(square: Square<$ty>) -> Square<$ty> {
                 $turned(square)
             }
+            fn turn_16(from: (&[$ty], usize), depth: usize, rows: &mut [$ty], wide: usize) -> bool {
+                $turn_16(from, depth, rows, wide)
+            }
             fn with_room(f: impl FnOnce(&mut [$ty])) {
                 thread_local! {
                     static MEMORY: RefCell<Vec<$ty>> = const { RefCell::new(Vec::new()) };
@@ -333,8 +339,8 @@ fn lines<R: Tiled>(memory: &mut Vec<R>, n: usize) -> &mut [R] {
     let skip = memory.as_ptr().align_offset(LINE_BYTES);
     &mut memory[skip..][..n]
 }
-tiled!(f32, gemm_f32, turned_f32, bf16_instructions(), avx512 16, fma 8, neon 4);
-tiled!(f64, gemm_f64, turned, None, avx512 8, fma 4, neon 2);
+tiled!(f32, gemm_f32, turned_f32, turn_16, bf16_instructions(), avx512 16, fma 8, neon 4);
+tiled!(f64, gemm_f64, turned, |_, _, _, _| false, None, avx512 8, fma 4, neon 2);
 
 /// Writes numbers of a result: it gets a row, a column and the numbers from there on.
 pub(super) type Write<'a, R> = dyn Fn(usize, usize, &mut [R]) + 'a;
@@ -383,11 +389,6 @@ pub(super) fn product_part<R: Tiled>(
     if let (Some(bf16), Numbers::Bf16(x), Numbers::Bf16(w)) = (tile.bf16, x, w) {
         let part = (rows, columns);
         return (bf16.product_part)((m, k, n), part, (ta, tb), (x, w), &mut y, start);
-    }
-    if let (false, true, Numbers::Wide(x), Numbers::Wide(w)) = (ta, tb, x, w)
-        && dots::are_faster(m, k)
-    {
-        return dots::product_part(k, (rows, columns), (x, w), &mut y, start);
     }
     let (x_row, x_column) = if ta { (1, m) } else { (k, 1) };
     let (w_row, w_column) = if tb { (1, k) } else { (n, 1) };

@@ -1,6 +1,7 @@
 //! Packing: numbers of a factor in the order in which micro-kernels read them.
 
 use super::{LINE_BYTES, Tiled};
+use std::ops::Range;
 
 /// Four vectors of four numbers.
 pub(super) type Square<R> = [[R; FOUR]; FOUR];
@@ -31,6 +32,78 @@ pub(super) fn turned_f32(square: Square<f32>) -> Square<f32> {
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn turned_f32(square: Square<f32>) -> Square<f32> {
     turned(square)
+}
+
+/// See [`Tiled::turn_16`].
+#[cfg(target_arch = "x86_64")]
+pub(super) fn turn_16(from: (&[f32], usize), depth: usize, rows: &mut [f32], wide: usize) -> bool {
+    let exist = std::arch::is_x86_feature_detected!("avx512f");
+    if exist {
+        let blocks = rows.chunks_mut(SQUARE * wide).take(depth / SQUARE);
+        for (block, rows) in blocks.enumerate() {
+            // SAFETY: the machine has the instructions.
+            unsafe { turn_block((&from.0[block * SQUARE..], from.1), rows, wide) };
+        }
+    }
+    exist
+}
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn turn_16(_: (&[f32], usize), _: usize, _: &mut [f32], _: usize) -> bool {
+    false
+}
+
+/// The first 16 numbers of 16 vectors.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn turn_block((from, stride): (&[f32], usize), rows: &mut [f32], wide: usize) {
+    use std::arch::x86_64::{
+        __m512, _mm512_castpd_ps, _mm512_castps_pd, _mm512_loadu_ps, _mm512_setzero_ps,
+        _mm512_shuffle_f32x4, _mm512_storeu_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps,
+        _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+    };
+    let mut lines = [_mm512_setzero_ps(); SQUARE];
+    for (j, line) in lines.iter_mut().enumerate() {
+        let numbers: Option<&[f32; SQUARE]> = from[j * stride..].first_chunk();
+        let numbers = numbers.expect("a vector should have a block's numbers");
+        // SAFETY: the array is a vector.
+        *line = unsafe { _mm512_loadu_ps(numbers.as_ptr()) };
+    }
+    // Squares of two, then of four, in each quarter of four lines.
+    let low = |a: __m512, b: __m512| {
+        _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)))
+    };
+    let high = |a: __m512, b: __m512| {
+        _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)))
+    };
+    for four in lines.as_chunks_mut::<4>().0 {
+        let [a, b, c, d] = *four;
+        let (ab, cd) = (_mm512_unpacklo_ps(a, b), _mm512_unpacklo_ps(c, d));
+        let (high_ab, high_cd) = (_mm512_unpackhi_ps(a, b), _mm512_unpackhi_ps(c, d));
+        *four = [
+            low(ab, cd),
+            high(ab, cd),
+            low(high_ab, high_cd),
+            high(high_ab, high_cd),
+        ];
+    }
+    // Quarter q of lines r, 4 + r, 8 + r and 12 + r has number 4 q + r of all vectors.
+    for r in 0..4 {
+        let [a, b, c, d] = [lines[r], lines[4 + r], lines[8 + r], lines[12 + r]];
+        let even = [(a, b), (c, d)].map(|(a, b)| _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b));
+        let odd = [(a, b), (c, d)].map(|(a, b)| _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b));
+        let columns = [
+            _mm512_shuffle_f32x4::<0b10_00_10_00>(even[0], even[1]),
+            _mm512_shuffle_f32x4::<0b10_00_10_00>(odd[0], odd[1]),
+            _mm512_shuffle_f32x4::<0b11_01_11_01>(even[0], even[1]),
+            _mm512_shuffle_f32x4::<0b11_01_11_01>(odd[0], odd[1]),
+        ];
+        for (q, column) in columns.into_iter().enumerate() {
+            let row: Option<&mut [f32; SQUARE]> = rows[(4 * q + r) * wide..].first_chunk_mut();
+            let row = row.expect("a panel should have a block's rows");
+            // SAFETY: the array is a vector.
+            unsafe { _mm512_storeu_ps(row.as_mut_ptr(), column) };
+        }
+    }
 }
 
 /// Fetches the cache line at an address, which is written soon.
@@ -96,6 +169,14 @@ pub(super) fn pack<R: Tiled>(
     for (panel, at) in room.chunks_mut(panel).zip((0..n).step_by(wide)) {
         let panel = &mut panel[..wide * depth];
         let width = wide.min(n - at);
+        let mut first = 0;
+        while first + SQUARE <= width {
+            let from = (&from[(at + first) * stride..], stride);
+            if !R::turn_16(from, depth, &mut panel[first..], wide) {
+                break;
+            }
+            first += SQUARE;
+        }
         // A line of each vector at a time: else the panel would pass through the cache once for
         // each vector. There are too many vectors for the processor's own prefetching.
         for (block, rows) in panel.chunks_mut(SQUARE * wide).enumerate() {
@@ -105,9 +186,8 @@ pub(super) fn pack<R: Tiled>(
                 done = width / FOUR * FOUR;
                 // The columns of tiles whose numbers are f32.
                 match wide {
-                    16 => turn_all::<R, 16>(rows, wide, done, (from, stride)),
-                    64 => turn_all::<R, 64>(rows, wide, done, (from, stride)),
-                    _ => turn_all::<R, 0>(rows, wide, done, (from, stride)),
+                    16 => turn_all::<R, 16>(rows, wide, first..done, (from, stride)),
+                    _ => turn_all::<R, 0>(rows, wide, first..done, (from, stride)),
                 }
             }
             for i in done..width {
@@ -131,17 +211,17 @@ fn copy<R: Copy, const WIDE: usize>(panels: &mut [R], panel: usize, line: &[R]) 
     whole.len() * WIDE
 }
 
-/// Writes `n` vectors as columns of rows `wide` apart, which is `WIDE` unless that is 0. Squares of
-/// four are turned in registers.
+/// Writes vectors as columns of rows `wide` apart, which is `WIDE` unless that is 0. Squares of four
+/// are turned in registers.
 fn turn_all<R: Tiled, const WIDE: usize>(
     rows: &mut [R],
     wide: usize,
-    n: usize,
+    vectors: Range<usize>,
     (from, stride): (&[R], usize),
 ) {
     let wide = if WIDE == 0 { wide } else { WIDE };
     let rows = &mut rows[..SQUARE * wide];
-    for i in (0..n).step_by(FOUR) {
+    for i in vectors.step_by(FOUR) {
         let numbers: [&[R; SQUARE]; FOUR] = std::array::from_fn(|j| {
             let numbers = from[(i + j) * stride..].first_chunk();
             let numbers: &[R; SQUARE] = numbers.expect("a vector should have a block's numbers");

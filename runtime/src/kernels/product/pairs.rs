@@ -3,7 +3,7 @@
 //! an f32. So [`TILE`] computes products of matrices of pairs as other tiles do those of numbers,
 //! and sums are cut at the same depth. The instructions take numbers that are not normal for zero.
 
-use super::pack::{FOUR, fetch, turned_f32};
+use super::pack::fetch;
 use super::{Bf16, DEPTH, LINE_BYTES, Left, Micro, ROOM, Right, Start, Tile, Tiled, tiles};
 use crate::kernel::Window;
 use half::bf16;
@@ -234,45 +234,28 @@ fn pack(
         return;
     }
     assert!(step == 1, "vectors or numbers should be next to each other");
+    let even = depth.is_multiple_of(2) && stride.is_multiple_of(2);
+    if let Some(from) = pairs_of(from).filter(|_| even) {
+        let panel = (wide, wide * pairs);
+        return super::pack::pack(room, panel, (n, stride / 2), (pairs, 1), from);
+    }
     for (panel, at) in panels {
         let width = wide.min(n - at);
-        let vector = |i: usize| &from[(at + i) * stride..][..depth];
-        // A line of each vector at a time: see `super::pack`.
-        for (block, rows) in panel.chunks_mut(LINE * wide).enumerate() {
-            let mut done = 0;
-            if 2 * LINE * (block + 1) <= depth {
-                done = width / FOUR * FOUR;
-                for i in (0..done).step_by(FOUR) {
-                    let four: [_; FOUR] = std::array::from_fn(|j| {
-                        let line = &vector(i + j)[2 * LINE * block..][..2 * LINE];
-                        fetch(line.as_ptr().wrapping_add(2 * LINE));
-                        line.as_chunks::<2>().0
-                    });
-                    for first in (0..LINE).step_by(FOUR) {
-                        let square =
-                            four.map(|line| std::array::from_fn(|l| pair(line[first + l])));
-                        for (l, turned) in turned_f32(square).iter().enumerate() {
-                            rows[(first + l) * wide + i..][..FOUR].copy_from_slice(turned);
-                        }
-                    }
-                }
-            }
-            for i in done..width {
-                let (whole, rest) = vector(i)[2 * LINE * block..].as_chunks::<2>();
-                let last = rest.first().map(|&even| [even, bf16::ZERO]);
-                let pairs = whole.iter().copied().chain(last);
-                rows.chunks_exact_mut(wide)
-                    .zip(pairs)
-                    .for_each(|(row, halves)| row[i] = pair(halves));
-            }
-            rows.chunks_exact_mut(wide)
-                .for_each(|row| row[width..].fill(0.0));
+        for (i, vector) in from[at * stride..].chunks(stride).take(width).enumerate() {
+            let (whole, rest) = vector[..depth].as_chunks::<2>();
+            let last = rest.first().map(|&even| [even, bf16::ZERO]);
+            let pairs = whole.iter().copied().chain(last);
+            panel
+                .chunks_exact_mut(wide)
+                .zip(pairs)
+                .for_each(|(row, halves)| row[i] = pair(halves));
         }
+        panel
+            .chunks_exact_mut(wide)
+            .for_each(|row| row[width..].fill(0.0));
     }
 }
 
-/// Pairs that are packed together of vectors that are next to each other: a cache line.
-const LINE: usize = LINE_BYTES / size_of::<f32>();
 /// Numbers are fetched this far ahead.
 const AHEAD: usize = 8;
 
