@@ -35,13 +35,17 @@ fn threads_change_no_bit_of_products() {
         .filter(|kernel| matches!(kernel.name, "matmul" | "addmm" | "matmul_sum"))
     {
         for (case, [batch, m, k, n]) in PRODUCTS.into_iter().enumerate() {
-            // Results in half precision need scratch, so they are not shared.
-            let mut dtype = [DType::F32, DType::F64, DType::I32, DType::F32, DType::F32][case];
-            let mut result = dtype;
-            if kernel.name == "matmul_sum" {
-                (dtype, result) = ([DType::BF16, DType::F16][case % 2], DType::F32);
-            }
-            for (ta, tb) in [(false, false), (true, false), (false, true)] {
+            let wide = [DType::F32, DType::F64, DType::I32, DType::F32, DType::F32][case];
+            let half = [DType::BF16, DType::F16][case % 2];
+            let types = match kernel.name {
+                "matmul_sum" => vec![(half, DType::F32)],
+                _ => vec![(wide, wide), (half, half)],
+            };
+            let flags = [(false, false), (true, false), (false, true)];
+            let each = types
+                .iter()
+                .flat_map(|&types| flags.map(|flags| (types, flags)));
+            for ((dtype, result), (ta, tb)) in each {
                 let shape = |rows, columns, t| {
                     if t {
                         vec![batch, columns, rows]
@@ -78,7 +82,7 @@ fn threads_change_no_bit_of_products() {
                 for team in &teams {
                     assert!(
                         run(Some(team)) == alone,
-                        "{} {case}, {ta} {tb}, {} threads",
+                        "{} {dtype:?} {case}, {ta} {tb}, {} threads",
                         kernel.name,
                         team.threads()
                     );

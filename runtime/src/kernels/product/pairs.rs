@@ -45,23 +45,16 @@ static INSTRUCTIONS: Bf16<f32> = Bf16 {
 };
 
 const KERNELS: [[Micro<f32>; ROWS]; VECTORS] = [
-    by_rows(tile::<1, 1>, tile::<4, 1>, tile::<ROWS, 1>),
-    by_rows(tile::<1, 2>, tile::<4, 2>, tile::<ROWS, 2>),
-    by_rows(
-        tile::<1, VECTORS>,
-        tile::<4, VECTORS>,
-        tile::<ROWS, VECTORS>,
-    ),
-    by_rows(
-        tile::<1, VECTORS>,
-        tile::<4, VECTORS>,
-        tile::<ROWS, VECTORS>,
-    ),
+    by_rows::<1>(),
+    by_rows::<2>(),
+    by_rows::<3>(),
+    by_rows::<4>(),
 ];
 
 /// Kernels for 1 to 6 rows.
-const fn by_rows(one: Micro<f32>, four: Micro<f32>, six: Micro<f32>) -> [Micro<f32>; ROWS] {
-    [one, four, four, four, six, six]
+const fn by_rows<const VECTORS: usize>() -> [Micro<f32>; ROWS] {
+    let (few, more) = (tile::<4, VECTORS>, tile::<ROWS, VECTORS>);
+    [tile::<1, VECTORS>, few, few, few, more, more]
 }
 
 /// Its numbers are pairs.
@@ -263,9 +256,8 @@ fn pair([even, odd]: [bf16; 2]) -> f32 {
     f32::from_bits(u32::from(even.to_bits()) | u32::from(odd.to_bits()) << 16)
 }
 
-/// One of [`TILE`]'s kernels: see [`Micro`]. It may have more rows and vectors than
-/// the tile; then it does not store what it computes beyond it. The tile's columns are next to each
-/// other.
+/// One of [`TILE`]'s kernels: see [`Micro`]. It may have more rows than the tile; then it computes
+/// the last one several times. The tile's columns are next to each other.
 ///
 /// # Safety
 /// The pointers have what the sizes say, and the machine has the instructions.
@@ -298,7 +290,7 @@ unsafe fn tile<const ROWS: usize, const VECTORS: usize>(
     for l in 0..pairs as isize {
         let mut vectors = [bits(_mm512_setzero_si512()); VECTORS];
         for (v, vector) in vectors.iter_mut().enumerate() {
-            // SAFETY: a row of a panel of w has all vectors.
+            // SAFETY: w has whole vectors of the columns.
             let pairs = unsafe { _mm512_loadu_si512(w.offset(l * w_row).add(v * LANES).cast()) };
             *vector = bits(pairs);
         }
