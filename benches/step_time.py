@@ -34,7 +34,7 @@ LIGHTERAGE = ROOT / "target/release/lighterage"
 WARM_UP = 2  # steps that are not counted: pages are touched, caches fill, torch.compile compiles
 TUNED = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
 HOST = "4MiB"  # for batches
-AGREE = 2e-3  # relative difference of losses
+AGREE = {"f32": 2e-3, "bf16": 1e-2}  # relative difference of losses
 
 
 @dataclass
@@ -170,7 +170,7 @@ def compare(model: str, threads: int, args: argparse.Namespace, heap: Path) -> N
     eager = next(way for way in ways if way.name == "eager")
     for way in ways:
         for step, (ours, theirs) in enumerate(zip(way.losses, eager.losses, strict=True)):
-            if abs(ours - theirs) > AGREE * abs(theirs):
+            if abs(ours - theirs) > AGREE[args.precision] * abs(theirs):
                 raise SystemExit(f"{model}: {way.name} has the loss {ours} in step {step}, eager PyTorch {theirs}")
     inductor = next(way for way in ways if way.name == "inductor")
     print(f"\n{model}, {threads} threads\n")
