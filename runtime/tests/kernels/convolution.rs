@@ -271,6 +271,9 @@ fn convolutions_of_networks() {
             agrees(shape, dtype, &teams, [1, 1, 1], false);
         }
     }
+    // As many weights of one tap as are packed at once, which are widened first.
+    let many = shape([1, 1, 1030, 516], [6, 43], [1, 1], [1, 0, 1]);
+    agrees(&many, DType::BF16, &teams, [1, 0, 0], false);
     // One dimension: an audio model's first layers, and its convolution of positions.
     let lines = [
         shape([2, 1, 8, 10], [1, 201], [1, 3], [1, 0, 1]),

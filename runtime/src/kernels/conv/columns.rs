@@ -59,7 +59,6 @@ impl<'a, T: Float> Weights<'a, T> {
         if depth.is_empty() {
             return Left::rows(tile, room, 0);
         }
-        let pairs = tile.pairs::<T>();
         let k = self.inputs * self.taps[0] * self.taps[1];
         // The type may be its own wide type.
         let w = (T::room(1) == 0).then(|| T::widened(self.w, &mut []));
@@ -88,7 +87,7 @@ impl<'a, T: Float> Weights<'a, T> {
             let some = first..rows.end.min(first + NEIGHBOURS);
             self.rows(&mut room[(first - rows.start) * n..], some, depth.clone());
         }
-        if let Some(bf16) = pairs {
+        if let Some(bf16) = tile.pairs::<T>() {
             (bf16.pair_rows)(&mut room[..rows.len() * n], n);
         }
         Left::rows(tile.of::<T>(0).0, room, n)
@@ -100,8 +99,10 @@ impl<'a, T: Float> Weights<'a, T> {
         room: &'b mut [T::Wide],
         (rows, depth): (Range<usize>, Range<usize>),
     ) -> Left<'b, T::Wide> {
-        let (room, widened) = room.split_at_mut(ROWS * DEPTH);
         let (height, wide) = (rows.len(), tile.rows());
+        let panels = height.next_multiple_of(wide) * depth.len();
+        let (room, widened) = room.split_at_mut(panels);
+        let widened = &mut widened[..NEIGHBOURS * height];
         for top in depth.clone().step_by(NEIGHBOURS) {
             let outputs = top..depth.end.min(top + NEIGHBOURS);
             for (output, line) in outputs.clone().zip(widened.chunks_exact_mut(height)) {
@@ -112,8 +113,7 @@ impl<'a, T: Float> Weights<'a, T> {
             tile.pack_rows(room, wide * depth.len(), (height, 1), lines, widened);
         }
         if let Some(bf16) = tile.pairs::<T>() {
-            let panels = height.div_ceil(wide) * wide * depth.len();
-            (bf16.pair_panels)(&mut room[..panels], (depth.len(), wide));
+            (bf16.pair_panels)(room, (depth.len(), wide));
         }
         Left::panels(tile, room, depth.len())
     }

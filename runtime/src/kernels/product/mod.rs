@@ -9,6 +9,9 @@
 //! of the crate `gemm`'s loops; attention's small products 57 to 91, which is 0.97 to 1.03 times.
 //! On one core of Zen 4 (AVX-512), whose limit is 118: 104 to 111. A product of few rows spends its
 //! time on packing a right factor that is read transposed: squares of it are turned in registers.
+//!
+//! Products of bf16 have instructions of their own on some machines, see [`pairs`]. Otherwise
+//! half-precision factors are widened to f32, a block at a time.
 
 #![allow(
     unsafe_code,
