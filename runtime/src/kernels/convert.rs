@@ -1,6 +1,6 @@
-//! Half precision to f32 and back, in vectors. Numbers are those of the crate `half`, which converts
-//! one at a time: without branches, and in integers where a machine would need instructions of its
-//! own.
+//! Half precision to f32 and back, in vectors. Numbers are those of the crate `half`, which
+//! converts one at a time: without branches, and in integers where a machine would need
+//! instructions of its own.
 
 use half::{bf16, f16};
 use pulp::Arch;

@@ -4,8 +4,9 @@
 //! others.
 
 use super::elementwise::is_number;
+use super::factor::Factor;
 use super::math::Float;
-use super::product::{Factor, Numbers, Start, Tiled, Write, product_part};
+use super::product::{Numbers, Start, Tiled, Write, product_part};
 use super::signature::{Checked, Signature, broadcast_shapes, ensure, is_float, is_half};
 use super::strides::{Broadcast, count};
 use super::wide::{Scalar, Source, Wide, blocks, sink, source};
@@ -250,13 +251,16 @@ fn of_factors<T: Factor>(call: &Call<'_>, a: usize, added: Option<usize>, s: &Si
     });
 }
 
+/// Rows and columns of a product.
+type Part = (Range<usize>, Range<usize>);
+
 /// This part of a product, added to operand `added`. `product` computes some rows and columns of a
 /// product of two matrices, which lie where the first argument says in the factors.
 fn float<T: Float>(
     call: &Call<'_>,
     added: Option<usize>,
     s: &Sizes,
-    product: impl Fn([Range<usize>; 2], (Range<usize>, Range<usize>), Window<'_, T>, Start<'_, T::Wide>),
+    product: impl Fn([Range<usize>; 2], Part, Window<'_, T>, Start<'_, T::Wide>),
 ) {
     let added = Added::<T>::new(call, added);
     let (xs, ws, ys) = (s.m * s.k, s.k * s.n, s.m * s.n);

@@ -3,8 +3,9 @@
 //!
 //! Threads share rows of the result, whose bits do not depend on each other.
 
+use super::factor::Factor;
 use super::index::{IndexOperand, Indices, in_range};
-use super::product::{Factor, Start, Tiled};
+use super::product::{Start, Tiled};
 use super::signature::{Checked, Signature, ensure, is_float};
 use super::{Cut, DataError, ELEMENTS, Ran};
 use crate::kernel::{Call, Window};

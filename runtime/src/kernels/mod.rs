@@ -16,6 +16,7 @@ mod conv;
 mod convert;
 mod elementwise;
 mod error;
+mod factor;
 mod gemm;
 mod grouped;
 pub mod halves;

@@ -87,10 +87,10 @@ impl<'a, T: Float> Weights<'a, T> {
             let some = first..rows.end.min(first + NEIGHBOURS);
             self.rows(&mut room[(first - rows.start) * n..], some, depth.clone());
         }
-        if let Some(bf16) = tile.pairs::<T>() {
+        if let Some(bf16) = tile.pairs(T::IS_BF16) {
             (bf16.pair_rows)(&mut room[..rows.len() * n], n);
         }
-        Left::rows(tile.of::<T>(0).0, room, n)
+        Left::rows(tile.of(T::IS_BF16, 0).0, room, n)
     }
     /// The same for one tap of a gradient of the input, if weights must be widened.
     fn transposed<'b>(
@@ -112,7 +112,7 @@ impl<'a, T: Float> Weights<'a, T> {
             let lines = (outputs.len(), height);
             tile.pack_rows(room, wide * depth.len(), (height, 1), lines, widened);
         }
-        if let Some(bf16) = tile.pairs::<T>() {
+        if let Some(bf16) = tile.pairs(T::IS_BF16) {
             (bf16.pair_panels)(room, (depth.len(), wide));
         }
         Left::panels(tile, room, depth.len())
@@ -379,7 +379,7 @@ impl<T: Float> Product<'_, T> {
             add = true;
         }
         let right = self.pack(room, depth, columns);
-        let (tile, depth) = self.tile.of::<T>(depth.len());
+        let (tile, depth) = self.tile.of(T::IS_BF16, depth.len());
         tiles(tile, depth, weights, right, T::Wide::ONE, &mut y, add);
     }
     /// Patches in panels.
@@ -389,14 +389,14 @@ impl<T: Float> Product<'_, T> {
         depth: &Range<usize>,
         columns: Range<usize>,
     ) -> Right<'b, T::Wide> {
-        let width = self.tile.of::<T>(0).0.columns();
+        let width = self.tile.of(T::IS_BF16, 0).0.columns();
         let panel = width * depth.len();
         for (i, at) in columns.clone().step_by(width).enumerate() {
             let columns = at..(at + width).min(columns.end);
             self.patches
                 .pack(&mut room[i * panel..], width, depth.clone(), columns);
         }
-        if let Some(bf16) = self.tile.pairs::<T>() {
+        if let Some(bf16) = self.tile.pairs(T::IS_BF16) {
             let panels = columns.len().div_ceil(width);
             (bf16.pair_panels)(&mut room[..panels * panel], (depth.len(), width));
         }

@@ -136,7 +136,7 @@ impl<T: Float> Product<'_, T> {
     /// cost little. But flipped weights are packed for each block of patches.
     pub(super) fn is_direct(&self) -> bool {
         let taps = self.patches.y.taps * self.patches.x.taps;
-        let few = match self.tile.pairs::<T>() {
+        let few = match self.tile.pairs(T::IS_BF16) {
             Some(_) => self.rows <= MOST_ROWS_OF_PAIRS,
             None => self.rows <= MOST_ROWS || 1 < taps && self.weights.is_flipped(),
         };

@@ -72,12 +72,12 @@ impl<T: Float> Gradients<'_, T> {
         for shallow in (0..places).step_by(DEPTH) {
             let depth = shallow..(shallow + DEPTH).min(places);
             let right = self.pack(dys, depth.clone(), outputs.clone());
-            let (tile, pairs) = self.tile.of::<T>(depth.len());
+            let (tile, pairs) = self.tile.of(T::IS_BF16, depth.len());
             for top in (0..rows.len()).step_by(ROWS) {
                 let end = rows.len().min(top + ROWS);
                 let some = rows.start + top..rows.start + end;
                 self.patches.pack(patches, depth.len(), some, depth.clone());
-                if let Some(bf16) = self.tile.pairs::<T>() {
+                if let Some(bf16) = self.tile.pairs(T::IS_BF16) {
                     let patches = &mut patches[..(end - top) * depth.len()];
                     (bf16.pair_rows)(patches, depth.len());
                 }
@@ -95,7 +95,7 @@ impl<T: Float> Gradients<'_, T> {
         outputs: Range<usize>,
     ) -> Right<'b, T::Wide> {
         let (widened, room) = room.split_at_mut(DEPTH * MOST_WIDE);
-        let width = self.tile.of::<T>(0).0.columns();
+        let width = self.tile.of(T::IS_BF16, 0).0.columns();
         let panel = width * places.len();
         let mut at = places.start;
         while at < places.end {
@@ -114,7 +114,7 @@ impl<T: Float> Gradients<'_, T> {
             }
             at += n;
         }
-        if let Some(bf16) = self.tile.pairs::<T>() {
+        if let Some(bf16) = self.tile.pairs(T::IS_BF16) {
             let panels = outputs.len().div_ceil(width);
             (bf16.pair_panels)(&mut room[..panels * panel], (places.len(), width));
         }
@@ -132,7 +132,7 @@ impl<T: Float> Gradients<'_, T> {
         (outputs, n): (usize, usize),
         from: &[T],
     ) {
-        let tile = self.tile.of::<T>(0).0;
+        let tile = self.tile.of(T::IS_BF16, 0).0;
         for first in (0..outputs).step_by(tile.columns()) {
             let some = (outputs - first).min(tile.columns());
             let channels = from[first * self.plane..].chunks(self.plane).take(some);

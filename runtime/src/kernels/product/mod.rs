@@ -22,11 +22,8 @@
 mod pack;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
-mod rounded;
 
-use self::pack::{Square, fetch, pack, turn_16, turned, turned_f32};
-pub(super) use self::rounded::Factor;
-use super::math::Float;
+use self::pack::{LINE_BYTES, Turned, fetch, pack};
 use super::vectors::Vectors;
 use super::wide::{Scalar, Wide};
 use crate::kernel::Window;
@@ -84,13 +81,13 @@ impl<R: Tiled> Tile<R> {
     pub(super) fn columns(&self) -> usize {
         self.columns
     }
-    /// Instructions for numbers of this type.
-    pub(super) fn pairs<T: Float>(&self) -> Option<&'static Bf16<R>> {
-        self.bf16.filter(|_| T::IS_BF16)
+    /// Instructions for the numbers.
+    pub(super) fn pairs(&self, are_bf16: bool) -> Option<&'static Bf16<R>> {
+        self.bf16.filter(|_| are_bf16)
     }
-    /// The tile that computes a product of numbers of this type, and its depth.
-    pub(super) fn of<T: Float>(&self, depth: usize) -> (&Tile<R>, usize) {
-        match self.pairs::<T>() {
+    /// The tile that computes a product of the numbers, and its depth.
+    pub(super) fn of(&self, are_bf16: bool, depth: usize) -> (&Tile<R>, usize) {
+        match self.pairs(are_bf16) {
             Some(bf16) => (bf16.tile, depth.div_ceil(2)),
             None => (self, depth),
         }
@@ -135,9 +132,9 @@ pub(super) struct Bf16<R: 'static> {
     /// For matrices of pairs.
     pub(super) tile: &'static Tile<R>,
     product_part: Bf16Product<R>,
-    /// Makes pairs of rows of so many widened numbers, in place: a row's pairs begin where it began.
+    /// Makes pairs of rows of so many widened numbers, in place: a row's pairs begin where it did.
     pub(super) pair_rows: fn(&mut [R], usize),
-    /// The same for panels of so many lines of so many widened numbers: each has two lines' numbers.
+    /// The same for panels of so many lines of so many widened numbers: pairs of two lines.
     pub(super) pair_panels: fn(&mut [R], (usize, usize)),
 }
 
@@ -223,7 +220,7 @@ impl Set {
 }
 
 /// A type in which products are computed.
-pub(super) trait Tiled: Vectors + Scalar {
+pub(super) trait Tiled: Vectors + Scalar + Turned {
     /// The micro-kernels for these instructions, if the machine has them.
     fn tile_of(set: Set) -> Option<Tile<Self>>;
     /// The best micro-kernels that this machine has.
@@ -233,12 +230,6 @@ pub(super) trait Tiled: Vectors + Scalar {
             .find_map(Self::tile_of)
             .expect("every machine should have scalars")
     }
-    /// Rows and columns exchanged.
-    fn turned(square: Square<Self>) -> Square<Self>;
-    /// Writes 16 vectors, so far apart, of `depth` numbers as columns of rows `wide` apart, except
-    /// for the last numbers of a depth that is no multiple of 16. Returns whether this machine has
-    /// instructions for that.
-    fn turn_16(from: (&[Self], usize), depth: usize, rows: &mut [Self], wide: usize) -> bool;
     /// Lends this thread's workspace: [`ROOM`] numbers.
     fn with_room(f: impl FnOnce(&mut [Self]));
     /// Lends another of this thread's workspaces, which grows to `n` numbers if it has fewer.
@@ -259,8 +250,6 @@ const LEFT: usize = ROWS * (DEPTH + LINE_BYTES / size_of::<f32>());
 const ROOM: usize = LEFT + 2 * DEPTH * COLUMNS;
 /// The most columns of a tile.
 pub(super) const MOST_WIDE: usize = 64;
-/// A cache line. Vectors that straddle two are loaded twice.
-const LINE_BYTES: usize = 64;
 
 /// Products of bf16 are summed in f32.
 fn bf16_instructions() -> Option<&'static Bf16<f32>> {
@@ -271,7 +260,7 @@ fn bf16_instructions() -> Option<&'static Bf16<f32>> {
 }
 
 macro_rules! tiled {
-    ($ty:ident, $micro:ident, $turned:ident, $turn_16:expr, $bf16:expr,
+    ($ty:ident, $micro:ident, $bf16:expr,
      avx512 $avx512:literal, fma $fma:literal, neon $neon:literal) => {
         impl Tiled for $ty {
             fn tile_of(set: Set) -> Option<Tile<$ty>> {
@@ -312,12 +301,6 @@ macro_rules! tiled {
                     _ => None,
                 }
             }
-            fn turned(square: Square<$ty>) -> Square<$ty> {
-                $turned(square)
-            }
-            fn turn_16(from: (&[$ty], usize), depth: usize, rows: &mut [$ty], wide: usize) -> bool {
-                $turn_16(from, depth, rows, wide)
-            }
             fn with_room(f: impl FnOnce(&mut [$ty])) {
                 thread_local! {
                     static MEMORY: RefCell<Vec<$ty>> = const { RefCell::new(Vec::new()) };
@@ -342,8 +325,8 @@ fn lines<R: Tiled>(memory: &mut Vec<R>, n: usize) -> &mut [R] {
     let skip = memory.as_ptr().align_offset(LINE_BYTES);
     &mut memory[skip..][..n]
 }
-tiled!(f32, gemm_f32, turned_f32, turn_16, bf16_instructions(), avx512 16, fma 8, neon 4);
-tiled!(f64, gemm_f64, turned, |_, _, _, _| false, None, avx512 8, fma 4, neon 2);
+tiled!(f32, gemm_f32, bf16_instructions(), avx512 16, fma 8, neon 4);
+tiled!(f64, gemm_f64, None, avx512 8, fma 4, neon 2);
 
 /// Writes numbers of a result: it gets a row, a column and the numbers from there on.
 pub(super) type Write<'a, R> = dyn Fn(usize, usize, &mut [R]) + 'a;

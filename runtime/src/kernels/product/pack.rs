@@ -1,18 +1,45 @@
 //! Packing: numbers of a factor in the order in which micro-kernels read them.
 
-use super::{LINE_BYTES, Tiled};
+use crate::kernels::wide::Wide;
 use std::ops::Range;
 
-/// Four vectors of four numbers.
-pub(super) type Square<R> = [[R; FOUR]; FOUR];
+/// A cache line. Vectors that straddle two are loaded twice.
+pub(super) const LINE_BYTES: usize = 64;
 
-pub(super) fn turned<R: Copy>(square: Square<R>) -> Square<R> {
+/// Numbers whose squares are turned: rows and columns are exchanged.
+pub(in crate::kernels) trait Turned: Wide {
+    fn turned(square: Square<Self>) -> Square<Self>;
+    /// Writes 16 vectors, so far apart, of `depth` numbers as columns of rows `wide` apart, except
+    /// for the last numbers of a depth that is no multiple of 16. Returns whether this machine has
+    /// instructions for that.
+    fn turn_16(_: (&[Self], usize), _depth: usize, _rows: &mut [Self], _wide: usize) -> bool {
+        false
+    }
+}
+impl Turned for f32 {
+    fn turned(square: Square<f32>) -> Square<f32> {
+        turned_f32(square)
+    }
+    fn turn_16(from: (&[f32], usize), depth: usize, rows: &mut [f32], wide: usize) -> bool {
+        turn_16(from, depth, rows, wide)
+    }
+}
+impl Turned for f64 {
+    fn turned(square: Square<f64>) -> Square<f64> {
+        turned(square)
+    }
+}
+
+/// Four vectors of four numbers.
+pub(in crate::kernels) type Square<R> = [[R; FOUR]; FOUR];
+
+fn turned<R: Copy>(square: Square<R>) -> Square<R> {
     std::array::from_fn(|l| std::array::from_fn(|j| square[j][l]))
 }
 
 /// The same in registers: compilers move each number alone.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn turned_f32(square: Square<f32>) -> Square<f32> {
+fn turned_f32(square: Square<f32>) -> Square<f32> {
     use std::arch::x86_64::{
         __m128, _mm_movehl_ps, _mm_movelh_ps, _mm_unpackhi_ps, _mm_unpacklo_ps,
     };
@@ -30,13 +57,13 @@ pub(super) fn turned_f32(square: Square<f32>) -> Square<f32> {
     }
 }
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) fn turned_f32(square: Square<f32>) -> Square<f32> {
+fn turned_f32(square: Square<f32>) -> Square<f32> {
     turned(square)
 }
 
-/// See [`Tiled::turn_16`].
+/// See [`Turned::turn_16`].
 #[cfg(target_arch = "x86_64")]
-pub(super) fn turn_16(from: (&[f32], usize), depth: usize, rows: &mut [f32], wide: usize) -> bool {
+fn turn_16(from: (&[f32], usize), depth: usize, rows: &mut [f32], wide: usize) -> bool {
     let exist = std::arch::is_x86_feature_detected!("avx512f");
     if exist {
         let blocks = rows.chunks_mut(SQUARE * wide).take(depth / SQUARE);
@@ -48,7 +75,7 @@ pub(super) fn turn_16(from: (&[f32], usize), depth: usize, rows: &mut [f32], wid
     exist
 }
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) fn turn_16(_: (&[f32], usize), _: usize, _: &mut [f32], _: usize) -> bool {
+fn turn_16(_: (&[f32], usize), _: usize, _: &mut [f32], _: usize) -> bool {
     false
 }
 
@@ -120,7 +147,7 @@ pub(super) fn fetch<R>(at: *const R) {
 /// Copies `n` vectors, `stride` apart, of `depth` numbers, `step` apart, into panels of `wide`
 /// vectors, `panel` apart: number `l` of vector `i` of a panel at `l * wide + i`. The last panel is
 /// filled up with zeros. One of `stride` and `step` is 1.
-pub(super) fn pack<R: Tiled>(
+pub(super) fn pack<R: Turned>(
     room: &mut [R],
     (wide, panel): (usize, usize),
     (n, stride): (usize, usize),
@@ -211,9 +238,9 @@ fn copy<R: Copy, const WIDE: usize>(panels: &mut [R], panel: usize, line: &[R]) 
     whole.len() * WIDE
 }
 
-/// Writes vectors as columns of rows `wide` apart, which is `WIDE` unless that is 0. Squares of four
-/// are turned in registers.
-fn turn_all<R: Tiled, const WIDE: usize>(
+/// Writes vectors as columns of rows `wide` apart, which is `WIDE` unless that is 0. Squares of
+/// four are turned in registers.
+fn turn_all<R: Turned, const WIDE: usize>(
     rows: &mut [R],
     wide: usize,
     vectors: Range<usize>,
@@ -240,7 +267,7 @@ fn turn_all<R: Tiled, const WIDE: usize>(
 }
 
 /// Vectors that are written together.
-pub(super) const FOUR: usize = 4;
+const FOUR: usize = 4;
 /// The number of panels that are packed together, which is the number of pages written at a time.
 const PANELS: usize = 48;
 /// Numbers of each vector are fetched this far ahead.

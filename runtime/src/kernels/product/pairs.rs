@@ -1,10 +1,11 @@
 //! Products of bf16 by instructions that multiply pairs of numbers and add both products to an f32
-//! (AVX-512 BF16): up to twice as fast as f32. A *pair* is two neighbours of a sum in the 32 bits of
-//! an f32. So [`TILE`] computes products of matrices of pairs as other tiles do those of numbers,
-//! and sums are cut at the same depth. The instructions take numbers that are not normal for zero.
+//! (AVX-512 BF16): up to twice as fast as f32. A *pair* is two neighbours of a sum in the 32 bits
+//! of an f32. So [`TILE`] computes products of matrices of pairs as other tiles do those of
+//! numbers, and sums are cut at the same depth. The instructions take numbers that are not normal
+//! for zero.
 
-use super::pack::fetch;
-use super::{Bf16, DEPTH, LINE_BYTES, Left, Micro, ROOM, Right, Start, Tile, Tiled, tiles};
+use super::pack::{LINE_BYTES, fetch};
+use super::{Bf16, DEPTH, Left, Micro, ROOM, Right, Start, Tile, Tiled, tiles};
 use crate::kernel::Window;
 use half::bf16;
 use std::arch::x86_64::{

@@ -1,15 +1,15 @@
 //! Products of factors and results of one type. Half-precision results are rounded from blocks of
 //! f32.
 
-use super::{Numbers, Start, Tile, Tiled, product_part};
+use super::math::Float;
+use super::product::{Numbers, Start, Tile, Tiled, product_part};
+use super::wide::Wide;
 use crate::kernel::Window;
-use crate::kernels::math::Float;
-use crate::kernels::wide::Wide;
 use half::{bf16, f16};
 use std::ops::Range;
 
 /// A type of factors.
-pub(in crate::kernels) trait Factor: Float<Wide: Tiled> {
+pub(super) trait Factor: Float<Wide: Tiled> {
     /// [`product_part`] with a result of the factors' type.
     fn product_part(
         tile: &Tile<Self::Wide>,
