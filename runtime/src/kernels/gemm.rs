@@ -142,7 +142,9 @@ fn run(call: &Call<'_>, a: usize) -> Ran {
 /// what it reads of the right factor, and of a transposed left factor. Not every part should pack
 /// the larger factor.
 fn by_columns(call: &Call<'_>, s: &Sizes) -> bool {
-    let one = count(call.out_shape(0)) == s.m * s.n && is_float(call.out_dtype(0));
+    // Without a matrix, the factors have no numbers.
+    let n = count(call.out_shape(0));
+    let one = 0 < n && n == s.m * s.n && is_float(call.out_dtype(0));
     one && 2 * LEAST_COLUMNS <= s.n && if s.ta { s.m <= s.n } else { s.k <= DEEP }
 }
 /// If the rows of a left factor are longer than this, only one thread should read them: they do not

@@ -92,6 +92,22 @@ fn threads_change_no_bit_of_products() {
     }
 }
 
+/// There is no matrix, and it would have no rows.
+#[test]
+fn products_of_nothing_are_nothing() {
+    for dtype in [DType::F32, DType::BF16] {
+        let (x, w) = (
+            numbers(dtype, &[0, 0, 8], 1),
+            numbers(dtype, &[0, 8, 600], 2),
+        );
+        let attrs = ["ta", "tb"].map(|key| (key.to_string(), Attr::Bool(false)));
+        let outs = [(dtype, vec![0, 0, 600])];
+        let mut run = Run::new("matmul", &attrs, &[&x, &w], &outs, 0, &[]).unwrap();
+        run.run_on(None, || {}).unwrap();
+        assert!(run.results[0].bytes().is_empty());
+    }
+}
+
 /// Rows, inner and columns, which are cut into parts; blocks of half-precision results, whole and
 /// not.
 #[test]
