@@ -5,7 +5,7 @@
 use crate::gpu::{Case, Wanted, case, ints, op, ptx, results, ty, types};
 use crate::numbers::{Close, Numbers, Random, shape_of, tensor};
 use codegen::kernels::{Generated, Target};
-use ir::op::Attr;
+use ir::op::{Attr, Op};
 use ir::{DType, TensorType};
 use runtime::kernels::owned::OwnedTensor;
 
@@ -16,9 +16,6 @@ const SAME: Close = Close::Ulps(0.0);
 
 /// Exactly the same for finite sums. The cases need a processor with fused multiply-adds.
 const PRODUCT: Close = Close::OfLargest(0.0);
-/// Products of bf16, as bf16 and as f32: some processors add two products at once.
-const ROUNDED: Close = Close::OfLargest(1.0);
-const PAIRS: Close = Close::OfLargest(16.0);
 
 /// Collects ops with their operands.
 struct Wishes {
@@ -135,11 +132,43 @@ fn made(target: &Target, all: &[Wanted], tf32: bool) -> Vec<Case> {
             })
             .collect();
         let ins: Vec<&OwnedTensor> = ins.iter().collect();
-        let expected = crate::code::plain(&wanted.op, &ins, &outs)
-            .unwrap_or_else(|e| panic!("{e}: {:?}", types(wanted)));
+        let first = wanted.ins.first().map(|(ty, _)| ty.dtype());
+        let expected = match (wanted.op.name(), first) {
+            ("matmul" | "addmm" | "matmul_sum", Some(BF16)) => {
+                vec![of_bf16(&wanted.op, &ins, &outs[0])]
+            }
+            _ => crate::code::plain(&wanted.op, &ins, &outs)
+                .unwrap_or_else(|e| panic!("{e}: {:?}", types(wanted))),
+        };
         cases.push(case(wanted, generated, ptx, &outs, &expected));
     }
     cases
+}
+
+/// A product of bf16: that of f32, rounded. A processor may add two products of bf16 at once; the
+/// kernels for GPUs that are not for tensor cores add one after the other.
+fn of_bf16(product: &Op, ins: &[&OwnedTensor], out: &TensorType) -> OwnedTensor {
+    let plain = |op: &Op, ins: &[&OwnedTensor], ty| {
+        let found = crate::code::plain(op, ins, &[ty]);
+        found.expect("the kernel should take it").remove(0)
+    };
+    let cast = |x: &OwnedTensor, dtype| {
+        let shape: Vec<u64> = x.shape().iter().map(|&n| n as u64).collect();
+        plain(
+            &op("cast", &[("dtype", Attr::Type(dtype))]),
+            &[x],
+            ty(dtype, &shape),
+        )
+    };
+    let mut wide: Vec<OwnedTensor> = ins.iter().map(|x| cast(x, F32)).collect();
+    if product.name() == "matmul_sum" {
+        // What is added comes last; in `addmm` it comes first.
+        wide.rotate_right(ins.len() - 2);
+    }
+    let of_f32 = Op::new(["matmul", "addmm"][ins.len() - 2], product.attrs());
+    let of_f32 = of_f32.expect("they should have the same attributes");
+    let wide: Vec<&OwnedTensor> = wide.iter().collect();
+    cast(&plain(&of_f32, &wide, ty(F32, out.shape())), out.dtype())
 }
 
 /// Numbers of f32 rounded to 11 bits, ties away from zero.
@@ -841,22 +870,19 @@ fn products(w: &mut Wishes) {
     let flags = |ta, tb| [("ta", Attr::Bool(ta)), ("tb", Attr::Bool(tb))];
     for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
         for dtype in [F32, BF16] {
-            let ([m, k, n], rounded) = match dtype {
-                BF16 => ([38, 19, 35], ROUNDED),
-                _ => ([70, 19, 67], PRODUCT),
-            };
+            let [m, k, n] = [70, 19, 67];
             let x = ty(dtype, &if ta { [k, m] } else { [m, k] });
             let y = ty(dtype, &if tb { [n, k] } else { [k, n] });
-            w.on("matmul", &flags(ta, tb), &[x.clone(), y.clone()], rounded);
+            w.on("matmul", &flags(ta, tb), &[x.clone(), y.clone()], PRODUCT);
             w.on(
                 "addmm",
                 &flags(ta, tb),
                 &[ty(dtype, &[n]), x.clone(), y.clone()],
-                rounded,
+                PRODUCT,
             );
             if dtype == BF16 {
                 let before = ty(F32, &[m, n]);
-                w.on("matmul_sum", &flags(ta, tb), &[x, y, before], PAIRS);
+                w.on("matmul_sum", &flags(ta, tb), &[x, y, before], PRODUCT);
             }
         }
         let batch = |rows: u64, columns: u64, flipped: bool| {
@@ -896,9 +922,9 @@ fn products(w: &mut Wishes) {
 }
 
 /// Products whose lines are multiples of 16 bytes. The interpreter rounds the sum of 16 products
-/// once, the plain kernel after each, or after two.
+/// once, the plain kernel after each.
 fn tensor_cores(w: &mut Wishes) {
-    let (rounded, sums) = (ROUNDED, PAIRS);
+    let (rounded, sums) = (Close::OfLargest(1.0), Close::OfLargest(16.0));
     let [m, k, n] = [136, 72, 200];
     for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
         let flags = [("ta", Attr::Bool(ta)), ("tb", Attr::Bool(tb))];

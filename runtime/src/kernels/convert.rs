@@ -28,7 +28,7 @@ fn in_vectors<A: Copy, B>(from: &[A], to: &mut [B], convert: impl Fn(A) -> B) {
     );
 }
 
-/// Every machine has vectors for this.
+/// Short, and vectors of any machine do it: no instructions are chosen.
 #[inline]
 pub(super) fn bf16s_to_f32s(from: &[bf16], to: &mut [f32]) {
     each(from, to, f32_of_bf16);

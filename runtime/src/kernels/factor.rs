@@ -1,10 +1,12 @@
 //! Products of factors and results of one type. Half-precision results are rounded from blocks of
 //! f32.
 
+use super::Ran;
 use super::math::Float;
 use super::product::{Numbers, Start, Tile, Tiled, product_part};
 use super::wide::Wide;
-use crate::kernel::Window;
+use crate::kernel::{Call, Window};
+use artifact::DType;
 use half::{bf16, f16};
 use std::ops::Range;
 
@@ -25,6 +27,19 @@ pub(super) trait Factor: Float<Wide: Tiled> {
         Self::Wide::with_room(|_| {});
         Self::Wide::with_space(Self::room(BLOCK.0 * BLOCK.1), |_| {});
     }
+}
+
+/// Makes the workspaces of a thread that computes a product.
+pub(super) fn prepare(call: &Call<'_>) -> Ran {
+    match call.out_dtype(0) {
+        DType::F32 => f32::prepare(),
+        DType::F64 => f64::prepare(),
+        DType::BF16 => bf16::prepare(),
+        DType::F16 => f16::prepare(),
+        // Integers need none.
+        _ => {}
+    }
+    Ok(())
 }
 
 macro_rules! factor {

@@ -190,17 +190,6 @@ fn cut_of(call: &Call<'_>, s: &Sizes) -> Cut {
     }
 }
 
-pub(super) fn prepare(call: &Call<'_>) -> Ran {
-    match call.out_dtype(0) {
-        DType::F32 => f32::prepare(),
-        DType::F64 => f64::prepare(),
-        DType::BF16 => half::bf16::prepare(),
-        DType::F16 => half::f16::prepare(),
-        _ => {}
-    }
-    Ok(())
-}
-
 /// The numbers to which a product is added.
 #[allow(
     clippy::large_enum_variant,

@@ -83,17 +83,6 @@ pub(super) fn cut_outer(call: &Call<'_>) -> Cut {
     cut_of(groups * y[1], each.saturating_mul(y[2]), 4)
 }
 
-pub(super) fn prepare(call: &Call<'_>) -> Ran {
-    match call.out_dtype(0) {
-        DType::F32 => f32::prepare(),
-        DType::F64 => f64::prepare(),
-        DType::BF16 => half::bf16::prepare(),
-        DType::F16 => half::f16::prepare(),
-        _ => {}
-    }
-    Ok(())
-}
-
 pub(super) fn products(call: &Call<'_>) -> Ran {
     match call.out_dtype(0) {
         DType::F32 => products_of::<f32>(call),

@@ -390,21 +390,21 @@ const fn kernel(op: OpKind) -> Option<Kernel> {
             k(norm::check_batch_norm_bwd, norm::batch_norm_bwd).cut_by(norm::cut_channels)
         }
         OpKind::Matmul => k(gemm::check_matmul, gemm::matmul)
-            .prepared(gemm::prepare)
+            .prepared(factor::prepare)
             .cut_by(gemm::cut),
         OpKind::Addmm => k(gemm::check_addmm, gemm::addmm)
-            .prepared(gemm::prepare)
+            .prepared(factor::prepare)
             .cut_by(gemm::cut),
         OpKind::MatmulSum => k(gemm::check_matmul_sum, gemm::matmul_sum)
-            .prepared(gemm::prepare)
+            .prepared(factor::prepare)
             .cut_by(gemm::cut_sum),
         OpKind::GroupedMatmul => k(grouped::check_matmul, grouped::products)
             .indices(grouped::ends)
-            .prepared(grouped::prepare)
+            .prepared(factor::prepare)
             .cut_by(grouped::cut_matmul),
         OpKind::GroupedOuter => k(grouped::check_outer, grouped::products)
             .indices(grouped::ends)
-            .prepared(grouped::prepare)
+            .prepared(factor::prepare)
             .cut_by(grouped::cut_outer),
         OpKind::Convolution => k(conv::check_convolution, conv::convolution)
             .prepared(conv::prepare)

@@ -17,7 +17,6 @@ use super::{Cut, ELEMENTS, Ran};
 use crate::kernel::{Call, Window};
 use artifact::DType;
 use columns::{Grid, Product, Results, SUMS, Weights};
-
 use patches::{Line, Patches};
 use std::ops::Range;
 
