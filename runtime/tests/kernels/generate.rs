@@ -5,7 +5,7 @@ use artifact::{Attr, DType};
 use lighterage_runtime::kernels::owned::OwnedTensor;
 
 /// More scratch than any case needs.
-pub(crate) const SCRATCH_BYTES: u64 = 1 << 20;
+pub(crate) const SCRATCH_BYTES: u64 = 1 << 22;
 
 /// One run.
 #[derive(Clone, Debug)]

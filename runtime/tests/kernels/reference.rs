@@ -3,8 +3,18 @@
 
 use super::generate::{Case, broadcast};
 use artifact::{Attr, DType};
+use half::{bf16, f16};
 use lighterage_runtime::kernels::owned::OwnedTensor;
 use ops::maps::{DYNAMIC, NF4, UNSIGNED};
+
+/// A number as an element keeps it, if its type is half precision.
+fn stored(x: f64, dtype: DType) -> f64 {
+    match dtype {
+        DType::BF16 => bf16::from_f32(x as f32).to_f64(),
+        DType::F16 => f16::from_f32(x as f32).to_f64(),
+        _ => x,
+    }
+}
 
 /// A tensor of numbers.
 #[derive(Clone, Debug)]
@@ -107,6 +117,8 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
         Attr::Bool(b) => flag(b),
         ref other => panic!("{key} is {other:?}"),
     };
+    // Sums in place are stored after each term, as in PyTorch. An element may have many terms.
+    let add = |y: &mut f64, term: f64| *y = stored(*y + term, case.outs[0].0);
     let list = |key: &str| match attr(key) {
         Attr::Ints(v) => v.clone(),
         other => panic!("{key} is {other:?}"),
@@ -529,7 +541,7 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
                 let to = with(&c, dim, ins[1].at(&c) as usize);
                 match case.op {
                     "scatter" => *y.at_mut(&to) = ins[2].at(&c),
-                    "scatter_add" => *y.at_mut(&to) += ins[2].at(&c),
+                    "scatter_add" => add(y.at_mut(&to), ins[2].at(&c)),
                     _ => *y.at_mut(&to) = number("value"),
                 }
             }
@@ -557,7 +569,7 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
             let mut y = x.clone();
             for c in coordinates(&shape.concat()) {
                 match number("accumulate") != 0.0 {
-                    true => *y.at_mut(&place(&c)) += ins[1].from(&c),
+                    true => add(y.at_mut(&place(&c)), ins[1].from(&c)),
                     false => *y.at_mut(&place(&c)) = ins[1].from(&c),
                 }
             }
