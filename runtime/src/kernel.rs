@@ -16,7 +16,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Element types that a slice may have.
-pub trait Element: Copy + Send + Sync + 'static {
+pub trait Element: Copy + Default + Send + Sync + 'static {
     /// The type's name in artifacts.
     const DTYPE: DType;
 }

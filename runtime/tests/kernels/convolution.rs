@@ -274,10 +274,25 @@ fn convolutions_of_networks() {
     // As many weights of one tap as are packed at once, which are widened first.
     let many = shape([1, 1, 1030, 516], [6, 43], [1, 1], [1, 0, 1]);
     agrees(&many, DType::BF16, &teams, [1, 0, 0], false);
+    // Products of bands of pairs: an odd number of channels, several bands, more taps than are in a
+    // table, and more weights and results than are packed or summed at once.
+    let pairs = [
+        shape([2, 1, 61, 20], [13, 11], [3, 3], [1, 1, 1]),
+        shape([1, 1, 130, 70], [16, 15], [3, 3], [1, 1, 1]),
+        shape([2, 1, 40, 17], [40, 40], [3, 3], [1, 1, 1]),
+        shape([1, 1, 21, 33], [35, 37], [3, 3], [2, 1, 1]),
+        shape([1, 2, 5, 16], [30, 26], [3, 2], [3, 2, 2]),
+        shape([1, 1, 3, 530], [20, 30], [3, 3], [1, 1, 1]),
+        shape([1, 1, 52, 512], [16, 16], [3, 3], [1, 1, 1]),
+        shape([1, 1, 200, 210], [6, 16], [5, 5], [1, 2, 1]),
+    ];
+    for shape in &pairs {
+        agrees(shape, DType::BF16, &teams, [1, 1, 1], false);
+    }
     // One dimension: an audio model's first layers, and its convolution of positions.
     let lines = [
         shape([2, 1, 8, 10], [1, 201], [1, 3], [1, 0, 1]),
-        shape([1, 1, 5, 6], [1, 300], [1, 10], [1, 0, 1]),
+        shape([1, 1, 5, 26], [1, 300], [1, 10], [1, 0, 1]),
         shape([2, 4, 3, 3], [1, 50], [1, 16], [1, 0, 1]),
         // More weights than are packed at once; as many weights of a result as possible.
         shape([1, 1, 1030, 180], [1, 20], [1, 3], [1, 0, 1]),
@@ -291,7 +306,9 @@ fn convolutions_of_networks() {
     {
         shape.stride[1] = stride;
         shape.padding[1] = padding;
-        agrees(&shape, DType::F32, &teams, [1, 1, 1], true);
+        for dtype in [DType::F32, DType::BF16] {
+            agrees(&shape, dtype, &teams, [1, 1, 1], true);
+        }
     }
 }
 
@@ -303,7 +320,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
     #[test]
     fn convolutions_of_any_sizes(
-        batch in 0usize..4, groups in 1usize..4, channels in sizes(6), size in sizes(14),
+        batch in 0usize..4, groups in 1usize..4, channels in sizes(20), size in sizes(14),
         taps in sizes(4), stride in sizes(4), padding in prop::array::uniform2(0usize..4),
         dilation in sizes(3), mask in 1i64..8, dtype in 0usize..4,
     ) {

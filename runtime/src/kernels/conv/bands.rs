@@ -140,32 +140,96 @@ impl Band {
         self.clear_around(room);
         self.copy_inside(source, room);
     }
+    /// The same, without a conversion.
+    pub(super) fn copy_elements<T: Scalar>(&self, source: &[T], room: &mut [T]) {
+        self.clear_around(room);
+        self.each_row(room, |channel, at, to| {
+            let from = &source[channel * self.source_plane() + at..];
+            match self.x.line.stride {
+                1 => to.copy_from_slice(&from[..to.len()]),
+                2 => {
+                    if let Some((last, to)) = to.split_last_mut() {
+                        *last = from[2 * to.len()];
+                        each(to, from.as_chunks::<2>().0.iter().map(|&[from, _]| from));
+                    }
+                }
+                stride => each(to, from.iter().step_by(stride).copied()),
+            }
+        });
+    }
+    /// The same, for pairs of so many channels of the source.
+    pub(super) fn copy_pairs<T: Scalar>(
+        &self,
+        (source, channels): (&[T], usize),
+        room: &mut [[T; 2]],
+    ) {
+        self.clear_around(room);
+        self.each_row(room, |pair, at, to| {
+            let evens = &source[2 * pair * self.source_plane() + at..];
+            let stride = self.x.line.stride;
+            if 2 * pair + 1 == channels {
+                let pairs = evens.iter().map(|&even| [even, T::default()]);
+                return each(to, pairs.step_by(stride));
+            }
+            let odds = &evens[self.source_plane()..];
+            match stride {
+                1 => {
+                    let pairs = evens[..to.len()].iter().zip(&odds[..to.len()]);
+                    each(to, pairs.map(|(&even, &odd)| [even, odd]));
+                }
+                2 => {
+                    if let Some((last, to)) = to.split_last_mut() {
+                        *last = [evens[2 * to.len()], odds[2 * to.len()]];
+                        let (evens, odds) = (evens.as_chunks::<2>().0, odds.as_chunks::<2>().0);
+                        let pairs = evens.iter().zip(odds);
+                        each(to, pairs.map(|(&[even, _], &[odd, _])| [even, odd]));
+                    }
+                }
+                _ => {
+                    let pairs = evens.iter().zip(odds).step_by(stride);
+                    each(to, pairs.map(|(&even, &odd)| [even, odd]));
+                }
+            }
+        });
+    }
+    /// Elements of a channel of the source.
+    fn source_plane(&self) -> usize {
+        self.y.line.size * self.x.line.size
+    }
     /// Writes the zeros around the elements.
-    pub(super) fn clear_around<W: Wide>(&self, room: &mut [W]) {
+    pub(super) fn clear_around<W: Copy + Default>(&self, room: &mut [W]) {
+        let zero = W::default();
         let end = self.plane * self.channels;
-        room[end..self.len()].fill(W::ZERO);
+        room[end..self.len()].fill(zero);
         for to in room[..end].chunks_exact_mut(self.plane) {
             let runs = self.y.remainders * self.x.remainders * self.y.run;
-            to[runs * self.pitch..].fill(W::ZERO);
+            to[runs * self.pitch..].fill(zero);
             self.rows(to, |row, inside, to| {
                 let (start, end) = match row {
                     Some(_) => (inside.start.min(self.pitch), inside.end),
                     None => (self.pitch, self.pitch),
                 };
-                to[..start].fill(W::ZERO);
-                to[end..].fill(W::ZERO);
+                to[..start].fill(zero);
+                to[end..].fill(zero);
             });
         }
     }
     /// Copies the elements of its channels to a room that has zeros around them.
     pub(super) fn copy_inside<T: Scalar, W: Wide>(&self, source: &[T], room: &mut [W]) {
+        self.each_row(room, |channel, at, to| {
+            self.copy_row(&source[channel * self.source_plane() + at..], to);
+        });
+    }
+    /// Calls `f` with each row of each channel that has elements: the channel's number, the row's
+    /// first element among the channel's in the source, and the elements' room.
+    #[inline(always)]
+    fn each_row<W>(&self, room: &mut [W], mut f: impl FnMut(usize, usize, &mut [W])) {
         let width = self.x.line.size;
         let planes = room[..self.plane * self.channels].chunks_exact_mut(self.plane);
         for (channel, to) in planes.enumerate() {
-            let from = &source[channel * self.y.line.size * width..];
             self.rows(to, |row, inside, to| {
                 if let Some((y, x)) = row {
-                    self.copy_row(&from[y * width + x..], &mut to[inside]);
+                    f(channel, y * width + x, &mut to[inside]);
                 }
             });
         }
@@ -210,6 +274,12 @@ impl Band {
             }
         }
     }
+}
+
+/// A loop that LLVM turns into vectors, for iterators without gaps and over chunks.
+#[inline(always)]
+fn each<W>(to: &mut [W], from: impl Iterator<Item = W>) {
+    to.iter_mut().zip(from).for_each(|(to, from)| *to = from);
 }
 
 /// Elements that are copied at once.

@@ -139,6 +139,63 @@ impl<'a, T: Float> Weights<'a, T> {
             at += len;
         }
     }
+    /// Copies rows as pairs of neighbouring channels: of each two channels a pair for each tap.
+    pub(super) fn pairs(&self, to: &mut [[T; 2]], rows: Range<usize>, depth: usize) {
+        /// Pairs that are copied at once.
+        const SOME: usize = 16;
+        let taps = self.taps[0] * self.taps[1];
+        let of_output = self.inputs * taps;
+        let (of_row, of_channel, channels) = match self.flipped {
+            None => (of_output, taps, self.inputs),
+            Some(_) => (taps, of_output, self.w.len() / of_output.max(1)),
+        };
+        let pairs = channels.div_ceil(2);
+        let used = depth / pairs.max(1);
+        let copy = |to: &mut [[T; 2]], row: usize, pair: usize| {
+            let at = pair * used;
+            let even = &self.w[row * of_row + 2 * pair * of_channel..];
+            let odd = (2 * pair + 1 < channels).then(|| &even[of_channel..]);
+            if let (Some(odd), true) = (odd, used == taps) {
+                let whole = (used <= SOME).then(|| to[at..].first_chunk_mut::<SOME>());
+                let from = (even.first_chunk::<SOME>(), odd.first_chunk::<SOME>());
+                if let (Some(Some(to)), (Some(even), Some(odd))) = (whole, from) {
+                    // The last ones are overwritten by the next pairs.
+                    *to = std::array::from_fn(|i| [even[i], odd[i]]);
+                } else {
+                    let pairs = to[at..at + used].iter_mut().zip(even.iter().zip(odd));
+                    pairs.for_each(|(to, (&even, &odd))| *to = [even, odd]);
+                }
+                return;
+            }
+            for (tap, to) in to[at..at + used].iter_mut().enumerate() {
+                let place = self.place(tap);
+                *to = [even[place], odd.map_or(T::default(), |odd| odd[place])];
+            }
+        };
+        let first = rows.start;
+        let room = |row: usize| (row - first) * depth..(row - first + 1) * depth;
+        if self.flipped.is_none() {
+            for row in rows {
+                let room = room(row);
+                (0..pairs).for_each(|pair| copy(&mut to[room.clone()], row, pair));
+            }
+        } else {
+            for pair in 0..pairs {
+                for row in rows.clone() {
+                    let room = room(row);
+                    copy(&mut to[room], row, pair);
+                }
+            }
+        }
+    }
+    /// The weight of a tap that is read, among those of its channel.
+    fn place(&self, tap: usize) -> usize {
+        let Some([y, x]) = &self.flipped else {
+            return tap;
+        };
+        let (ky, kx) = (tap / x.taps, tap % x.taps);
+        (y.first + ky * y.step) * self.taps[1] + x.first + kx * x.step
+    }
     /// Whether they are those of a gradient of the input.
     pub(super) fn is_flipped(&self) -> bool {
         self.flipped.is_some()
@@ -154,8 +211,7 @@ impl<'a, T: Float> Weights<'a, T> {
     /// Weights of input channel `row` for outputs and taps of a phase, counted from `first` on.
     fn pack_flipped(&self, to: &mut [T::Wide], row: usize, first: usize, phases: &[Phase; 2]) {
         let [y, x] = phases;
-        let [_, width] = self.taps;
-        let (taps, used) = (self.taps[0] * width, y.taps * x.taps);
+        let (taps, used) = (self.taps[0] * self.taps[1], y.taps * x.taps);
         let whole = used == taps && taps > 1;
         let (mut output, mut tap) = (first / used.max(1), first % used.max(1));
         let mut at = 0;
@@ -169,9 +225,7 @@ impl<'a, T: Float> Weights<'a, T> {
                     .for_each(|(to, &w)| *to = T::Wide::of(w));
             } else {
                 for (i, to) in to[at..at + n].iter_mut().enumerate() {
-                    let (ky, kx) = ((tap + i) / x.taps, (tap + i) % x.taps);
-                    let place = (y.first + ky * y.step) * width + x.first + kx * x.step;
-                    *to = T::Wide::of(w[place]);
+                    *to = T::Wide::of(w[self.place(tap + i)]);
                 }
             }
             (output, tap, at) = (output + 1, 0, at + n);

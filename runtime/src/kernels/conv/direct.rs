@@ -50,7 +50,7 @@ const MOST_WEIGHTS: usize = 7 << 16;
 /// Numbers of a tile's rows of weights that are read before they are packed.
 const LINES: usize = 1 << 14;
 /// Taps whose positions are in a table.
-const TAPS: usize = 512;
+pub(super) const TAPS: usize = 512;
 /// Output channels whose gradients are copied at once.
 const OUTPUTS: usize = 64;
 
@@ -104,7 +104,7 @@ fn by_rows<S: Simd>(tiles: &mut impl Tiles, simd: S, rows: Range<usize>) {
 }
 
 /// The first place of a rectangle, and the band that it reads.
-fn band<T: Float>(
+pub(super) fn band<T: Float>(
     patches: &Patches<'_, T>,
     channels: usize,
     (rows, columns): (Range<usize>, Range<usize>),
@@ -116,13 +116,14 @@ fn band<T: Float>(
 
 /// Fills a table with the positions at which the first place reads the taps of as many channels as
 /// fit. Also returns the distance to the next so many channels.
-fn taps<'a, T: Float>(
+pub(super) fn taps<'a, T: Float>(
     band: &Band,
     patches: &Patches<'_, T>,
+    channels: usize,
     table: &'a mut [usize; TAPS],
 ) -> (&'a [usize], usize) {
     let taps = patches.y.taps * patches.x.taps;
-    let channels = patches.channels.min(TAPS / taps.max(1));
+    let channels = channels.min(TAPS / taps.max(1));
     let table = &mut table[..channels * taps];
     for (i, table) in table.chunks_exact_mut(taps.max(1)).enumerate() {
         band.taps(table);
@@ -166,7 +167,7 @@ impl<T: Float> Product<'_, T> {
                     rectangles(columns.clone(), places, size, |image, down, right| {
                         let (first, band) = band(patches, patches.channels, (down, right));
                         band.copy(patches.image(image), room);
-                        let (taps, step) = taps(&band, patches, &mut table);
+                        let (taps, step) = taps(&band, patches, patches.channels, &mut table);
                         let top = rows.start;
                         let mut store = |tile: Computed<'_, T::Wide>| {
                             self.place(tile, top, &band, first, self.plane + image, planes);
@@ -197,10 +198,27 @@ impl<T: Float> Product<'_, T> {
         plane: usize,
         planes: &mut Planes<'_, T>,
     ) {
+        let from = tile.numbers.chunks_exact(ROW);
+        let rows = top + tile.row..top + tile.row + from.len();
+        self.segments(band, first, (tile.at, tile.width), |positions, elements| {
+            let mut window = planes.window(plane, rows.clone(), elements);
+            for (r, from) in from.clone().enumerate() {
+                self.grid.store(&from[positions.clone()], window.row(r));
+            }
+        });
+    }
+    /// Calls `f` with the elements of a plane at some of a band's positions, and with the numbers
+    /// of these positions, counted from the first.
+    pub(super) fn segments(
+        &self,
+        band: &Band,
+        first: (usize, usize),
+        (at, n): (usize, usize),
+        mut f: impl FnMut(Range<usize>, Range<usize>),
+    ) {
         // Of the positions, some are not places.
         let (pitch, width) = (band.pitch(), band.width());
-        let n = tile.width;
-        let (mut y, mut x, mut done) = (tile.at / pitch, tile.at % pitch, 0);
+        let (mut y, mut x, mut done) = (at / pitch, at % pitch, 0);
         while done < n {
             if x >= width {
                 (y, x, done) = (y + 1, 0, done + pitch - x);
@@ -208,12 +226,7 @@ impl<T: Float> Product<'_, T> {
             }
             let place = (first.0 + y) * self.patches.x.places + first.1 + x;
             let len = (width - x).min(n - done).min(self.grid.neighbours(place));
-            let from = tile.numbers.chunks_exact(ROW);
-            let rows = top + tile.row..top + tile.row + from.len();
-            let mut window = planes.window(plane, rows, self.grid.elements(place, len));
-            for (r, from) in from.enumerate() {
-                self.grid.store(&from[done..][..len], window.row(r));
-            }
+            f(done..done + len, self.grid.elements(place, len));
             (x, done) = (x + len, done + len);
         }
     }
@@ -441,9 +454,22 @@ impl<T: Float> Gradients<'_, T> {
     pub(super) fn copy_dy(
         &self,
         band: &Band,
-        (image, output): (usize, usize),
+        output: (usize, usize),
         places: (usize, usize),
         to: &mut [T::Wide],
+    ) {
+        let to = &mut to[..band.positions() + AFTER_DY];
+        self.copy_rows_of_dy(band, output, places, to, load_row);
+    }
+    /// The same for elements of a type to which `copy` copies them.
+    #[inline(always)]
+    pub(super) fn copy_rows_of_dy<W: Copy + Default>(
+        &self,
+        band: &Band,
+        (image, output): (usize, usize),
+        places: (usize, usize),
+        to: &mut [W],
+        copy: impl Fn(&[T], &mut [W]),
     ) {
         let (pitch, width) = (band.pitch(), band.width());
         let channel = image * self.channels.0 + self.first + output;
@@ -451,11 +477,11 @@ impl<T: Float> Gradients<'_, T> {
         let (to, rest) = to.split_at_mut(band.positions());
         for (i, to) in to.chunks_mut(pitch).enumerate() {
             let (to, between) = to.split_at_mut(width);
-            load_row(&from[places.0 + i * places.1..][..width], to);
+            copy(&from[places.0 + i * places.1..][..width], to);
             // Few, so that a loop is faster than a call.
-            between.iter_mut().for_each(|to| *to = T::Wide::ZERO);
+            between.iter_mut().for_each(|to| *to = W::default());
         }
-        rest[..AFTER_DY].fill(T::Wide::ZERO);
+        rest.iter_mut().for_each(|to| *to = W::default());
     }
 }
 

@@ -2,6 +2,7 @@
 //! [`columns`] and [`weights`]; those of few channels have direct loops, see [`direct`]. One
 //! spatial dimension is treated as two, the first of size 1.
 
+mod banded;
 mod bands;
 mod columns;
 mod depthwise;
@@ -356,6 +357,11 @@ fn whole<'a, T: Float>(
         by_rows(call, s, (j, units), sizes, &|group, run| {
             run(product(group))
         });
+    } else if let Some(banded) = first.banded() {
+        let mut planes = call.output_planes::<T>(j, units, shape);
+        for (group, columns) in by_group(planes.part(), shape[1] * shape[2]) {
+            product(group).by_bands(banded, columns, &mut planes);
+        }
     } else if first.is_direct() {
         let mut planes = call.output_planes::<T>(j, units, shape);
         for (group, columns) in by_group(planes.part(), shape[1] * shape[2]) {
@@ -508,7 +514,9 @@ fn backward_input<T: Float>(
             let product = product(group, y, x);
             let before = |element| product.grid.columns_before(element, plane);
             let columns = before(elements.start)..before(elements.end);
-            if product.is_direct() {
+            if let Some(banded) = product.banded() {
+                product.by_bands(banded, columns, &mut planes);
+            } else if product.is_direct() {
                 product.directly(columns, &mut planes);
             } else {
                 product.run((0..s.inputs, columns), Results::Stored(&mut planes));
@@ -557,9 +565,12 @@ fn backward_weights<T: Float>(
     };
     let compute = |group, part, mut to: Window<'_, T>| {
         let gradients = gradients(group);
-        match gradients.is_direct() {
-            true => gradients.directly(part, &mut to),
-            false => gradients.run(part, &mut to),
+        if let Some(banded) = gradients.banded() {
+            gradients.by_bands(banded, part, &mut to);
+        } else if gradients.is_direct() {
+            gradients.directly(part, &mut to);
+        } else {
+            gradients.run(part, &mut to);
         }
     };
     let depth = s.depth();

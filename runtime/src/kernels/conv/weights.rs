@@ -146,7 +146,7 @@ impl<T: Float> Gradients<'_, T> {
 }
 
 /// Rounds sums and writes them transposed, in blocks that stay in the first cache.
-fn store_transposed<T: Float>(sums: &[T::Wide], rows: usize, to: &mut Window<'_, T>) {
+pub(super) fn store_transposed<T: Float>(sums: &[T::Wide], rows: usize, to: &mut Window<'_, T>) {
     const BLOCK: usize = 16;
     let columns = to.rows();
     for j in (0..columns).step_by(BLOCK) {

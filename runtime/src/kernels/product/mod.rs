@@ -19,10 +19,12 @@
               And vectors have types of their own: see `pack::turned_f32`"
 )]
 
+mod banded;
 mod pack;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
 
+pub(super) use self::banded::{Banded, Rows, Steps, elements_of};
 use self::pack::{LINE_BYTES, Turned, fetch, pack};
 use super::vectors::Vectors;
 use super::wide::{Scalar, Wide};
@@ -131,6 +133,8 @@ impl<R: Tiled> Tile<R> {
 pub(super) struct Bf16<R: 'static> {
     /// For matrices of pairs.
     pub(super) tile: &'static Tile<R>,
+    /// For bands of images.
+    pub(super) banded: &'static Banded<R>,
     product_part: Bf16Product<R>,
     /// Makes pairs of rows of so many widened numbers, in place: a row's pairs begin where it did.
     pub(super) pair_rows: fn(&mut [R], usize),

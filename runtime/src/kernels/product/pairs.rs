@@ -40,6 +40,7 @@ pub(super) fn instructions() -> Option<&'static Bf16<f32>> {
 
 static INSTRUCTIONS: Bf16<f32> = Bf16 {
     tile: &TILE,
+    banded: &super::banded::BF16,
     product_part,
     pair_rows,
     pair_panels,
