@@ -245,7 +245,12 @@ impl<T: Float> Gradients<'_, T> {
                                 &mut Window::new(sums, rows.len(), some.len()),
                             );
                         });
-                        store_transposed(sums, rows.len(), &mut to.part(some.clone(), rows));
+                        store_transposed(
+                            sums,
+                            some.len(),
+                            panels,
+                            &mut to.part(some.clone(), rows),
+                        );
                     }
                 }
             });

@@ -6,7 +6,7 @@ use super::patches::{MOST_COLUMNS, Patches, SLACK};
 use super::{Phase, Sizes};
 use crate::kernel::{Planes, Window};
 use crate::kernels::math::Float;
-use crate::kernels::product::{Left, Right, Tile, Tiled, tiles};
+use crate::kernels::product::{Left, Right, Tile, Tiled, elements_of, pairs_of, tiles};
 use crate::kernels::wide::{Scalar, Wide};
 use std::ops::Range;
 
@@ -16,6 +16,8 @@ const DEPTH: usize = artifact::PRODUCT_DEPTH;
 const NEIGHBOURS: usize = 8;
 /// Rows of weights of a multiple of so many bytes compete for sets of the first cache.
 const COMPETING: usize = 2048;
+/// Numbers of a cache line.
+const LINE: usize = 16;
 /// Columns that are packed at once: 256 KiB of f32.
 const COLUMNS: usize = 128;
 /// Rows of weights that are packed at once, if they are.
@@ -59,6 +61,9 @@ impl<'a, T: Float> Weights<'a, T> {
         if depth.is_empty() {
             return Left::rows(tile, room, 0);
         }
+        if let Some(bf16) = tile.pairs(T::IS_BF16) {
+            return self.left_of_pairs(bf16.tile, room, (rows, depth));
+        }
         let k = self.inputs * self.taps[0] * self.taps[1];
         // The type may be its own wide type.
         let w = (T::room(1) == 0).then(|| T::widened(self.w, &mut []));
@@ -87,10 +92,72 @@ impl<'a, T: Float> Weights<'a, T> {
             let some = first..rows.end.min(first + NEIGHBOURS);
             self.rows(&mut room[(first - rows.start) * n..], some, depth.clone());
         }
-        if let Some(bf16) = tile.pairs(T::IS_BF16) {
-            (bf16.pair_rows)(&mut room[..rows.len() * n], n);
+        Left::rows(tile, room, n)
+    }
+    /// The same as pairs of neighbouring numbers.
+    fn left_of_pairs<'b>(
+        &'b self,
+        tile: &Tile<T::Wide>,
+        room: &'b mut [T::Wide],
+        (rows, depth): (Range<usize>, Range<usize>),
+    ) -> Left<'b, T::Wide> {
+        let taps = self.taps[0] * self.taps[1];
+        let (k, n) = (self.inputs * taps, depth.len());
+        let to = elements_of::<T::Wide, T>(room);
+        // The last pair of an odd number of numbers has only one.
+        let row = n.next_multiple_of(2);
+        let Some(phases) = &self.flipped else {
+            let w = &self.w[rows.start * k + depth.start..];
+            let in_place = k.is_multiple_of(2) && !(k * size_of::<T>()).is_multiple_of(COMPETING);
+            if let (true, Some(w)) = (in_place, pairs_of(w)) {
+                return Left::rows(tile, w, k / 2);
+            }
+            for (w, to) in w.chunks(k).zip(to.chunks_exact_mut(row)).take(rows.len()) {
+                to[..n].copy_from_slice(&w[..n]);
+                to[n..].fill(T::default());
+            }
+            return Left::rows(tile, room, row / 2);
+        };
+        if taps == 1 {
+            // Lines of pairs of outputs, a line of the cache apart so that they do not compete.
+            let line = rows.len() + LINE;
+            let lines = to.as_chunks_mut().0.chunks_mut(line);
+            for (output, to) in depth.clone().step_by(2).zip(lines) {
+                let evens = &self.w[output * self.inputs + rows.start..][..rows.len()];
+                if output + 1 < depth.end {
+                    let odds = &self.w[(output + 1) * self.inputs + rows.start..];
+                    let pairs = to.iter_mut().zip(evens.iter().zip(odds));
+                    pairs.for_each(|(to, (&even, &odd))| *to = [even, odd]);
+                } else {
+                    let pairs = to.iter_mut().zip(evens);
+                    pairs.for_each(|(to, &even)| *to = [even, T::default()]);
+                }
+            }
+            return Left::transposed(tile, room, line);
         }
-        Left::rows(tile.of(T::IS_BF16, 0).0, room, n)
+        let used = phases[0].taps * phases[1].taps;
+        let mut at = 0;
+        while at < n {
+            let (output, tap) = ((depth.start + at) / used, (depth.start + at) % used);
+            let len = (used - tap).min(n - at);
+            for (i, channel) in rows.clone().enumerate() {
+                let from = &self.w[(output * self.inputs + channel) * taps..];
+                let to = &mut to[i * row + at..(i + 1) * row];
+                if used == taps {
+                    copy_some(&from[tap..], len, to);
+                } else {
+                    for (tap, to) in (tap..).zip(&mut to[..len]) {
+                        *to = from[self.place(tap)];
+                    }
+                }
+            }
+            at += len;
+        }
+        if n < row {
+            let last = to.iter_mut().skip(n).step_by(row).take(rows.len());
+            last.for_each(|to| *to = T::default());
+        }
+        Left::rows(tile, room, row / 2)
     }
     /// The same for one tap of a gradient of the input, if weights must be widened.
     fn transposed<'b>(
@@ -111,9 +178,6 @@ impl<'a, T: Float> Weights<'a, T> {
             let room = &mut room[(top - depth.start) * wide..];
             let lines = (outputs.len(), height);
             tile.pack_rows(room, wide * depth.len(), (height, 1), lines, widened);
-        }
-        if let Some(bf16) = tile.pairs(T::IS_BF16) {
-            (bf16.pair_panels)(room, (depth.len(), wide));
         }
         Left::panels(tile, room, depth.len())
     }
@@ -141,8 +205,6 @@ impl<'a, T: Float> Weights<'a, T> {
     }
     /// Copies rows as pairs of neighbouring channels: of each two channels a pair for each tap.
     pub(super) fn pairs(&self, to: &mut [[T; 2]], rows: Range<usize>, depth: usize) {
-        /// Pairs that are copied at once.
-        const SOME: usize = 16;
         let taps = self.taps[0] * self.taps[1];
         let of_output = self.inputs * taps;
         let (of_row, of_channel, channels) = match self.flipped {
@@ -159,7 +221,7 @@ impl<'a, T: Float> Weights<'a, T> {
                 let whole = (used <= SOME).then(|| to[at..].first_chunk_mut::<SOME>());
                 let from = (even.first_chunk::<SOME>(), odd.first_chunk::<SOME>());
                 if let (Some(Some(to)), (Some(even), Some(odd))) = (whole, from) {
-                    // The last ones are overwritten by the next pairs.
+                    // The others are overwritten later.
                     *to = std::array::from_fn(|i| [even[i], odd[i]]);
                 } else {
                     let pairs = to[at..at + used].iter_mut().zip(even.iter().zip(odd));
@@ -230,6 +292,18 @@ impl<'a, T: Float> Weights<'a, T> {
             }
             (output, tap, at) = (output + 1, 0, at + n);
         }
+    }
+}
+
+/// Elements that are copied at once.
+const SOME: usize = 16;
+
+/// Copies `n` elements, or more if these are few. The others are overwritten later.
+#[inline(always)]
+fn copy_some<T: Copy>(from: &[T], n: usize, to: &mut [T]) {
+    match (from.first_chunk::<SOME>(), to.first_chunk_mut::<SOME>()) {
+        (Some(from), Some(to)) if n <= SOME => *to = *from,
+        _ => to[..n].copy_from_slice(&from[..n]),
     }
 }
 

@@ -6,7 +6,7 @@ use super::columns::SUMS;
 use super::patches::{MOST_COLUMNS, Patches, SLACK};
 use crate::kernel::Window;
 use crate::kernels::math::Float;
-use crate::kernels::product::{Left, MOST_WIDE, Right, Tile, Tiled, tiles};
+use crate::kernels::product::{Left, MOST_WIDE, Right, Tile, Tiled, pack, tiles};
 use crate::kernels::wide::Wide;
 use std::ops::Range;
 
@@ -50,7 +50,7 @@ impl<T: Float> Gradients<'_, T> {
                             outputs.start + some.start..outputs.start + some.end,
                         );
                         self.sums(sums, part, patches, dys);
-                        store_transposed(sums, rows.len(), &mut to.part(some.clone(), rows));
+                        store_transposed(sums, some.len(), dys, &mut to.part(some.clone(), rows));
                     }
                 }
             });
@@ -145,20 +145,24 @@ impl<T: Float> Gradients<'_, T> {
     }
 }
 
-/// Rounds sums and writes them transposed, in blocks that stay in the first cache.
-pub(super) fn store_transposed<T: Float>(sums: &[T::Wide], rows: usize, to: &mut Window<'_, T>) {
-    const BLOCK: usize = 16;
-    let columns = to.rows();
-    for j in (0..columns).step_by(BLOCK) {
-        for i in (0..rows).step_by(BLOCK) {
-            let end = rows.min(i + BLOCK);
-            for column in j..columns.min(j + BLOCK) {
-                let from = sums[i * columns + column..].iter().step_by(columns);
-                let to = &mut to.row(column)[i..end];
-                to.iter_mut()
-                    .zip(from)
-                    .for_each(|(to, from)| *to = from.narrow());
-            }
+/// Rows that are turned at once.
+const TURNED: usize = 64;
+
+/// Rounds sums of so many columns and writes them transposed. Neighbouring rows are turned in `room`.
+pub(super) fn store_transposed<T: Float>(
+    sums: &[T::Wide],
+    columns: usize,
+    room: &mut [T::Wide],
+    to: &mut Window<'_, T>,
+) {
+    let room = &mut room[..TURNED * columns];
+    for (block, sums) in sums.chunks(TURNED * columns).enumerate() {
+        let rows = sums.len() / columns;
+        let panel = (TURNED, room.len());
+        pack(room, panel, (rows, columns), (columns, 1), sums);
+        for (column, from) in room.chunks_exact(TURNED).enumerate() {
+            let to = &mut to.row(column)[block * TURNED..][..rows];
+            T::Wide::store(&from[..rows], to);
         }
     }
 }

@@ -128,6 +128,17 @@ impl<R: Copy> Banded<R> {
     }
 }
 
+/// Numbers as pairs, if they may be read in place. The last one of an odd number has no pair.
+pub(in crate::kernels) fn pairs_of<X: Scalar, R: Scalar>(x: &[X]) -> Option<&[R]> {
+    const { assert!(size_of::<X>() <= size_of::<R>()) };
+    let (pairs, n) = (
+        x.as_ptr().cast::<R>(),
+        x.len() / (size_of::<R>() / size_of::<X>()),
+    );
+    // SAFETY: they are aligned, any bits are valid for both types, and so many exist.
+    (pairs.is_aligned()).then(|| unsafe { std::slice::from_raw_parts(pairs, n) })
+}
+
 /// Room for elements of a smaller type.
 pub(in crate::kernels) fn elements_of<R: Scalar, X: Scalar>(room: &mut [R]) -> &mut [X] {
     const { assert!(size_of::<X>() <= size_of::<R>() && align_of::<X>() <= align_of::<R>()) };

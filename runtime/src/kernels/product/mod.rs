@@ -24,8 +24,9 @@ mod pack;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
 
-pub(super) use self::banded::{Banded, Rows, Steps, elements_of};
-use self::pack::{LINE_BYTES, Turned, fetch, pack};
+pub(super) use self::banded::{Banded, Rows, Steps, elements_of, pairs_of};
+pub(super) use self::pack::pack;
+use self::pack::{LINE_BYTES, Turned, fetch};
 use super::vectors::Vectors;
 use super::wide::{Scalar, Wide};
 use crate::kernel::Window;

@@ -147,7 +147,7 @@ pub(super) fn fetch<R>(at: *const R) {
 /// Copies `n` vectors, `stride` apart, of `depth` numbers, `step` apart, into panels of `wide`
 /// vectors, `panel` apart: number `l` of vector `i` of a panel at `l * wide + i`. The last panel is
 /// filled up with zeros. One of `stride` and `step` is 1.
-pub(super) fn pack<R: Turned>(
+pub(in crate::kernels) fn pack<R: Turned>(
     room: &mut [R],
     (wide, panel): (usize, usize),
     (n, stride): (usize, usize),

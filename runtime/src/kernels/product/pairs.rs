@@ -4,6 +4,7 @@
 //! numbers, and sums are cut at the same depth. The instructions take numbers that are not normal
 //! for zero.
 
+use super::banded::pairs_of;
 use super::pack::{LINE_BYTES, fetch};
 use super::{Bf16, DEPTH, Left, Micro, ROOM, Right, Start, Tile, Tiled, tiles};
 use crate::kernel::Window;
@@ -126,13 +127,6 @@ fn product_part(
             }
         }
     });
-}
-
-/// Numbers as pairs, if they may be read in place.
-fn pairs_of(x: &[bf16]) -> Option<&[f32]> {
-    let pairs = x.as_ptr().cast::<f32>();
-    // SAFETY: the alignment is that of f32, of which any bits are valid, and so many pairs exist.
-    (pairs.is_aligned()).then(|| unsafe { std::slice::from_raw_parts(pairs, x.len() / 2) })
 }
 
 fn pair_rows(rows: &mut [f32], n: usize) {
