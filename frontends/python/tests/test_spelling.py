@@ -285,6 +285,49 @@ def test_recurrent_layers_reach_the_backend(kind: type[nn.Module]) -> None:
     assert lt.stats().graphs == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (nn.LSTM, {}),
+        (nn.LSTM, {"num_layers": 2, "bidirectional": True}),
+        (nn.LSTM, {"proj_size": 3}),
+        (nn.GRU, {"num_layers": 2}),
+        (nn.RNN, {"bidirectional": True}),
+    ],
+)
+@pytest.mark.parametrize("shape", [(5, 2, 4), (5, 1, 4), (5, 4)])
+def test_last_states_of_recurrent_layers(
+    kind: type[nn.Module], options: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    """Torch's own decomposition leaves a dimension of size 1 in those of a batch of an LSTM."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    layer, x = kind(4, 4, **options), torch.randn(shape)
+
+    def states(layer: Any) -> list[torch.Tensor]:
+        _, last = layer(x)
+        return list(last) if isinstance(last, tuple) else [last]
+
+    eager = states(layer)
+    ours = states(torch.compile(layer, backend=backend, options={"strict": True, "fallback": "error"}))
+    assert [state.shape for state in ours] == [state.shape for state in eager]
+    close(ours, eager)
+
+    def weighted(states: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack([(state.flatten() * torch.arange(state.numel())).sum() for state in states]).sum()
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return weighted([state.transpose(0, -1).contiguous() for state in states(self.layer)])
+
+    step = lt.compile(Last(), torch.optim.SGD(layer.parameters(), lr=0.1), example=(x,), fallback="error")
+    close([step(x)], [weighted([state.transpose(0, -1).contiguous() for state in eager])])
+
+
 def test_gradients_that_are_expanded() -> None:
     """The gradient of a sum has strides of 0, and so may what a graph returns."""
     torch._dynamo.reset()

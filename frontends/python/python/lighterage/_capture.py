@@ -676,18 +676,26 @@ def attention_in_parts() -> Iterator[None]:
 def recurrent_in_parts() -> Iterator[None]:
     """Trace layers of nn.LSTM as many operations: oneDNN's one operation for each has no counterpart.
 
-    torch's own decomposition of recurrent layers has no dropout between them. Here it has.
+    torch's own decomposition (2.11) has no dropout between layers, and leaves a dimension of size 1 in the last states
+    of a batch. Here it is as the layer.
     """
     # `torch.backends.mkldnn.flags` would set other flags too, and warn about them.
     enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
-    helper = decompositions._rnn_helper
+    helper, one_layer = decompositions._rnn_helper, decompositions.one_layer_lstm
 
     def with_dropout(x: Any, hidden: Any, params: Any, biases: Any, num_layers: int, *rest: Any) -> Any:
         return helper(x, hidden, params, biases, _Layers(num_layers), *rest)  # type: ignore[no-untyped-call]
 
+    def with_states(*args: Any, **kwargs: Any) -> Any:
+        out, states = one_layer(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return out, tuple(state.squeeze(0) if state.dim() == 3 else state for state in states)
+
     try:
-        with mock.patch.object(decompositions, "_rnn_helper", with_dropout):
+        with (
+            mock.patch.object(decompositions, "_rnn_helper", with_dropout),
+            mock.patch.object(decompositions, "one_layer_lstm", with_states),
+        ):
             yield
     finally:
         torch._C._set_mkldnn_enabled(enabled)
