@@ -328,6 +328,31 @@ def test_last_states_of_recurrent_layers(
     close([step(x)], [weighted([state.transpose(0, -1).contiguous() for state in eager])])
 
 
+@pytest.mark.parametrize("of", [torch.linalg.det, torch.logdet, lambda a: torch.linalg.slogdet(a)[1]])
+def test_determinants_of_matrices_with_contiguous_columns(of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Their derivative is that of the factors of the matrix or of its transpose, as PyTorch factorizes either."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    a = torch.randn(4, 4) + 4 * torch.eye(4)
+    expected = a.clone().requires_grad_()
+    of(expected.T).backward()  # type: ignore[no-untyped-call]
+
+    class Of(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Parameter(a.clone())
+
+        def forward(self) -> torch.Tensor:
+            return of(self.a.T)
+
+    model = Of()
+    torch.compile(model, backend=backend)().backward()
+    close([model.a.grad], [expected.grad])
+    model = Of()
+    lt.compile(model, torch.optim.SGD(model.parameters(), lr=1.0), example=())()
+    close([a - model.a.detach()], [expected.grad])
+
+
 def test_gradients_that_are_expanded() -> None:
     """The gradient of a sum has strides of 0, and so may what a graph returns."""
     torch._dynamo.reset()

@@ -23,7 +23,7 @@ import torch
 import torch.utils.checkpoint
 from torch import fx, nn
 from torch._decomp import decompositions
-from torch._dispatch.python import enable_python_dispatcher
+from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
 from torch._export.serde import serialize
 from torch._export.utils import _compiling_state_context
 from torch._subclasses.fake_tensor import (
@@ -448,7 +448,7 @@ def _record(step: _Step, values: Sequence[torch.Tensor], mode: FakeTensorMode) -
         unread(),
         torch.enable_grad(),
         torch.autograd.set_multithreading_enabled(False),
-        recurrent_in_parts(),
+        as_planned(),
     ):
         try:
             graph = make_fx(step, {torch.ops.aten._efficientzerotensor.default: zero_tensor})(*values)
@@ -699,6 +699,35 @@ def recurrent_in_parts() -> Iterator[None]:
             yield
     finally:
         torch._C._set_mkldnn_enabled(enabled)
+
+
+@contextlib.contextmanager
+def determinants_of_rows() -> Iterator[None]:
+    """Trace determinants of matrices whose rows are contiguous.
+
+    PyTorch factorizes a matrix or its transpose, as its memory has rows or columns, and the derivative is that of
+    the one or the other. In a plan every matrix has rows.
+    """
+    with contextlib.ExitStack() as stack:
+        for op in (torch.ops.aten._linalg_det.default, torch.ops.aten._linalg_slogdet.default):
+
+            def of_rows(matrix: torch.Tensor, op: Any = op) -> Any:
+                matrix = matrix.contiguous()
+                with no_python_dispatcher():
+                    return op(matrix)
+
+            keys = (torch._C.DispatchKey.AutogradCPU, torch._C.DispatchKey.AutogradCUDA)
+            stack.callback(op._dispatch_cache.clear)
+            stack.enter_context(mock.patch.dict(op.py_kernels, dict.fromkeys(keys, of_rows)))
+            op._dispatch_cache.clear()
+        yield
+
+
+@contextlib.contextmanager
+def as_planned() -> Iterator[None]:
+    """Trace layers as a plan computes them."""
+    with recurrent_in_parts(), determinants_of_rows():
+        yield
 
 
 def is_fake(tensor: torch.Tensor) -> bool:

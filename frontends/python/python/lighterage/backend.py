@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils.dlpack import from_dlpack
 
 from . import _compat, _watch
-from ._capture import attention_in_parts, draws_in_attention, recurrent_in_parts
+from ._capture import as_planned, attention_in_parts, draws_in_attention
 from ._joint import joint, module_path
 from ._program import Options, Program
 from ._stats import counts
@@ -256,7 +256,7 @@ def _compiled(gm: fx.GraphModule, inputs: list[Any], options: Options) -> Callab
         keep_inference_input_mutations=True,
     )
     with contextlib.ExitStack() as stack:
-        stack.enter_context(recurrent_in_parts())
+        stack.enter_context(as_planned())
         if draws_in_attention(gm.graph):
             stack.enter_context(attention_in_parts())
         return compile(gm, inputs)

@@ -428,9 +428,7 @@ pub static FORMS: &[Rule] = &[
         |s| {
             scales(s)?;
             let c = 1.0 / s.number("?a")?;
-            (c.is_finite() && 1e-30 < c.abs() && c.abs() < 1e30).then_some(())?;
-            s.bind_float("?c", c);
-            Some(())
+            bind_scale(s, c)
         },
         ROUNDINGS,
         "x=f32[3,4] a=3.0",
@@ -1075,7 +1073,12 @@ fn one_dim(s: &mut Scope<'_>) -> Option<()> {
 /// Binds the product of two scales.
 fn product_of_scales(s: &mut Scope<'_>) -> Option<()> {
     let c = s.number("?a")? * s.number("?b")?;
-    (c.is_finite() && 1e-30 < c.abs()).then_some(())?;
+    bind_scale(s, c)
+}
+
+/// Binds `?c` to a scale. One that is infinity in f32 would make NaN of zeros.
+fn bind_scale(s: &mut Scope<'_>, c: f64) -> Option<()> {
+    (1e-30 < c.abs() && c.abs() < 1e30).then_some(())?;
     s.bind_float("?c", c);
     Some(())
 }
