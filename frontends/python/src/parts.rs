@@ -150,7 +150,7 @@ pub(crate) struct Arenas {
     free: Arc<Free>,
     turns: Mutex<BTreeMap<i64, Weak<Turn>>>,
     next: AtomicI64,
-    /// How many machines were made.
+    /// How many machines there are.
     made: AtomicI64,
     /// The last time of each part.
     lasted: [Lasted; 2],
@@ -332,12 +332,20 @@ impl Arenas {
         !self.generators.is_empty()
     }
 
-    /// Number of machines that were made, and of those that wait for a backward.
+    /// Number of machines, and of those that wait for a backward.
     #[getter]
     fn counts(&self) -> (i64, usize) {
         let mut turns = locked(&self.turns);
         turns.retain(|_, turn| turn.strong_count() > 0);
         (self.made.load(Ordering::Relaxed), turns.len())
+    }
+
+    /// Gives back the memory of machines that wait for a forward. The next forward makes another.
+    fn release(&self, py: Python<'_>) {
+        let free = std::mem::take(&mut *locked(&self.free));
+        self.made.fetch_sub(free.len() as i64, Ordering::Relaxed);
+        // Freeing large blocks takes a while.
+        py.detach(|| drop(free));
     }
 
     /// Runs the first part, without the GIL, on tensors at these addresses. `storages`: a number

@@ -211,7 +211,10 @@ class Arenas:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Number of machines that were made, and of forwards that wait."""
+        """Number of machines, and of forwards that wait."""
+
+    def release(self) -> None:
+        """Give back the memory of machines that wait for a forward. The next forward makes another."""
 
     def forward(
         self, states: list[int], storages: list[int], inputs: list[int], outputs: list[int], seed: int
