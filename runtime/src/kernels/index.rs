@@ -277,11 +277,40 @@ fn indexed(
     rows: Range<usize>,
     mut f: impl FnMut(usize, usize),
 ) -> Ran {
-    let (shape, dim, index) = (
-        call.in_shape(0),
-        call.int("dim") as usize,
+    let (size, index) = (
+        call.in_shape(0)[call.int("dim") as usize],
         Indices::new(call, 1),
     );
+    let mut ran = Ok(());
+    lines(call, other, rows, &mut |line| {
+        let [mut at, mut other] = line.start;
+        for i in line.indices {
+            match in_range(index.at(i), size) {
+                Ok(index) => f(at as usize + index * line.stride, other as usize),
+                Err(e) if ran.is_ok() => ran = Err(e),
+                Err(_) => {}
+            }
+            at += line.steps[0];
+            other += line.steps[1];
+        }
+    });
+    ran
+}
+
+/// Neighbouring indices.
+struct Line {
+    indices: Range<usize>,
+    /// The positions in operand 0, for an index of 0, and in the other tensor, of the first of them.
+    start: [isize; 2],
+    /// The distances to those of the next.
+    steps: [isize; 2],
+    /// The distance in operand 0 from an index to the next.
+    stride: usize,
+}
+
+/// Calls `f` for every line of the indices of some rows. It is one function for all types.
+fn lines(call: &Call<'_>, other: &[usize], rows: Range<usize>, f: &mut dyn FnMut(Line)) {
+    let (shape, dim) = (call.in_shape(0), call.int("dim") as usize);
     let (strides, others) = (contiguous(shape), contiguous(other));
     let own = |d: usize| [if d == dim { 0 } else { strides[d] }, others[d]];
     let mut nest = Nest::<2>::new();
@@ -296,20 +325,15 @@ fn indexed(
     }
     let mut i = rows.start * count(call.in_shape(1).get(1..).unwrap_or(&[]));
     let (width, steps) = nest.pop();
-    let mut ran = Ok(());
-    nest.each(start, |[mut at, mut other]| {
-        for _ in 0..width {
-            match in_range(index.at(i), shape[dim]) {
-                Ok(index) => f(at as usize + index * strides[dim] as usize, other as usize),
-                Err(e) if ran.is_ok() => ran = Err(e),
-                Err(_) => {}
-            }
-            i += 1;
-            at += steps[0];
-            other += steps[1];
-        }
+    nest.each(start, |start| {
+        f(Line {
+            indices: i..i + width,
+            start,
+            steps,
+            stride: strides[dim] as usize,
+        });
+        i += width;
     });
-    ran
 }
 /// The number of rows of the indices.
 fn rows(call: &Call<'_>) -> usize {

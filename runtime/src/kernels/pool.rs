@@ -92,7 +92,8 @@ fn max_pool2d_of<T: Scalar, W: Wide>(call: &Call<'_>) {
         indices,
         wide: PhantomData::<W>,
     };
-    // Training pools floats. Of the others there is no code for each set of instructions.
+    // Training pools floats. Of the others there is no code for each set of instructions and each
+    // stride.
     if is_float(T::DTYPE) {
         Arch::new().dispatch(windows);
     } else {
@@ -133,10 +134,10 @@ impl<T: Scalar, W: Wide> WithSimd for Windows<'_, T, W> {
                         let end = first + columns.input(some.end - 1, kx) + 1;
                         let (from, to) = (&x[at..end], some.start - lo..some.end - lo);
                         let (best, firsts) = (&mut best[to.clone()], &mut firsts[to]);
-                        match columns.stride {
-                            1 => larger(best, firsts, from, at, 1),
-                            2 => larger(best, firsts, from, at, 2),
-                            stride => larger(best, firsts, from, at, stride),
+                        match (columns.stride, is_float(T::DTYPE)) {
+                            (1, true) => larger(best, firsts, from, at, 1),
+                            (2, true) => larger(best, firsts, from, at, 2),
+                            (stride, _) => larger(best, firsts, from, at, stride),
                         }
                     }
                 }

@@ -8,7 +8,7 @@ use super::patches::Patches;
 use super::weights::{Gradients, store_transposed};
 use crate::kernel::{Planes, Window};
 use crate::kernels::math::Float;
-use crate::kernels::product::{Banded, Rows, Steps, Tiled, elements_of};
+use crate::kernels::product::{Banded, LINES, Rows, Steps, Tiled, elements_of};
 use crate::kernels::wide::Wide;
 use std::ops::Range;
 
@@ -119,7 +119,7 @@ impl<T: Float> Product<'_, T> {
                                 }
                                 let x = Rows {
                                     x: &*weights,
-                                    start: |i: usize| (row - rows.start + i) * depth,
+                                    start: &|i: usize| (row - rows.start + i) * depth,
                                 };
                                 let mut y = Window::new(numbers, some.len(), width);
                                 banded.add(depth, &x, &w, &mut y);
@@ -142,17 +142,6 @@ impl<T: Float> Product<'_, T> {
         });
     }
 }
-
-/// Offsets of a panel's rows.
-const LINES: [usize; 64] = {
-    let mut lines = [0; 64];
-    let mut l = 0;
-    while l < lines.len() {
-        lines[l] = l * Banded::<f32>::COLUMNS;
-        l += 1;
-    }
-    lines
-};
 
 impl<T: Float> Gradients<'_, T> {
     /// Micro-kernels, if products of bands are faster than those of patches.
@@ -225,7 +214,7 @@ impl<T: Float> Gradients<'_, T> {
                             );
                             let x = Rows {
                                 x: &*room,
-                                start: |i: usize| {
+                                start: &|i: usize| {
                                     let (channel, tap) =
                                         ((start + i) / n_taps, (start + i) % n_taps);
                                     (channel - channels.start) * band.plane() + table[tap]

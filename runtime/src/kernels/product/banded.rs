@@ -7,15 +7,39 @@ use crate::kernel::Window;
 use crate::kernels::wide::Scalar;
 
 /// Rows of a tile, and its vectors of columns.
-const ROWS: usize = 6;
-const VECTORS: usize = 4;
-const LANES: usize = 16;
+pub(super) const ROWS: usize = 6;
+pub(super) const VECTORS: usize = 4;
+pub(super) const LANES: usize = 16;
 
-/// `(columns, rows, y, y's row stride, the rows of x, w, offsets of w's rows, the distance to the
-/// next so many rows, depth)`. It computes `y[i][j] += sum over l of x[i][l] w[l][j]` for a tile of
-/// at least one row.
-type Kernel<R> =
-    unsafe fn(usize, usize, *mut R, usize, &[*const R; ROWS], *const R, &[usize], usize, usize);
+/// `(columns, rows, depth, y, the rows of x, w, offsets of w's rows, y's row stride, x's column
+/// stride, the distance to the next so many rows of w, factor of the product, 0: y is overwritten or
+/// 1: added to)`. It computes `y[i][j] (+)= sum over l of x[i][l] w[l][j]` for a tile of at least
+/// one row.
+type Kernel<R> = unsafe fn(
+    usize,
+    usize,
+    usize,
+    *mut R,
+    &[*const R; ROWS],
+    *const R,
+    &[usize],
+    usize,
+    usize,
+    usize,
+    R,
+    u8,
+);
+
+/// Offsets of some rows of a panel of a tile's columns.
+pub(in crate::kernels) const LINES: [usize; 64] = {
+    let mut lines = [0; 64];
+    let mut l = 0;
+    while l < lines.len() {
+        lines[l] = l * VECTORS * LANES;
+        l += 1;
+    }
+    lines
+};
 
 /// What a machine has.
 pub(in crate::kernels) struct Banded<R: 'static> {
@@ -25,10 +49,9 @@ pub(in crate::kernels) struct Banded<R: 'static> {
 
 /// A left factor: row `i` begins at element `start(i)` of `x`, and its numbers are next to each
 /// other. They may be pairs of elements.
-#[derive(Clone, Copy)]
-pub(in crate::kernels) struct Rows<'a, X, F> {
+pub(in crate::kernels) struct Rows<'a, X> {
     pub(in crate::kernels) x: &'a [X],
-    pub(in crate::kernels) start: F,
+    pub(in crate::kernels) start: &'a dyn Fn(usize) -> usize,
 }
 
 /// A right factor: number `l * n + i` of column `j` of panel `p`, for a table of `n` offsets, lies
@@ -59,7 +82,7 @@ impl<R: Copy> Steps<'_, R> {
     }
 }
 
-impl<R: Copy> Banded<R> {
+impl<R: Scalar> Banded<R> {
     /// Rows and columns of a tile.
     pub(in crate::kernels) const ROWS: usize = ROWS;
     pub(in crate::kernels) const COLUMNS: usize = VECTORS * LANES;
@@ -69,7 +92,7 @@ impl<R: Copy> Banded<R> {
     pub(in crate::kernels) fn add<X>(
         &self,
         depth: usize,
-        x: &Rows<'_, X, impl Fn(usize) -> usize>,
+        x: &Rows<'_, X>,
         w: &Steps<'_, R>,
         y: &mut Window<'_, R>,
     ) {
@@ -114,13 +137,16 @@ impl<R: Copy> Banded<R> {
                     kernel(
                         width,
                         height,
+                        depth,
                         to.add(i * stride + j),
-                        stride,
                         &x_rows,
                         w.w.as_ptr().add(panel * w.panel),
                         w.table,
+                        stride,
+                        1,
                         w.step,
-                        depth,
+                        R::cast_f32(1.0),
+                        1,
                     );
                 }
             }
@@ -148,13 +174,13 @@ pub(in crate::kernels) fn elements_of<R: Scalar, X: Scalar>(room: &mut [R]) -> &
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::BF16;
+pub(super) use x86::{BF16, tile};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::{Banded, Kernel, LANES, ROWS, VECTORS};
     use std::arch::x86_64::{
-        __m512, __m512bh, _mm512_add_ps, _mm512_dpbf16_ps, _mm512_mask_storeu_ps,
+        __m512, __m512bh, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_mask_storeu_ps,
         _mm512_maskz_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps,
     };
 
@@ -184,16 +210,19 @@ mod x86 {
         clippy::too_many_arguments,
         reason = "a call for each tile: they are registers"
     )]
-    unsafe fn tile<const R: usize, const V: usize>(
+    pub(in super::super) unsafe fn tile<const R: usize, const V: usize>(
         columns: usize,
         rows: usize,
+        depth: usize,
         y: *mut f32,
-        y_row: usize,
         x: &[*const f32; ROWS],
         mut w: *const f32,
         table: &[usize],
+        y_row: usize,
+        x_column: usize,
         step: usize,
-        depth: usize,
+        scale: f32,
+        add: u8,
     ) {
         let mut sums = [[_mm512_setzero_ps(); V]; R];
         let mut first = 0;
@@ -208,7 +237,7 @@ mod x86 {
                 }
                 for (sums, x) in sums.iter_mut().zip(x) {
                     // SAFETY: a row of x has so many numbers.
-                    let pair = unsafe { x.add(l).read_unaligned() };
+                    let pair = unsafe { x.add(l * x_column).read_unaligned() };
                     let pair = pairs(_mm512_set1_ps(pair));
                     for (sum, &vector) in sums.iter_mut().zip(&vectors) {
                         *sum = _mm512_dpbf16_ps(*sum, pair, vector);
@@ -218,14 +247,16 @@ mod x86 {
             first += n;
             w = w.wrapping_add(step);
         }
+        let scale = _mm512_set1_ps(scale);
         for (i, sums) in sums.iter().enumerate().take(rows) {
             for (v, &sum) in sums.iter().enumerate() {
                 let lanes = columns.saturating_sub(v * LANES).min(LANES);
                 let there = ((1u32 << lanes) - 1) as u16;
+                let before = if add == 0 { 0 } else { there };
                 let y = y.wrapping_add(i * y_row + v * LANES);
-                // SAFETY: row i of y has the columns that the mask selects.
+                // SAFETY: row i of y has the columns that the masks select.
                 unsafe {
-                    let sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(there, y));
+                    let sum = _mm512_fmadd_ps(scale, sum, _mm512_maskz_loadu_ps(before, y));
                     _mm512_mask_storeu_ps(y, there, sum);
                 }
             }

@@ -24,7 +24,7 @@ mod pack;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
 
-pub(super) use self::banded::{Banded, Rows, Steps, elements_of, pairs_of};
+pub(super) use self::banded::{Banded, LINES, Rows, Steps, elements_of, pairs_of};
 pub(super) use self::pack::pack;
 use self::pack::{LINE_BYTES, Turned, fetch};
 use super::vectors::Vectors;

@@ -4,22 +4,13 @@
 //! numbers, and sums are cut at the same depth. The instructions take numbers that are not normal
 //! for zero.
 
-use super::banded::pairs_of;
+use super::banded::{self, LANES, LINES, ROWS, VECTORS, pairs_of};
 use super::pack::{LINE_BYTES, fetch};
 use super::{Bf16, DEPTH, Left, Micro, ROOM, Right, Start, Tile, Tiled, tiles};
 use crate::kernel::Window;
 use half::bf16;
-use std::arch::x86_64::{
-    __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_loadu_si512,
-    _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps, _mm512_set1_epi32, _mm512_set1_ps,
-    _mm512_setzero_ps, _mm512_setzero_si512,
-};
 use std::ops::Range;
 
-/// Rows of a tile, and its vectors of 16 columns: 24 sums are registers.
-const ROWS: usize = 6;
-const VECTORS: usize = 4;
-const LANES: usize = 16;
 const COLUMNS: usize = VECTORS * LANES;
 /// Pairs of a packed block's depth.
 const PAIRS: usize = DEPTH / 2;
@@ -252,8 +243,7 @@ fn pair([even, odd]: [bf16; 2]) -> f32 {
     f32::from_bits(u32::from(even.to_bits()) | u32::from(odd.to_bits()) << 16)
 }
 
-/// One of [`TILE`]'s kernels: see [`Micro`]. It may have more rows than the tile; then it computes
-/// the last one several times. The tile's columns are next to each other.
+/// One of [`TILE`]'s kernels: see [`Micro`]. The right factor is packed.
 ///
 /// # Safety
 /// The pointers have what the sizes say, and the machine has the instructions.
@@ -262,7 +252,7 @@ fn pair([even, odd]: [bf16; 2]) -> f32 {
     clippy::too_many_arguments,
     reason = "they are those of the crates' kernels"
 )]
-unsafe fn tile<const ROWS: usize, const VECTORS: usize>(
+unsafe fn tile<const R: usize, const V: usize>(
     columns: usize,
     rows: usize,
     pairs: usize,
@@ -282,45 +272,14 @@ unsafe fn tile<const ROWS: usize, const VECTORS: usize>(
     _: bool,
     _: *const f32,
 ) {
-    let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
-    for l in 0..pairs as isize {
-        let mut vectors = [bits(_mm512_setzero_si512()); VECTORS];
-        for (v, vector) in vectors.iter_mut().enumerate() {
-            // SAFETY: w has whole vectors of the columns.
-            let pairs = unsafe { _mm512_loadu_si512(w.offset(l * w_row).add(v * LANES).cast()) };
-            *vector = bits(pairs);
-        }
-        for (i, sums) in sums.iter_mut().enumerate() {
-            let i = i.min(rows - 1) as isize;
-            // SAFETY: x has row i.
-            let pair = unsafe { *x.offset(i * x_row + l * x_column) };
-            let pair = bits(_mm512_set1_epi32(pair.to_bits().cast_signed()));
-            for (sum, &vector) in sums.iter_mut().zip(&vectors) {
-                *sum = _mm512_dpbf16_ps(*sum, pair, vector);
-            }
-        }
+    debug_assert!(w_row == COLUMNS as isize, "a right factor should be packed");
+    let x_rows = std::array::from_fn(|i| x.wrapping_offset(i.min(rows - 1) as isize * x_row));
+    let (y_row, x_column) = (y_row as usize, x_column as usize);
+    let step = LINES.len() * COLUMNS;
+    // SAFETY: as here.
+    unsafe {
+        banded::tile::<R, V>(
+            columns, rows, pairs, y, &x_rows, w, &LINES, y_row, x_column, step, scale, add,
+        );
     }
-    let scale = _mm512_set1_ps(scale);
-    for (i, sums) in sums.iter().enumerate().take(rows) {
-        for (v, &sum) in sums.iter().enumerate() {
-            let lanes = columns.saturating_sub(v * LANES).min(LANES);
-            let there = ((1u32 << lanes) - 1) as u16;
-            let before = if add == 0 { 0 } else { there };
-            let y = y
-                .wrapping_offset(i as isize * y_row)
-                .wrapping_add(v * LANES);
-            // SAFETY: row i of y has the columns that the masks select.
-            unsafe {
-                let sum = _mm512_fmadd_ps(scale, sum, _mm512_maskz_loadu_ps(before, y));
-                _mm512_mask_storeu_ps(y, there, sum);
-            }
-        }
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn bits(pairs: __m512i) -> __m512bh {
-    // SAFETY: both are 512 bits, and any are valid.
-    unsafe { std::mem::transmute(pairs) }
 }
