@@ -29,7 +29,7 @@ const OUTPUTS: usize = 512;
 const PACKED_ROWS: usize = 96;
 
 /// With more rows for each tap, packing patches takes no longer than packing bands and pairs of
-/// weights.
+/// weights. For several flipped taps it always does.
 const ROWS_OF_TAP: usize = 64;
 
 /// Whether bands of at most so many positions are worth their copies. Products of patches have no
@@ -42,7 +42,7 @@ fn pays<T: Float>(
 ) -> bool {
     let (y, x) = (&patches.y, &patches.x);
     let taps = y.taps.saturating_mul(x.taps);
-    if !(2..=TAPS).contains(&taps) || y.places * x.places == 0 {
+    if !(1..=TAPS).contains(&taps) || y.places * x.places == 0 {
         return false;
     }
     let (height, width) = largest((y, x), channels, (BAND, positions));
@@ -62,7 +62,7 @@ impl<T: Float> Product<'_, T> {
         let odd = 2 * pairs - self.patches.channels;
         let taps = self.patches.y.taps * self.patches.x.taps;
         let pays = pays(&self.patches, pairs, (usize::MAX, LANES / 2), self.rows)
-            && (self.weights.is_flipped() || self.rows <= taps * ROWS_OF_TAP)
+            && (self.rows <= taps * ROWS_OF_TAP || 1 < taps && self.weights.is_flipped())
             && odd * self.rows <= self.patches.channels * PACKED_ROWS / 8;
         pays.then_some(banded)
     }
