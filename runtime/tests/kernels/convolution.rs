@@ -285,6 +285,9 @@ fn convolutions_of_networks() {
         shape([1, 1, 3, 530], [20, 30], [3, 3], [1, 1, 1]),
         shape([1, 1, 52, 512], [16, 16], [3, 3], [1, 1, 1]),
         shape([1, 1, 200, 210], [6, 16], [5, 5], [1, 2, 1]),
+        // No channels.
+        shape([2, 1, 0, 20], [13, 11], [3, 3], [1, 1, 1]),
+        shape([2, 1, 20, 0], [13, 11], [3, 3], [1, 1, 1]),
     ];
     for shape in &pairs {
         agrees(shape, DType::BF16, &teams, [1, 1, 1], false);

@@ -50,7 +50,8 @@ fn pays<T: Float>(
     let places = height * width;
     let between = band.positions() + more - places;
     let weights = channels.saturating_mul(taps);
-    band.len() <= BAND && weights <= MOST_WEIGHTS / STORED && between * rows <= places * PACKED_ROWS
+    let fits = band.len() <= BAND && (1..=MOST_WEIGHTS / STORED).contains(&weights);
+    fits && between * rows <= places * PACKED_ROWS
 }
 
 impl<T: Float> Product<'_, T> {
@@ -125,20 +126,37 @@ impl<T: Float> Product<'_, T> {
                                 banded.add(depth, &x, &w, &mut y);
                                 let rounded = &mut rounded[..some.len() * width];
                                 T::Wide::store(numbers, rounded);
-                                self.segments(&band, first, (at, width), |positions, elements| {
-                                    let mut window =
-                                        planes.window(self.plane + image, some.clone(), elements);
-                                    for (r, from) in rounded.chunks_exact(width).enumerate() {
-                                        let to = window.row(r).iter_mut().step_by(self.grid.step.1);
-                                        to.zip(&from[positions.clone()])
-                                            .for_each(|(to, &from)| *to = from);
-                                    }
-                                });
+                                let place = (self.plane + image, some);
+                                let positions = (&band, first, at);
+                                self.place_rounded(&*rounded, width, place, positions, planes);
                             }
                         }
                     });
                 }
             });
+        });
+    }
+    /// Writes some rows of numbers, of a band's positions from one on, to the elements of a plane.
+    fn place_rounded(
+        &self,
+        numbers: &[T],
+        width: usize,
+        (plane, rows): (usize, Range<usize>),
+        (band, first, at): (&Band, (usize, usize), usize),
+        planes: &mut Planes<'_, T>,
+    ) {
+        self.segments(band, first, (at, width), |positions, elements| {
+            let mut window = planes.window(plane, rows.clone(), elements);
+            for (r, from) in numbers.chunks_exact(width).enumerate() {
+                let (from, to) = (&from[positions.clone()], window.row(r));
+                match self.grid.step.1 {
+                    1 => to.copy_from_slice(from),
+                    step => {
+                        let to = to.iter_mut().step_by(step);
+                        to.zip(from).for_each(|(to, &from)| *to = from);
+                    }
+                }
+            }
         });
     }
 }

@@ -563,7 +563,11 @@ fn backward_weights<T: Float>(
         first: group * s.outputs,
         plane: s.planes().0,
     };
-    let compute = |group, part, mut to: Window<'_, T>| {
+    let compute = |group, part: (_, Range<usize>), mut to: Window<'_, T>| {
+        if part.1.is_empty() {
+            // There are no channels.
+            return;
+        }
         let gradients = gradients(group);
         if let Some(banded) = gradients.banded() {
             gradients.by_bands(banded, part, &mut to);

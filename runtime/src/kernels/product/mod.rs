@@ -15,7 +15,7 @@
 
 #![allow(
     unsafe_code,
-    reason = "micro-kernels take pointers: those of the crates in `tiles`, our own in `pairs`. \
+    reason = "micro-kernels take pointers: those of the crates in `tiles`, our own in `banded`. \
               And vectors have types of their own: see `pack::turned_f32`"
 )]
 
