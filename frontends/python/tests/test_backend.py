@@ -669,6 +669,78 @@ def test_every_shape_has_its_plan() -> None:
     assert lt.stats().eager_graphs == 0
 
 
+class Told(nn.Module):
+    """Gets a number beside its batch."""
+
+    def __init__(self, use: Callable[[torch.Tensor, Any], torch.Tensor]) -> None:
+        super().__init__()
+        self.inner, self.use = Net(), use
+
+    def forward(self, x: torch.Tensor, number: Any) -> torch.Tensor:
+        return self.use(self.inner(x), number)
+
+
+def told(use: Callable[[torch.Tensor, Any], torch.Tensor], **options: Any) -> tuple[Any, Any, Any]:
+    """Such a model, its copy, and the copy compiled."""
+    a = Told(use)
+    b = copy.deepcopy(a)
+    return a, b, torch.compile(b, backend=backend, **options)
+
+
+STRICT: dict[str, Any] = {"strict": True}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_float_and_the_size_of_the_batch_change(dynamic: bool | None) -> None:
+    a, b, c = told(lambda y, weight: weight * y.square().mean() - y.sum() / weight, dynamic=dynamic, options=STRICT)
+    for i in range(6):
+        x, weight = batch(rows=5 if i % 3 == 2 else 8), 0.1 * i + 0.05
+        for model in (a, c):
+            model(x, weight).backward()
+    assert_same(a, b)
+    # Those of the sizes, and of the first call, in which the float is a constant.
+    assert lt.stats().graphs <= 4
+
+
+def test_a_number_of_steps_has_one_plan() -> None:
+    """Dynamo traces the first call with its value, and the others with a symbol."""
+    a, b, c = told(lambda y, number: y.square().mean() * min(1.0, (number + 1) / 10), options=STRICT)
+    for number in range(15):
+        for model in (a, c):
+            model(batch(), number).backward()
+    assert_same(a, b)
+    assert lt.stats().graphs == 2
+
+
+def test_numbers_that_are_a_part_of_the_plan_have_few_plans() -> None:
+    a, b, c = told(lambda y, number: y.clamp(max=number / 20).square().mean())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for number in range(2, 16):
+            for model in (a, c):
+                model(batch(), number).backward()
+    assert_same(a, b)
+    assert ["a number in it differs from call to call" in str(warning.message) for warning in said] == [True]
+    # One of them of the first call.
+    assert (lt.stats().graphs, lt.stats().eager_graphs) == (9, 1)
+    torch._dynamo.reset()
+    strict: Any = torch.compile(b, backend=backend, options=STRICT)
+    for number in range(2, 11):
+        strict(batch(), number)
+    for number in (11, 12):
+        with pytest.raises(lt.Unsupported, match="a number in it differs"):
+            strict(batch(), number)
+
+
+def test_numbers_that_are_sizes_have_plans() -> None:
+    a, b, c = told(lambda y, number: y[:number].square().mean() * number, options=STRICT)
+    for number in range(2, 14):
+        for model in (a, c):
+            model(batch(rows=16), number).backward()
+    assert_same(a, b)
+    assert lt.stats().eager_graphs == 0
+
+
 class Unplannable(nn.Module):
     """A module that calls what has no kernel."""
 
