@@ -23,6 +23,7 @@ from lighterage.backend import backend
 from torch import nn
 from torch._dynamo.backends import registry
 from torch.nn import functional as F
+from torch.nn.utils import rnn
 from torch.utils.checkpoint import checkpoint
 
 import lighterage as lt
@@ -825,6 +826,34 @@ def test_recurrent_layers_are_planned(kind: Callable[..., nn.RNNBase]) -> None:
     assert_same(a, b)
     stats = lt.stats()
     assert (stats.graphs, stats.eager_frames, stats.breaks) == (1, 0, [])
+
+
+class Packed(nn.Module):
+    """A recurrent layer over sequences of several lengths."""
+
+    def __init__(self, kind: Callable[..., nn.RNNBase]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.layer, self.last = nn.Linear(16, 8), kind(8, 8, batch_first=True), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = rnn.pack_padded_sequence(self.first(x), lengths, batch_first=True, enforce_sorted=False)
+        return self.last(rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_graphs_break_at_packed_sequences(kind: Callable[..., nn.RNNBase]) -> None:
+    """What stands before and after them is planned."""
+    a = Packed(kind)
+    b = copy.deepcopy(a)
+    c = torch.compile(b, backend=backend)
+    batches = [(torch.randn(3, 5, 16), torch.tensor(lengths)) for lengths in ([5, 3, 4], [1, 5, 2])]
+    torch.stack([a(*batch).square().sum() for batch in batches]).sum().backward()
+    with pytest.warns(UserWarning, match=rf"runs {kind.__name__}.forward .* in eager mode"):
+        torch.stack([c(*batch).square().sum() for batch in batches]).sum().backward()
+    assert_same(a, b)
+    assert lt.stats().graphs > 0
+    assert lt.stats().eager_frames == 1
 
 
 class Breaking(nn.Module):
