@@ -769,6 +769,41 @@ def test_what_has_no_kernel_is_part_of_the_plan() -> None:
     assert (stats.eager_graphs, stats.graphs, stats.externs, stats.extern_runs) == (0, 1, 1, 2)
 
 
+class Nested(nn.Module):
+    """Layers for sequences of several lengths, without padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(16, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.first(x)))
+
+
+def test_graphs_with_nested_tensors_run_in_eager_mode() -> None:
+    a = Nested()
+    b = copy.deepcopy(a)
+    batches = [
+        torch.nested.nested_tensor([batch(rows=rows) for rows in lengths], layout=torch.jagged)
+        for lengths in ((3, 5), (4, 2), (1, 1))
+    ]
+    strict: Any = torch.compile(b, backend=backend, options=STRICT)
+    with pytest.raises(Exception, match="Unsupported: nested tensors"):
+        strict(batches[0])
+    torch._dynamo.reset()
+    c = torch.compile(b, backend=backend)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for x in batches:
+            for model in (a, c):
+                model(x).values().square().sum().backward()
+    assert_same(a, b)
+    # Dynamo traces the second batch again, with symbols.
+    assert {str(warning.message).partition(" have no")[0].partition(": ")[2] for warning in said} == {"nested tensors"}
+    assert lt.stats().eager_graphs == len(said) <= 2
+
+
 class Talking(Net):
     """Says how many rows there are, as models of transformers do."""
 
@@ -848,9 +883,11 @@ def test_graphs_break_at_packed_sequences(kind: Callable[..., nn.RNNBase]) -> No
     b = copy.deepcopy(a)
     c = torch.compile(b, backend=backend)
     batches = [(torch.randn(3, 5, 16), torch.tensor(lengths)) for lengths in ([5, 3, 4], [1, 5, 2])]
-    torch.stack([a(*batch).square().sum() for batch in batches]).sum().backward()
+    theirs: Any = sum(a(*batch).square().sum() for batch in batches)
     with pytest.warns(UserWarning, match=rf"runs {kind.__name__}.forward .* in eager mode"):
-        torch.stack([c(*batch).square().sum() for batch in batches]).sum().backward()
+        ours: Any = sum(c(*batch).square().sum() for batch in batches)
+    theirs.backward()
+    ours.backward()
     assert_same(a, b)
     assert lt.stats().graphs > 0
     assert lt.stats().eager_frames == 1

@@ -252,6 +252,10 @@ def backend(
     if mode not in (None, "default"):
         raise Error(f"mode={mode!r}: the backend has no modes; give it options={{'budget': ...}}")
     chosen = Options.of(options)
+    values = pytree.tree_leaves([example_inputs, [node.meta.get("example_value") for node in gm.graph.nodes]])
+    if any(isinstance(value, torch.Tensor) and value.is_nested for value in values):
+        _tell(Unsupported("nested tensors have no fixed sizes. Padded ones have a plan for each size"), chosen)
+        return gm
     if any(isinstance(value, torch.SymInt) for value in example_inputs):
         return _by_shape(gm, chosen)
     return _by_flags(gm, example_inputs, chosen)
