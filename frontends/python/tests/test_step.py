@@ -889,6 +889,27 @@ def test_failed_line_is_told_and_the_model_can_be_compiled_again() -> None:
 # Threads, signals, reports -------------------------------------------------------------------------------------------
 
 
+def test_threads_compile_one_after_the_other() -> None:
+    models = [Mlp() for _ in range(3)]
+    for model in models[1:]:
+        model.load_state_dict(models[0].state_dict())
+    x, y = torch.randn(8, 16), torch.randint(4, (8,))
+    together, losses = threading.Barrier(len(models)), []
+
+    def train(model: nn.Module) -> None:
+        together.wait()
+        step = lt.compile(model, sgd(list(model.parameters())), example=(x, y), kernels="plain")
+        losses.append([step(x, y).item() for _ in range(3)])
+
+    threads = [threading.Thread(target=train, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(losses) == 3
+    assert losses[0] == losses[1] == losses[2]
+
+
 def test_other_threads_run_while_a_step_does() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))

@@ -261,6 +261,7 @@ def backend(
     return _by_flags(gm, example_inputs, chosen)
 
 
+@_compat.alone
 def _compiled(gm: fx.GraphModule, inputs: list[Any], options: Options) -> Callable[..., Any]:
     holders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     sources = [getattr(node, "_dynamo_source", None) for node in holders]

@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 
 from . import _base, _check, _device, _foreign, _kernels, _lighterage, _micro, _openmp, _optimizer, _profile, _scaler
 from ._capture import Loss, call_model
+from ._compat import alone
 from ._guard import Batch, Guard
 from ._lighterage import Machine, Plan
 from .errors import Error, ShapeError
@@ -42,6 +43,7 @@ Budget = str | int | float | None
 SPARE_LOSSES = 32
 
 
+@alone
 def plan(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | str = "none",
@@ -106,6 +108,7 @@ def plan(
     return planned
 
 
+@alone
 def compile(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -274,6 +277,7 @@ def compile(
     matrices.forget()
     step._adopt()
 
+    @alone
     def beside(example: Example) -> _Run | None:
         """The step for a batch of another shape in the memory of this one; none if it needs more."""
         args, kwargs = _arguments(example)
