@@ -981,10 +981,11 @@ def test_more_shapes_than_dynamo_allows_are_an_error() -> None:
 
 
 def test_options_are_checked() -> None:
-    for options in ({"budgets": "60%"}, {"budget": "lots"}):
+    wrong: list[Any] = [{"budgets": "60%"}, {"budget": "lots"}, {"budget": [1]}, {"threads": 0}, {"strict": "yes"}]
+    for options in wrong:
         torch._dynamo.reset()
-        with pytest.raises(Exception, match=r"options|budget"):
-            torch.compile(Net(), backend=backend, options=dict(options))(batch())
+        with pytest.raises(Exception, match=r"Error: (options|budget|threads)"):
+            torch.compile(Net(), backend=backend, options=options)(batch())
 
 
 def test_the_package_names_the_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ OLDEST, NEWEST, EXACT = (2, 9), (2, 15), (2, 11)
 
 
 # Without a GPU, torch (2.11) keeps something of the first thread that traces. When this thread has ended, others that
-# trace crash, in torch.compile too. So the thread that loads the package is the first: most often it is the main thread.
+# trace crash, in torch.compile too. So the thread that loads the package is the first: it is most often the main one.
 with FakeTensorMode():
     pass
 
