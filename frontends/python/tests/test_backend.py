@@ -23,6 +23,7 @@ from lighterage.backend import backend
 from torch import nn
 from torch._dynamo.backends import registry
 from torch.nn import functional as F
+from torch.nn.utils import rnn
 from torch.utils.checkpoint import checkpoint
 
 import lighterage as lt
@@ -669,6 +670,78 @@ def test_every_shape_has_its_plan() -> None:
     assert lt.stats().eager_graphs == 0
 
 
+class Told(nn.Module):
+    """Gets a number beside its batch."""
+
+    def __init__(self, use: Callable[[torch.Tensor, Any], torch.Tensor]) -> None:
+        super().__init__()
+        self.inner, self.use = Net(), use
+
+    def forward(self, x: torch.Tensor, number: Any) -> torch.Tensor:
+        return self.use(self.inner(x), number)
+
+
+def told(use: Callable[[torch.Tensor, Any], torch.Tensor], **options: Any) -> tuple[Any, Any, Any]:
+    """Such a model, its copy, and the copy compiled."""
+    a = Told(use)
+    b = copy.deepcopy(a)
+    return a, b, torch.compile(b, backend=backend, **options)
+
+
+STRICT: dict[str, Any] = {"strict": True}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_float_and_the_size_of_the_batch_change(dynamic: bool | None) -> None:
+    a, b, c = told(lambda y, weight: weight * y.square().mean() - y.sum() / weight, dynamic=dynamic, options=STRICT)
+    for i in range(6):
+        x, weight = batch(rows=5 if i % 3 == 2 else 8), 0.1 * i + 0.05
+        for model in (a, c):
+            model(x, weight).backward()
+    assert_same(a, b)
+    # Those of the sizes, and of the first call, in which the float is a constant.
+    assert lt.stats().graphs <= 4
+
+
+def test_a_number_of_steps_has_one_plan() -> None:
+    """Dynamo traces the first call with its value, and the others with a symbol."""
+    a, b, c = told(lambda y, number: y.square().mean() * min(1.0, (number + 1) / 10), options=STRICT)
+    for number in range(15):
+        for model in (a, c):
+            model(batch(), number).backward()
+    assert_same(a, b)
+    assert lt.stats().graphs == 2
+
+
+def test_numbers_that_are_a_part_of_the_plan_have_few_plans() -> None:
+    a, b, c = told(lambda y, number: y.clamp(max=number / 20).square().mean())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for number in range(2, 16):
+            for model in (a, c):
+                model(batch(), number).backward()
+    assert_same(a, b)
+    assert ["a number in it differs from call to call" in str(warning.message) for warning in said] == [True]
+    # One of them of the first call.
+    assert (lt.stats().graphs, lt.stats().eager_graphs) == (9, 1)
+    torch._dynamo.reset()
+    strict: Any = torch.compile(b, backend=backend, options=STRICT)
+    for number in range(2, 11):
+        strict(batch(), number)
+    for number in (11, 12):
+        with pytest.raises(lt.Unsupported, match="a number in it differs"):
+            strict(batch(), number)
+
+
+def test_numbers_that_are_sizes_have_plans() -> None:
+    a, b, c = told(lambda y, number: y[:number].square().mean() * number, options=STRICT)
+    for number in range(2, 14):
+        for model in (a, c):
+            model(batch(rows=16), number).backward()
+    assert_same(a, b)
+    assert lt.stats().eager_graphs == 0
+
+
 class Unplannable(nn.Module):
     """A module that calls what has no kernel."""
 
@@ -694,6 +767,41 @@ def test_what_has_no_kernel_is_part_of_the_plan() -> None:
     assert_same(a, b)
     stats = lt.stats()
     assert (stats.eager_graphs, stats.graphs, stats.externs, stats.extern_runs) == (0, 1, 1, 2)
+
+
+class Nested(nn.Module):
+    """Layers for sequences of several lengths, without padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(16, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.first(x)))
+
+
+def test_graphs_with_nested_tensors_run_in_eager_mode() -> None:
+    a = Nested()
+    b = copy.deepcopy(a)
+    batches = [
+        torch.nested.nested_tensor([batch(rows=rows) for rows in lengths], layout=torch.jagged)
+        for lengths in ((3, 5), (4, 2), (1, 1))
+    ]
+    strict: Any = torch.compile(b, backend=backend, options=STRICT)
+    with pytest.raises(Exception, match="Unsupported: nested tensors"):
+        strict(batches[0])
+    torch._dynamo.reset()
+    c = torch.compile(b, backend=backend)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for x in batches:
+            for model in (a, c):
+                model(x).values().square().sum().backward()
+    assert_same(a, b)
+    # Dynamo traces the second batch again, with symbols.
+    assert {str(warning.message).partition(" have no")[0].partition(": ")[2] for warning in said} == {"nested tensors"}
+    assert lt.stats().eager_graphs == len(said) <= 2
 
 
 class Talking(Net):
@@ -753,6 +861,36 @@ def test_recurrent_layers_are_planned(kind: Callable[..., nn.RNNBase]) -> None:
     assert_same(a, b)
     stats = lt.stats()
     assert (stats.graphs, stats.eager_frames, stats.breaks) == (1, 0, [])
+
+
+class Packed(nn.Module):
+    """A recurrent layer over sequences of several lengths."""
+
+    def __init__(self, kind: Callable[..., nn.RNNBase]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.layer, self.last = nn.Linear(16, 8), kind(8, 8, batch_first=True), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = rnn.pack_padded_sequence(self.first(x), lengths, batch_first=True, enforce_sorted=False)
+        return self.last(rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_graphs_break_at_packed_sequences(kind: Callable[..., nn.RNNBase]) -> None:
+    """What stands before and after them is planned."""
+    a = Packed(kind)
+    b = copy.deepcopy(a)
+    c = torch.compile(b, backend=backend)
+    batches = [(torch.randn(3, 5, 16), torch.tensor(lengths)) for lengths in ([5, 3, 4], [1, 5, 2])]
+    theirs: Any = sum(a(*batch).square().sum() for batch in batches)
+    with pytest.warns(UserWarning, match=rf"runs {kind.__name__}.forward .* in eager mode"):
+        ours: Any = sum(c(*batch).square().sum() for batch in batches)
+    theirs.backward()
+    ours.backward()
+    assert_same(a, b)
+    assert lt.stats().graphs > 0
+    assert lt.stats().eager_frames == 1
 
 
 class Breaking(nn.Module):
@@ -843,10 +981,11 @@ def test_more_shapes_than_dynamo_allows_are_an_error() -> None:
 
 
 def test_options_are_checked() -> None:
-    for options in ({"budgets": "60%"}, {"budget": "lots"}):
+    wrong: list[Any] = [{"budgets": "60%"}, {"budget": "lots"}, {"budget": [1]}, {"threads": 0}, {"strict": "yes"}]
+    for options in wrong:
         torch._dynamo.reset()
-        with pytest.raises(Exception, match=r"options|budget"):
-            torch.compile(Net(), backend=backend, options=dict(options))(batch())
+        with pytest.raises(Exception, match=r"Error: (options|budget|threads)"):
+            torch.compile(Net(), backend=backend, options=options)(batch())
 
 
 def test_the_package_names_the_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,3 +131,32 @@ def test_a_bias_that_cancels_is_compiled_in_bf16(seed: int) -> None:
     torch.manual_seed(seed)
     model, batch = Choice(), (torch.randn(2, 3, 32), torch.tensor([0, 1]))
     lt.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), example=batch, precision="bf16", kernels="plain")
+
+
+def test_numbers_that_are_nan_on_both_sides_do_not_differ() -> None:
+    ours, eager = outcome(1.0 + 1e-6, 0.5), outcome(1.0, 0.5)
+    for of in (ours, eager):
+        of.gradients["weight"][1] = torch.nan
+    check(ours, eager, lambda: eager, lambda _: eager, {torch.float32})
+    ours.gradients["weight"][0] = torch.nan
+    with pytest.raises(lt.MismatchError, match="inf in the gradient of weight"):
+        check(ours, eager, lambda: eager, lambda _: eager, {torch.float32})
+
+
+@pytest.mark.parametrize(("ours", "exact", "passes"), [(1e-7, 1e-17, True), (1e-3, 1e-17, False), (1e-7, 1e-8, False)])
+def test_where_the_loss_depends_on_nothing_all_gradients_are_rounding(ours: float, exact: float, passes: bool) -> None:
+    def all_of(gradient: float) -> Outcome:
+        return Outcome(torch.tensor(1.0), {"weight": torch.tensor([gradient])}, {})
+
+    if passes:
+        check(all_of(ours), all_of(1e-8), lambda: all_of(exact), lambda _: all_of(1e-8), {torch.float32})
+        return
+    with pytest.raises(lt.MismatchError):
+        check(all_of(ours), all_of(1e-8), lambda: all_of(exact), lambda _: all_of(1e-8), {torch.float32})
+
+
+def test_a_loss_without_gradients_is_compiled() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lt.compile(model, optimizer, lambda m, x: m(x).softmax(-1).sum(), example=torch.randn(16, 8), kernels="plain")

@@ -689,9 +689,40 @@ def test_other_batches_are_refused_by_name() -> None:
         step(x[:12], y[:12])
     with pytest.raises(lt.ShapeError, match="y is int32"):
         step(x, y.int())
-    with pytest.raises(lt.ShapeError):
+    with pytest.raises(lt.ShapeError, match=r"is \(float32\[24, 16\]\), and .* \(float32\[24, 16\], int64\[24\]\)$"):
         step(x)
+    with pytest.raises(lt.ShapeError, match=r"x is of the type ndarray, and .* float32\[24, 16\]$"):
+        step(x.numpy(), y)
     assert step(x, y).isfinite()
+
+
+@pytest.mark.parametrize(
+    "options", [{"budget": [1]}, {"budget": True}, {"threads": 0}, {"threads": -1}, {"threads": True}]
+)
+def test_options_that_are_no_numbers_are_refused_by_name(options: dict[str, Any]) -> None:
+    model, batch = made(Mlp)
+    with pytest.raises(lt.Error, match=rf"^{next(iter(options))}="):
+        lt.compile(model, sgd(list(model.parameters())), example=batch, **options)
+
+
+def test_models_that_torch_compile_has_compiled_are_refused() -> None:
+    model, batch = made(Mlp)
+    optimizer = sgd(list(model.parameters()))
+    compiled: Any = torch.compile(model)
+    with pytest.raises(lt.CaptureError, match=r"the model is compiled by torch\.compile: give"):
+        lt.compile(compiled, optimizer, example=batch)
+    model.get_submodule("second").compile()
+    with pytest.raises(lt.CaptureError, match="the module second is compiled in place"):
+        lt.compile(model, optimizer, example=batch)
+
+
+def test_after_a_bad_batch_the_step_says_that_it_has_stopped() -> None:
+    step, _, (x, y) = compiled(Mlp)
+    with pytest.raises(lt.Error, match=r"^line .* index 11 is not in 0\.\.4"):
+        step(x, torch.full_like(y, 11))
+    for _ in range(2):
+        with pytest.raises(lt.Error, match=r"an earlier batch stopped the step.* compile again .*index 11"):
+            step(x, y)
 
 
 def test_changed_models_are_refused_or_taken_back() -> None:
@@ -887,6 +918,27 @@ def test_failed_line_is_told_and_the_model_can_be_compiled_again() -> None:
 
 
 # Threads, signals, reports -------------------------------------------------------------------------------------------
+
+
+def test_threads_compile_one_after_the_other() -> None:
+    models = [Mlp() for _ in range(3)]
+    for model in models[1:]:
+        model.load_state_dict(models[0].state_dict())
+    x, y = torch.randn(8, 16), torch.randint(4, (8,))
+    together, losses = threading.Barrier(len(models)), []
+
+    def train(model: nn.Module) -> None:
+        together.wait()
+        step = lt.compile(model, sgd(list(model.parameters())), example=(x, y), kernels="plain")
+        losses.append([step(x, y).item() for _ in range(3)])
+
+    threads = [threading.Thread(target=train, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(losses) == 3
+    assert losses[0] == losses[1] == losses[2]
 
 
 def test_other_threads_run_while_a_step_does() -> None:

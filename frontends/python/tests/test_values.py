@@ -107,6 +107,24 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Function, tuple[Any, ...]]] = {
         square(lambda m, x: torch.where(x > 1, torch.nan, m(x)).nanquantile(0.6, dim=0, interpolation="midpoint")),
         (X,),
     ),
+    "covariance": (linear, square(lambda m, x: torch.cov(m(x)) + m(x)[0].cov()), (X,)),
+    "covariance with weights": (
+        linear,
+        square(
+            lambda m, x, y: (
+                m(x).T.cov(fweights=COUNTS, aweights=y.abs())
+                + m(x).T.cov(correction=0, fweights=COUNTS)
+                + m(x).T.cov(aweights=y.abs())
+            )
+        ),
+        (X, Y[:, 0]),
+    ),
+    "correlation": (linear, square(lambda m, x, y: m(x).T.corrcoef() - torch.corrcoef(m(y).T)), (X, Y)),
+    "correlation of complex numbers": (
+        linear,
+        square(lambda m, x: torch.view_as_real(torch.complex(m(x), x).corrcoef())),
+        (X,),
+    ),
     "mean over all batches": (
         lambda: nn.Sequential(linear(), nn.BatchNorm1d(WIDTH, momentum=None), nn.Tanh(), linear()),
         square(lambda m, x: m(x)),

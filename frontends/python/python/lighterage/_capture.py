@@ -24,6 +24,7 @@ import torch.utils.checkpoint
 from torch import fx, nn
 from torch._decomp import decompositions
 from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
+from torch._dynamo.eval_frame import OptimizedModule
 from torch._export.serde import serialize
 from torch._export.utils import _compiling_state_context
 from torch._subclasses.fake_tensor import (
@@ -99,6 +100,7 @@ def capture(
     Raises CaptureError: the model cannot be traced, or keeps state where a trace cannot follow.
     """
     _compat.check()
+    _refuse_compiled(model)
     _refuse_wrappers(model)
     tied = _tied(model)
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
@@ -135,7 +137,7 @@ def call_model(model: nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
     elif not isinstance(result, torch.Tensor):
         result = getattr(result, "loss", result)
     if not isinstance(result, torch.Tensor) or result.numel() != 1:
-        raise CaptureError("the model should return one scalar, its loss; `loss=` computes one of another result")
+        raise CaptureError("the model should return one scalar, its loss; `loss_fn` computes one of another result")
     return result
 
 
@@ -240,6 +242,18 @@ def _tied(model: nn.Module) -> list[list[str]]:
 
 
 # What a trace cannot follow ------------------------------------------------------------------------------------------
+
+
+def _refuse_compiled(model: nn.Module) -> None:
+    """Refuse what torch.compile has compiled: it would be traced twice, and Dynamo's code is not what a trace needs."""
+    for name, module in model.named_modules():
+        whose = f"the module {name}" if name else "the model"
+        if isinstance(module, OptimizedModule):
+            raise CaptureError(
+                f"{whose} is compiled by torch.compile: give the one that is not compiled, its `_orig_mod`"
+            )
+        if module._compiled_call_impl is not None:
+            raise CaptureError(f"{whose} is compiled in place, by compile(): give one that is not compiled")
 
 
 # Classes of modules with parameters that several processes train.

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.utils.checkpoint
 from torch import fx
+from torch._dynamo.convert_frame import compile_lock
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import traceback
 
 from .errors import CaptureError
@@ -18,6 +21,30 @@ from .errors import CaptureError
 # The oldest and the newest release with which the tests were run, and the one with which the committed graphs were
 # written. Others may have other private names, or trace other operations.
 OLDEST, NEWEST, EXACT = (2, 9), (2, 15), (2, 11)
+
+
+# Without a GPU, torch (2.11) keeps something of the first thread that traces. When this thread has ended, others that
+# trace crash, in torch.compile too. So the thread that loads the package is the first: it is most often the main one.
+with FakeTensorMode():
+    pass
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def alone(function: Callable[P, T]) -> Callable[P, T]:
+    """A function that one thread runs at a time, because tracing replaces functions of torch's meanwhile.
+
+    The lock is Dynamo's, so that tracing by torch.compile waits too. With two locks, two threads could wait for each
+    other: Dynamo holds its own when it calls a backend, and traces a compiled part of a model that is being recorded.
+    """
+
+    @functools.wraps(function)
+    def locked(*args: P.args, **kwargs: P.kwargs) -> T:
+        with compile_lock:
+            return function(*args, **kwargs)
+
+    return locked
 
 
 def release() -> tuple[int, int]:

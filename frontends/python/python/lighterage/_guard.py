@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -24,6 +24,8 @@ from .errors import ShapeError, StaleError
 
 _requires_grad = operator.attrgetter("requires_grad")
 _hooks_of = operator.attrgetter("_backward_hooks")
+# The most letters of a value that an error shows; of a longer one it shows the type. And the most parts of a batch.
+MOST_TOLD, MOST_LISTED = 40, 8
 # A module's tables of hooks.
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
@@ -185,6 +187,7 @@ class Batch:
 
     def __init__(self, model: nn.Module, loss_fn: Loss | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         leaves, self._spec = pytree.tree_flatten((args, kwargs))
+        self._given = _described(args, kwargs)
         self._expected = [_type(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._tensors = [isinstance(leaf, torch.Tensor) for leaf in leaves]
         self.names: list[str] = names_of(signature(model, loss_fn), args, kwargs)
@@ -208,7 +211,7 @@ class Batch:
                 return leaves
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec != self._spec:
-            raise ShapeError(f"the batch is {spec}, and the step was compiled for {self._spec}")
+            raise ShapeError(f"the batch is {_described(args, kwargs)}, and the step was compiled for {self._given}")
         for name, leaf, expected, is_tensor in zip(self.names, leaves, self._expected, self._tensors, strict=True):
             if isinstance(leaf, torch.Tensor) and is_tensor:
                 if _type(leaf) != expected:
@@ -217,7 +220,8 @@ class Batch:
                         f"batch), or allow plans for other shapes (max_plans)"
                     )
             elif is_tensor or isinstance(leaf, torch.Tensor) or leaf != expected:
-                raise ShapeError(f"{name} is {leaf!r}, and the step was compiled for {expected!r}")
+                like = expected if is_tensor else _told(expected)
+                raise ShapeError(f"{name} is {_told(leaf)}, and the step was compiled for {like}")
         return [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
     def sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Size, ...] | None:
@@ -249,6 +253,27 @@ def _is_plain(leaf: Any, expected: tuple[torch.dtype, torch.Size]) -> bool:
         and leaf.shape == expected[1]
         and not leaf.requires_grad
     )
+
+
+def _described(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """`(float32[2, 16], labels=int64[2])`."""
+    return f"({_listed([*map(_told, args), *(f'{name}={_told(value)}' for name, value in kwargs.items())])})"
+
+
+def _listed(parts: list[str]) -> str:
+    return ", ".join(parts if len(parts) <= MOST_LISTED else [*parts[:MOST_LISTED], ".."])
+
+
+def _told(value: Any) -> str:
+    """A part of a batch, in few words."""
+    if isinstance(value, torch.Tensor):
+        return _type(value)
+    if isinstance(value, Mapping):
+        return f"{{{_listed([f'{key}: {_told(part)}' for key, part in value.items()])}}}"
+    if isinstance(value, (list, tuple)):
+        return f"{type(value).__name__}({_listed(list(map(_told, value)))})"
+    text = repr(value)
+    return text if len(text) <= MOST_TOLD and "\n" not in text else f"of the type {type(value).__qualname__}"
 
 
 def _type(tensor: torch.Tensor) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import _device, _foreign, _kernels, _lighterage, _openmp, _profile
+from . import _device, _foreign, _kernels, _lighterage, _limits, _openmp, _profile
 from ._joint import ALIGN, Joint, Result, Source, aligned
 from ._lighterage import Arenas
 from ._pool import Pool, Spec, empty
@@ -56,13 +56,17 @@ class Options:
     def of(given: Mapping[str, Any] | None) -> Options:
         """The options that a user gave.
 
-        Raises Error: there is no such option.
+        Raises Error: there is no such option, or it has no such value.
         """
         names = [field.name for field in dataclasses.fields(Options)]
         for name in given or {}:
             if name not in names:
                 raise Error(f"options: {name!r} is none of {', '.join(names)}")
-        return Options(**(given or {}))
+        options = Options(**(given or {}))
+        _limits.check(options.budget, options.threads)
+        if not isinstance(options.strict, bool):
+            raise Error(f"options: strict={options.strict!r}: it is True or False")
+        return options
 
 
 class Program:

@@ -106,6 +106,45 @@ def _adaptive(self: Any, input_: torch.Tensor, target_: torch.Tensor) -> Any:
     return adaptive._ASMoutput(output, (-output).mean())
 
 
+# Covariance ----------------------------------------------------------------------------------------------------------
+
+# PyTorch's functions look whether weights are negative, and warn where there are too few observations.
+
+
+def _cov(
+    input: torch.Tensor,
+    *,
+    correction: int = 1,
+    fweights: torch.Tensor | None = None,
+    aweights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    rows = input if input.dim() > 1 else input.reshape(1, -1)
+    weights = fweights if aweights is None else aweights if fweights is None else fweights * aweights
+    total: Any
+    freedom: Any
+    if weights is None:
+        weighted, total = rows, rows.shape[1]
+        freedom = max(total - correction, 0)
+    else:
+        weighted, total = rows * weights, weights.sum()
+        less = correction if aweights is None else correction * (weights * aweights).sum() / total
+        freedom = (total - less).clamp(min=0)
+    mean = (weighted.sum(1) / total).unsqueeze(1)
+    rows = rows - mean
+    return ((rows @ (rows if weights is None else rows * weights).mH) / freedom).squeeze()
+
+
+def _corrcoef(input: torch.Tensor) -> torch.Tensor:
+    found = _cov(input)
+    if found.dim() == 0:
+        return found / found
+    deviation = found.diagonal().real.sqrt() if found.is_complex() else found.diagonal().sqrt()
+    found = found / deviation[:, None] / deviation
+    if found.is_complex():
+        return torch.complex(found.real.clamp(-1, 1), found.imag.clamp(-1, 1))
+    return found.clamp(-1, 1)
+
+
 # Numbers of rows that depend on data ---------------------------------------------------------------------------------
 
 
@@ -228,6 +267,10 @@ def _ctc_loss(
 
 INSTEAD: dict[Any, Callable[..., Any]] = {
     F.ctc_loss: _ctc_loss,
+    torch.cov: _cov,
+    torch.Tensor.cov: _cov,
+    torch.corrcoef: _corrcoef,
+    torch.Tensor.corrcoef: _corrcoef,
     torch.masked_select: _masked_select,
     torch.Tensor.masked_select: _masked_select,
     torch.repeat_interleave: _repeat_interleave,

@@ -19,7 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch._dynamo import convert_frame, eval_frame, external_utils
+from torch._dynamo.decorators import skip
 from torch._dynamo.utils import counters
+from torch.nn.utils.rnn import pad_packed_sequence
 
 from . import _compat
 from ._stats import counts
@@ -63,6 +65,8 @@ def begin(backend: Callable[..., Any]) -> None:
     setattr(config, setting, _Logged(getattr(config, setting)))
     # Otherwise nn.LSTM, nn.GRU and nn.RNN run in eager mode.
     config.allow_rnn = True
+    # Dynamo leaves it out where recurrent layers run in eager mode. Where they do not, it fails on the lengths.
+    skip(pad_packed_sequence)
     convert = convert_frame.CatchErrorsWrapper.__call__
 
     @functools.wraps(convert)

@@ -49,6 +49,7 @@ from torch.utils import _pytree as pytree
 
 from . import _ragged
 from ._capture import Captured, Loss, capture, is_fake, quiet, written_only
+from ._compat import alone
 from ._spelling import OWN
 from .errors import CaptureError
 
@@ -144,6 +145,7 @@ class Result:
     buffers: dict[str, torch.Tensor]
 
 
+@alone
 def export_joint(
     model: nn.Module,
     args: Sequence[Any] = (),
@@ -188,6 +190,7 @@ def export_joint(
     return Step(program, info)
 
 
+@alone
 def save(step: Step, path: Path | str | IO[bytes], *, weights: bool = True, **extra: Any) -> None:
     """Write the step. Without weights every parameter has 0 bytes; buffers and constants are always written."""
     program = step.program if weights else _without_weights(step.program)

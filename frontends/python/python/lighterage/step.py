@@ -26,8 +26,22 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.utils import _pytree as pytree
 
-from . import _base, _check, _device, _foreign, _kernels, _lighterage, _micro, _openmp, _optimizer, _profile, _scaler
+from . import (
+    _base,
+    _check,
+    _device,
+    _foreign,
+    _kernels,
+    _lighterage,
+    _limits,
+    _micro,
+    _openmp,
+    _optimizer,
+    _profile,
+    _scaler,
+)
 from ._capture import Loss, call_model
+from ._compat import alone
 from ._guard import Batch, Guard
 from ._lighterage import Machine, Plan
 from .errors import Error, ShapeError
@@ -42,6 +56,7 @@ Budget = str | int | float | None
 SPARE_LOSSES = 32
 
 
+@alone
 def plan(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | str = "none",
@@ -75,6 +90,7 @@ def plan(
 
     Raises CaptureError, Infeasible, Error. Unsupported: there is no memory for a tensor, such as a sparse one.
     """
+    _limits.check(budget)
     name = optimizer if isinstance(optimizer, str) else _optimizer.kind_of(optimizer).name
     _check_loss(loss_fn)
     place = _place(model, device)
@@ -106,6 +122,7 @@ def plan(
     return planned
 
 
+@alone
 def compile(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -187,6 +204,7 @@ def compile(
     one; an operation has no kernel, and PyTorch may not or cannot compute it; or the optimizer has no counterpart.
     Infeasible: no plan fits. MismatchError: the check failed. Error: everything else.
     """
+    _limits.check(budget, threads)
     kind = _optimizer.kind_of(optimizer)
     if not isinstance(max_plans, int) or max_plans < 1:
         raise Error(f"max_plans={max_plans!r}: it is a number of plans, from 1")
@@ -226,7 +244,8 @@ def compile(
     calls = _foreign.Calls(traced.program.graph, fallback)
     captured = time.perf_counter()
     plan = planning.plan(parts, calls)
-    calls.warn(plan)
+    # `alone` is between this function and its caller.
+    calls.warn(plan, stacklevel=4)
     _kernels.tell(kernels, plan)
     _openmp.find()
     _profile.tell(profile, plan)
@@ -274,6 +293,7 @@ def compile(
     matrices.forget()
     step._adopt()
 
+    @alone
     def beside(example: Example) -> _Run | None:
         """The step for a batch of another shape in the memory of this one; none if it needs more."""
         args, kwargs = _arguments(example)
@@ -459,7 +479,16 @@ class Step:
         for i, view in run.inputs:
             _feed(view, leaves[i])
         self._place.settle()
-        run.machine.step()
+        try:
+            run.machine.step()
+        except Error as error:
+            if run.is_stopped:
+                raise Error(
+                    f"an earlier batch stopped the step, and it runs no more: compile again ({error})"
+                ) from error
+            # Not if the step cannot run in this process.
+            run.is_stopped = str(error).startswith("line ") or error.__cause__ is not None
+            raise
         # What the user computed of the former values cannot be differentiated any more, and autograd says so.
         torch.autograd.graph.increment_version(self._changed)
 
@@ -618,7 +647,7 @@ class _Run:
         self, plan: Plan, machine: Machine, batch: Batch, optimizer: torch.optim.Optimizer, several: int
     ) -> None:
         """batch: the structure of its batches. several: how many it takes."""
-        self.plan, self.machine, self.batch = plan, machine, batch
+        self.plan, self.machine, self.batch, self.is_stopped = plan, machine, batch, False
         inputs = set(machine.inputs)
         # Each batch of several has inputs of its own.
         suffixes = [f".{k}" for k in range(several)] if several > 1 else [""]
