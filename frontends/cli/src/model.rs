@@ -654,6 +654,14 @@ pub(crate) fn refused(error: pipeline::Error) -> Failure {
             "pass {pass} left a program that is not right ({summary})\n{}\n",
             with_context(&text)
         )),
-        diverged @ pipeline::Error::Diverged { .. } => Failure::Bug(diverged.to_string()),
+        pipeline::Error::Diverged {
+            planned,
+            compiled,
+            planned_micros,
+            compiled_micros,
+        } => Failure::Bug(format!(
+            "the chosen plan needs {planned} bytes and {planned_micros} us, the compiled program \
+             {compiled} bytes and {compiled_micros} us"
+        )),
     }
 }
