@@ -272,6 +272,28 @@ fn a_new_run_takes_no_damaged_parameters() {
 }
 
 #[test]
+fn a_wrong_path_is_wrong_input() {
+    let small = Small::new("paths");
+    let lit = small.folder.file("m.lit");
+    for path in ["/dev/full".to_string(), lit.clone(), format!("{lit}/c")] {
+        run(&small.begin(&path, "--init normal:0.1 --steps 1"))
+            .expect(2)
+            .says(&["--checkpoints", "is not a folder"]);
+        for command in ["list", "verify"] {
+            run(&format!("checkpoint {command} {path}")).expect(2);
+        }
+    }
+    let broken = small.folder.file("broken");
+    fs::create_dir(&broken).unwrap();
+    small.folder.write("broken/checkpoint.json", [0xff]);
+    run(&format!(
+        "checkpoint convert {broken} -o {broken}.safetensors"
+    ))
+    .expect(2)
+    .says(&["it is not text"]);
+}
+
+#[test]
 fn two_runs_do_not_write_to_one_folder() {
     let small = Small::new("writers");
     let checkpoints = small.folder.file("c");
