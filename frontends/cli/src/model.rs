@@ -162,6 +162,19 @@ pub(crate) fn read_silently(
     Ok(model)
 }
 
+/// An error if a symbolic size has two values.
+fn check_once(dims: &[(String, u64)]) -> Result<(), Failure> {
+    for (k, (name, size)) in dims.iter().enumerate() {
+        if let Some((_, first)) = dims[..k].iter().find(|(other, _)| other == name) {
+            return Err(Failure::Input(format!(
+                "--dim {name}={first} --dim {name}={size}: a size has one value; leave one of the \
+                 two out"
+            )));
+        }
+    }
+    Ok(())
+}
+
 fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
     let format = format(path)?;
     if format != Format::Onnx {
@@ -171,6 +184,7 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
         refuse_config_options(path, reading)?;
     }
     let dims = &reading.dim;
+    check_once(dims)?;
     match format {
         Format::Pt2 => {
             let spinner = out::spinner(format!("reading {}", path.display()));
