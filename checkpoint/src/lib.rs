@@ -17,7 +17,7 @@ mod write;
 
 pub use error::Error;
 pub use manifest::{FileRecord, Manifest};
-pub use read::{Checkpoint, Entry, newest_first};
+pub use read::{Checkpoint, Entry, newest_first, verify_file};
 pub use tensors::{Part, Source, Tensor};
 pub use write::{Kept, Saved, Store, write_model};
 

@@ -59,8 +59,9 @@ impl Manifest {
 
     /// Reads a file.
     pub(crate) fn read(path: &Path) -> Result<Manifest, Error> {
-        let text = fs::read_to_string(path).map_err(at(path))?;
         let damaged = |why: &str| Error::damaged(path, why);
+        let text = fs::read(path).map_err(at(path))?;
+        let text = String::from_utf8(text).map_err(|_| damaged("it is not text"))?;
         let (body, checksum) = text
             .rsplit_once(CHECKSUM)
             .ok_or_else(|| damaged("it is cut off"))?;

@@ -59,6 +59,11 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Opens a checkpoint's folder.
     pub fn open(path: &Path) -> Result<Checkpoint, Error> {
+        Checkpoint::open_files(path, |_| true)
+    }
+
+    /// Opens some of its files, by their names.
+    fn open_files(path: &Path, is_opened: impl Fn(&str) -> bool) -> Result<Checkpoint, Error> {
         let manifest = Manifest::read(&path.join(MANIFEST))?;
         if manifest.ranks != 1 {
             let why = format!("it is of {} processes; one can be read", manifest.ranks);
@@ -66,7 +71,7 @@ impl Checkpoint {
         }
         let mut files = vec![];
         let mut entries = BTreeMap::new();
-        for (name, record) in &manifest.files {
+        for (name, record) in manifest.files.iter().filter(|(name, _)| is_opened(name)) {
             let part = Part::ALL.into_iter().find(|part| {
                 let rest = name.strip_prefix(part.name());
                 rest.is_some_and(|rest| rest.starts_with('-') && !rest.contains('/'))
@@ -148,6 +153,18 @@ impl Checkpoint {
         let mut names = self.entries.keys();
         names.try_for_each(|name| self.read(name, |_, _| Ok::<(), Error>(())))
     }
+}
+
+/// Compares the tensors of a file with the checksums of the checkpoint in whose folder it lies.
+/// A file that belongs to no checkpoint has none.
+pub fn verify_file(path: &Path) -> Result<(), Error> {
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+        return Ok(());
+    };
+    if !folder.join(MANIFEST).exists() {
+        return Ok(());
+    }
+    Checkpoint::open_files(folder, |file| name == file)?.verify()
 }
 
 /// The tensors of a file, whose header is compared with its record.

@@ -1,6 +1,7 @@
 //! A machine description: the fourth noun. Read from `passes/devices/*.toml`.
 
 use serde::Deserialize;
+use std::ops::RangeInclusive;
 
 /// What the cost model and the planners need to know about a machine.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
@@ -111,6 +112,19 @@ impl Disk {
         };
         1e6 * (reads + writes + together * (1.0 - self.read_keeps - self.write_keeps))
     }
+
+    /// Its numbers, with their limits.
+    fn numbers(&self) -> Vec<Number> {
+        vec![
+            ("disk.bytes", self.bytes as f64, BYTES),
+            ("disk.read_bandwidth", self.read_bandwidth, RATES),
+            ("disk.write_bandwidth", self.write_bandwidth, RATES),
+            ("disk.read_keeps", self.read_keeps, SHARES),
+            ("disk.write_keeps", self.write_keeps, SHARES),
+            ("disk.kernels_keep", self.kernels_keep, SHARES),
+            ("disk.micros", self.micros, MICROS),
+        ]
+    }
 }
 
 fn one() -> f64 {
@@ -123,17 +137,35 @@ pub enum DeviceError {
     /// The text is not TOML, or a field is missing, unknown or of another type.
     #[error(transparent)]
     Toml(#[from] toml::de::Error),
-    /// A field's number is out of its range.
-    #[error("device {device}: {field} should be {range}")]
+    /// A field's number is out of its limits.
+    #[error("device {device}: {field} is {value}, and should be from {least} to {most}")]
     Range {
         /// The device's name.
         device: String,
         /// The field.
         field: &'static str,
-        /// The numbers that the field can have.
-        range: &'static str,
+        /// Its number.
+        value: String,
+        /// The smallest number that it can have.
+        least: String,
+        /// The largest.
+        most: String,
     },
 }
+
+// The limits are far from every machine. Within them, the time of any step is a finite number, and
+// sums of bytes are numbers of 64 bits.
+
+/// Operations or bytes per second.
+const RATES: RangeInclusive<f64> = 1e3..=1e18;
+/// Shares of a rate.
+const SHARES: RangeInclusive<f64> = 1e-3..=1.0;
+/// Times of one start, µs.
+const MICROS: RangeInclusive<f64> = 0.0..=1e9;
+/// Bytes of a pool.
+const BYTES: RangeInclusive<f64> = 0.0..=1e18;
+/// Compute capabilities times ten.
+const CAPABILITIES: RangeInclusive<f64> = 10.0..=1000.0;
 
 /// A kind of hardware that runs kernels.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -169,57 +201,66 @@ impl Device {
     }
 
     fn check(&self) -> Result<(), DeviceError> {
-        let ensure = |field, range, holds| {
-            if holds {
-                return Ok(());
+        let numbers = self.numbers().into_iter().chain(self.optional_numbers());
+        for (field, number, limits) in numbers {
+            if !limits.contains(&number) {
+                return Err(DeviceError::Range {
+                    device: self.name.clone(),
+                    field,
+                    value: shown(number),
+                    least: shown(*limits.start()),
+                    most: shown(*limits.end()),
+                });
             }
-            Err(DeviceError::Range {
-                device: self.name.clone(),
-                field,
-                range,
-            })
-        };
-        let disk = self.disk.as_ref();
-        for (field, rate) in [
-            ("f32_flops", Some(self.f32_flops)),
-            ("bf16_flops", Some(self.bf16_flops)),
-            ("tf32_flops", self.tf32_flops),
-            ("attention_flops", self.attention_flops),
-            ("convolution_flops", self.convolution_flops),
-            ("f32_peak", self.f32_peak),
-            ("bf16_peak", self.bf16_peak),
-            ("memory_bandwidth", Some(self.memory_bandwidth)),
-            ("link_bandwidth", Some(self.link_bandwidth)),
-            ("out_bandwidth", self.out_bandwidth),
-            ("host_bandwidth", Some(self.host_bandwidth)),
-            ("read_bandwidth", disk.map(|disk| disk.read_bandwidth)),
-            ("write_bandwidth", disk.map(|disk| disk.write_bandwidth)),
-        ] {
-            let holds = rate.is_none_or(|rate| rate.is_finite() && rate > 0.0);
-            ensure(field, "a positive number", holds)?;
-        }
-        for (field, share) in [
-            ("duplex", Some(self.duplex)),
-            ("out_duplex", self.out_duplex),
-            ("kernels_keep", Some(self.kernels_keep)),
-            ("read_keeps", disk.map(|disk| disk.read_keeps)),
-            ("write_keeps", disk.map(|disk| disk.write_keeps)),
-            ("disk.kernels_keep", disk.map(|disk| disk.kernels_keep)),
-        ] {
-            let is_share = share.is_none_or(|share| share > 0.0 && share <= 1.0);
-            ensure(field, "a share, above 0 and at most 1", is_share)?;
-        }
-        for (field, micros) in [
-            ("launch_micros", self.launch_micros),
-            ("link_micros", self.link_micros),
-            ("host_micros", self.host_micros),
-            ("disk.micros", disk.map_or(0.0, |disk| disk.micros)),
-        ] {
-            let holds = micros.is_finite() && micros >= 0.0;
-            ensure(field, "a number that is not negative", holds)?;
         }
         Ok(())
     }
+
+    /// The numbers that every device has, with their limits.
+    fn numbers(&self) -> Vec<Number> {
+        vec![
+            ("device_bytes", self.device_bytes as f64, BYTES),
+            ("host_bytes", self.host_bytes as f64, BYTES),
+            ("f32_flops", self.f32_flops, RATES),
+            ("bf16_flops", self.bf16_flops, RATES),
+            ("memory_bandwidth", self.memory_bandwidth, RATES),
+            ("link_bandwidth", self.link_bandwidth, RATES),
+            ("host_bandwidth", self.host_bandwidth, RATES),
+            ("duplex", self.duplex, SHARES),
+            ("kernels_keep", self.kernels_keep, SHARES),
+            ("launch_micros", self.launch_micros, MICROS),
+            ("link_micros", self.link_micros, MICROS),
+            ("host_micros", self.host_micros, MICROS),
+        ]
+    }
+
+    /// The numbers that a device may lack, with their limits.
+    fn optional_numbers(&self) -> Vec<Number> {
+        let own = [
+            ("tf32_flops", self.tf32_flops, RATES),
+            ("attention_flops", self.attention_flops, RATES),
+            ("convolution_flops", self.convolution_flops, RATES),
+            ("f32_peak", self.f32_peak, RATES),
+            ("bf16_peak", self.bf16_peak, RATES),
+            ("out_bandwidth", self.out_bandwidth, RATES),
+            ("out_duplex", self.out_duplex, SHARES),
+            ("sm", self.sm.map(f64::from), CAPABILITIES),
+        ];
+        let own = own
+            .into_iter()
+            .filter_map(|(field, number, limits)| Some((field, number?, limits)));
+        own.chain(self.disk.iter().flat_map(Disk::numbers))
+            .collect()
+    }
+}
+
+/// A field, its number, and the numbers that it can have.
+type Number = (&'static str, f64, RangeInclusive<f64>);
+
+/// A number as a file has it: `1e18`, `0.5`, `1000`.
+fn shown(number: f64) -> String {
+    let text = format!("{number:?}");
+    text.strip_suffix(".0").unwrap_or(&text).to_string()
 }
 
 #[cfg(test)]
@@ -227,10 +268,12 @@ mod tests {
     use super::Device;
 
     const GOOD: &str = "name = \"d\"\ndevice_bytes = 1\nhost_bytes = 1\nf32_flops = \
-        1.0\nbf16_flops = 1.0\n\
-        memory_bandwidth = 1.0\nlaunch_micros = 0.0\nlink_bandwidth = 1.0\nduplex = \
+        1e9\nbf16_flops = 1e9\n\
+        memory_bandwidth = 1e9\nlaunch_micros = 0.0\nlink_bandwidth = 1e9\nduplex = \
         0.5\nlink_micros = 0.0\n\
-        host_bandwidth = 1.0\n";
+        host_bandwidth = 1e9\n";
+    const DISK: &str = "[disk]\nbytes = 1\nread_bandwidth = 1e9\nwrite_bandwidth = \
+        1e9\nread_keeps = 0.5\nwrite_keeps = 0.5\nmicros = 0.0\n";
 
     #[test]
     fn a_field_that_is_out_of_range_is_named() {
@@ -250,16 +293,45 @@ mod tests {
                 "kernels_keep",
             ),
             (
-                "host_bandwidth = 1.0",
+                "host_bandwidth = 1e9",
                 "host_bandwidth = -1.0",
                 "host_bandwidth",
             ),
-            ("host_bandwidth = 1.0\n", "", "host_bandwidth"),
+            ("host_bandwidth = 1e9\n", "", "host_bandwidth"),
             ("name = \"d\"", "name = \"d\"\nspeed = 1", "speed"),
         ] {
             let error = Device::from_toml(&GOOD.replace(good, bad)).unwrap_err();
             let error = error.to_string();
             assert!(error.contains(field), "{bad}: {error}");
+        }
+    }
+    #[test]
+    fn an_absurd_number_is_an_error_with_its_limits() {
+        let text = format!("{GOOD}{DISK}");
+        Device::from_toml(&text).unwrap();
+        for (good, bad, says) in [
+            ("f32_flops = 1e9", "f32_flops = 1e-300", "is 1e-300"),
+            ("f32_flops = 1e9", "f32_flops = 1e300", "1000 to 1e18"),
+            ("\nlink_bandwidth = 1e9", "\nlink_bandwidth = 999", "999,"),
+            (
+                "launch_micros = 0.0",
+                "launch_micros = 2e9",
+                "launch_micros",
+            ),
+            ("duplex = 0.5", "duplex = 1e-4", "0.001 to 1"),
+            ("duplex = 0.5", "duplex = 0.5\nf32_peak = 1", "f32_peak"),
+            ("duplex = 0.5", "duplex = 0.5\nsm = 1", "sm is 1,"),
+            (
+                "device_bytes = 1",
+                "device_bytes = 9000000000000000000",
+                "device_bytes is 9e18",
+            ),
+            ("read_keeps = 0.5", "read_keeps = 1e-9", "disk.read_keeps"),
+            ("\nmicros = 0.0", "\nmicros = 1e300", "disk.micros"),
+        ] {
+            let error = Device::from_toml(&text.replace(good, bad)).unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains(says), "{bad}: {error}");
         }
     }
 }

@@ -437,6 +437,9 @@ fn describe(args: &AllocStatsArgs) -> Result<(), Failure> {
 }
 
 fn convert(args: &AllocConvertArgs) -> Result<(), Failure> {
+    if let Some(path) = &args.output {
+        check_writable("--output", path)?;
+    }
     let text = events::write(&read(&args.trace)?);
     match &args.output {
         Some(path) => save_atomically(path, &[text.as_bytes()]),

@@ -51,7 +51,8 @@ pub(crate) fn largest(
 
 /// The symbolic size that has no value.
 fn only_symbol(path: &Path, reading: &Reading, buckets: &Buckets) -> Result<String, Failure> {
-    let mut names = match model::format(path)? {
+    let format = model::format(path)?;
+    let mut names = match format {
         Format::Config => vec!["sequence".to_string()],
         Format::Pt2 => torch::symbols(path).map_err(|e| Failure::Input(e.to_string()))?,
         Format::Onnx | Format::Ir | Format::Lit => vec![],
@@ -61,9 +62,18 @@ fn only_symbol(path: &Path, reading: &Reading, buckets: &Buckets) -> Result<Stri
         return Ok(name.clone());
     }
     let sizes: Vec<String> = buckets.sizes.iter().map(u64::to_string).collect();
-    let found = match names.is_empty() {
-        true => String::new(),
-        false => format!(" ({})", names.join(", ")),
+    let found = match (names.is_empty(), format) {
+        // The names in an .onnx file are not known here.
+        (true, Format::Onnx) => String::new(),
+        (true, _) => {
+            return Err(Failure::Input(format!(
+                "--buckets: {}: it has no symbolic size without a value, so all its batches have \
+                 one size; leave --buckets out, or export the model with a symbolic size \
+                 (dynamic_shapes of torch.export)",
+                path.display()
+            )));
+        }
+        (false, _) => format!(" ({})", names.join(", ")),
     };
     Err(Failure::Input(format!(
         "--buckets: {}: which symbolic size{found} has these values? --buckets NAME={}; --dim \

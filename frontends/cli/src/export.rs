@@ -24,7 +24,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         return Err(Failure::Input(format!("{}: {why}", model.display())));
     }
     let refused = |e: onnx::Error| Failure::Input(e.to_string());
-    let states = Tensors::open(&args.states)?;
+    let states = Tensors::open_states(&args.states)?;
     let original = Original::open(model).map_err(refused)?;
     let values = values(&original, &states, model)?;
 

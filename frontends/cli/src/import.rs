@@ -1,7 +1,7 @@
 //! `lighterage import`: the graph as text.
 
 use crate::args::ImportArgs;
-use crate::data::save_atomically;
+use crate::data::{check_writable, save_atomically};
 use crate::failure::Failure;
 use crate::{model, out};
 use passes::graph::autodiff;
@@ -11,6 +11,9 @@ const NAMED: usize = 20;
 
 /// Runs the command.
 pub(crate) fn run(args: &ImportArgs) -> Result<(), Failure> {
+    if let Some(path) = &args.output {
+        check_writable("--output", path)?;
+    }
     let mut model = model::read(&args.model.model, &args.model.reading, &args.forward)?;
     if args.forward.differentiate {
         let differentiated = autodiff::run(&mut model.graph, true);

@@ -39,8 +39,16 @@ pub(crate) fn decide(
     let mut closest: Option<Failure> = None;
     let mut numbers = micro_batches::divisors(batch, MOST_MICRO_BATCHES);
     // A file states a range of sizes; those of torch.export begin with 2.
-    while numbers.len() > 1 && numbers.last().is_some_and(|&n| search.graph(n).is_err()) {
+    let mut refused = None;
+    while let [_, .., n] = numbers[..] {
+        match search.graph(n) {
+            Ok(_) => break,
+            Err(failure) => refused = Some(failure),
+        }
         numbers.pop();
+    }
+    if let ([_], Some(Failure::Input(why))) = (&numbers[..], refused) {
+        out::note(&format!("note: the batch of {batch} cannot be cut: {why}"));
     }
     let considered = micro_batches::consider(
         &numbers,
@@ -156,13 +164,21 @@ impl Search<'_> {
 fn batch_of(model: &Model) -> Result<(String, u64), Failure> {
     let (path, reading) = &model.from;
     for (name, size) in &reading.dim {
+        // Any other size shows what depends on it; the file states which sizes it can have.
         let smallest = (2..=*size).find(|part| size.is_multiple_of(*part));
-        let other = size / smallest.unwrap_or(1);
-        let other = if other == *size { 2 * size } else { other };
-        let Ok(graph) = model::graph_with(model, name, other) else {
-            continue;
-        };
-        if is_batch(&model.graph, *size, &graph, other) {
+        let others = [
+            size / smallest.unwrap_or(1),
+            size.saturating_mul(2),
+            size.saturating_add(1),
+            size.saturating_sub(1),
+        ];
+        let found = others
+            .into_iter()
+            .filter(|other| other != size)
+            .find_map(|other| Some((other, model::graph_with(model, name, other).ok()?)));
+        if let Some((other, graph)) = found
+            && is_batch(&model.graph, *size, &graph, other)
+        {
             return Ok((name.clone(), *size));
         }
     }

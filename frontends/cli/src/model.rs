@@ -162,6 +162,19 @@ pub(crate) fn read_silently(
     Ok(model)
 }
 
+/// An error if a symbolic size has two values.
+fn check_once(dims: &[(String, u64)]) -> Result<(), Failure> {
+    for (k, (name, size)) in dims.iter().enumerate() {
+        if let Some((_, first)) = dims[..k].iter().find(|(other, _)| other == name) {
+            return Err(Failure::Input(format!(
+                "--dim {name}={first} --dim {name}={size}: a size has one value; leave one of the \
+                 two out"
+            )));
+        }
+    }
+    Ok(())
+}
+
 fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
     let format = format(path)?;
     if format != Format::Onnx {
@@ -171,6 +184,7 @@ fn read_as_it_is(path: &Path, reading: &Reading) -> Result<Model, Failure> {
         refuse_config_options(path, reading)?;
     }
     let dims = &reading.dim;
+    check_once(dims)?;
     match format {
         Format::Pt2 => {
             let spinner = out::spinner(format!("reading {}", path.display()));
@@ -654,6 +668,14 @@ pub(crate) fn refused(error: pipeline::Error) -> Failure {
             "pass {pass} left a program that is not right ({summary})\n{}\n",
             with_context(&text)
         )),
-        diverged @ pipeline::Error::Diverged { .. } => Failure::Bug(diverged.to_string()),
+        pipeline::Error::Diverged {
+            planned,
+            compiled,
+            planned_micros,
+            compiled_micros,
+        } => Failure::Bug(format!(
+            "the chosen plan needs {planned} bytes and {planned_micros} us, the compiled program \
+             {compiled} bytes and {compiled_micros} us"
+        )),
     }
 }

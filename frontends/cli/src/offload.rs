@@ -15,6 +15,9 @@ use std::fmt::Write;
 /// More layers than this are a mistake, and would take minutes: the time grows with the square.
 const MOST_LAYERS: usize = 1 << 12;
 
+/// The largest percentage that is a figure for people.
+const MOST_PERCENT: f64 = 1e9;
+
 /// An instance in its file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -156,6 +159,14 @@ fn percent(a: f64, b: f64) -> f64 {
     if a <= b { 0.0 } else { 100.0 * (a / b - 1.0) }
 }
 
+/// `12.34% over`. Of operations that take no time, a percentage would be infinite.
+fn over(a: f64, b: f64) -> String {
+    match percent(a, b) {
+        percent if percent <= MOST_PERCENT => format!("{percent:.2}% over"),
+        _ => "far over".into(),
+    }
+}
+
 fn gap_name(gap: Gap) -> &'static str {
     match gap {
         Gap::BackwardToForward => "backward to forward",
@@ -248,18 +259,18 @@ fn write_report(
         instance.layers.len(),
         solution.algorithm.name()
     )?;
-    let over = percent(step, compute);
     writeln!(
         out,
-        "  step         {:>10}  {over:.2}% over its operations, {}",
+        "  step         {:>10}  {} its operations, {}",
         micros(step),
+        over(step, compute),
         micros(compute)
     )?;
     writeln!(
         out,
-        "  lower bound  {:>10}  the step is {:.2}% over it",
+        "  lower bound  {:>10}  the step is {} it",
         micros(bound),
-        percent(step, bound)
+        over(step, bound)
     )?;
     write_bytes(out, instance, solution, peak)?;
     let away = solution.away_bytes();

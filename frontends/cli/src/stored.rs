@@ -8,6 +8,7 @@ use crate::size::{bytes, short};
 use checkpoint::{Checkpoint, Error, LATEST, MANIFEST, Part, Tensor, newest_first, tensors};
 use serde_json::json;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Runs the command.
@@ -26,7 +27,13 @@ pub(crate) fn run(command: &CheckpointCommand) -> Result<(), Failure> {
 
 fn failure(error: Error) -> Failure {
     match error {
-        Error::Io { ref source, .. } if source.kind() != std::io::ErrorKind::NotFound => {
+        // A path that is wrong is the user's.
+        Error::Io { ref source, .. }
+            if !matches!(
+                source.kind(),
+                ErrorKind::NotFound | ErrorKind::NotADirectory
+            ) =>
+        {
             Failure::System(error.to_string())
         }
         Error::Io { .. } | Error::Damaged { .. } | Error::Locked { .. } => {

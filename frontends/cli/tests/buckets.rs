@@ -154,6 +154,10 @@ fn a_smaller_batch_is_filled_and_what_is_filled_does_not_count() {
     ))
     .expect(2)
     .says(&["--buckets", "compiled already"]);
+    let fixed = model("gpt2-tiny/joint_core.pt2");
+    run(&format!("plan {fixed} --buckets 4,8"))
+        .expect(2)
+        .says(&["it has no symbolic size"]);
 }
 
 #[test]

@@ -242,6 +242,58 @@ fn damaged_checkpoints_are_skipped_and_written_again() {
 }
 
 #[test]
+fn a_new_run_takes_no_damaged_parameters() {
+    let small = Small::new("init-damaged");
+    let (checkpoints, other) = (small.folder.file("c"), small.folder.file("d"));
+    run(&small.begin(&checkpoints, "--init normal:0.1 --steps 2")).expect(0);
+    let from = |path: &str| run(&small.begin(&other, &format!("--init {path} --steps 0")));
+    from(&checkpoints)
+        .expect(2)
+        .says(&["name one of them", "step-00000002"]);
+
+    let step = format!("{checkpoints}/step-00000002");
+    let file = format!("{step}/model-00001-of-00001.safetensors");
+    // Another file than those of the parameters is not read.
+    fs::remove_file(format!("{step}/training-00001-of-00001.safetensors")).unwrap();
+    from(&step).expect(0);
+    fs::remove_dir_all(&other).unwrap();
+
+    let whole = fs::read(&file).unwrap();
+    let mut damaged = whole.clone();
+    *damaged.last_mut().unwrap() ^= 4;
+    fs::write(&file, damaged).unwrap();
+    for path in [&step, &file] {
+        from(path).expect(2).says(&["does not match its checksum"]);
+    }
+
+    fs::write(&file, whole).unwrap();
+    fs::write(Path::new(&step).join(MANIFEST), "{}").unwrap();
+    from(&step).expect(2).says(&[MANIFEST]);
+}
+
+#[test]
+fn a_wrong_path_is_wrong_input() {
+    let small = Small::new("paths");
+    let lit = small.folder.file("m.lit");
+    for path in ["/dev/full".to_string(), lit.clone(), format!("{lit}/c")] {
+        run(&small.begin(&path, "--init normal:0.1 --steps 1"))
+            .expect(2)
+            .says(&["--checkpoints", "is not a folder"]);
+        for command in ["list", "verify"] {
+            run(&format!("checkpoint {command} {path}")).expect(2);
+        }
+    }
+    let broken = small.folder.file("broken");
+    fs::create_dir(&broken).unwrap();
+    small.folder.write("broken/checkpoint.json", [0xff]);
+    run(&format!(
+        "checkpoint convert {broken} -o {broken}.safetensors"
+    ))
+    .expect(2)
+    .says(&["it is not text"]);
+}
+
+#[test]
 fn two_runs_do_not_write_to_one_folder() {
     let small = Small::new("writers");
     let checkpoints = small.folder.file("c");

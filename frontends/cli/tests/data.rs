@@ -388,6 +388,17 @@ fn a_batch_is_cut_into_micro_batches() {
     ))
     .expect(3)
     .says(&["does not fit"]);
+    // The file's sizes begin with 2, so nothing smaller than a batch of 3 divides it.
+    run(&format!("plan {dynamic} --dim s72=3 --micro-batches auto"))
+        .expect(0)
+        .says(&[
+            "the batch of 3 cannot be cut",
+            "s72",
+            "micro-batches: 1 of 3",
+        ]);
+    run(&format!("plan {dynamic} --dim s72=3 --dim s72=8"))
+        .expect(2)
+        .says(&["--dim s72=3 --dim s72=8"]);
 }
 
 #[test]

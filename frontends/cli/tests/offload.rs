@@ -67,6 +67,19 @@ fn with_memory_enough_nothing_moves() {
 }
 
 #[test]
+fn operations_without_time_are_no_infinite_percentage() {
+    let folder = Folder::new("offload-no-time");
+    let layer = r#"{"weight_bytes": 20000, "activation_bytes": 1000, "forward_micros": 0,
+        "backward_micros": 0, "count": 6}"#;
+    let text = format!(
+        r#"{{"link_bytes_per_second": 1000, "memory_bytes": 100000, "layers": [{layer}]}}"#
+    );
+    let file = folder.write("none.json", text);
+    let out = run(&format!("offload solve {file}")).expect(0).out;
+    assert!(out.contains("far over its operations"), "{out}");
+}
+
+#[test]
 fn what_is_wrong_is_said() {
     let folder = Folder::new("offload-errors");
     let file = folder.write("gpt2.json", INSTANCE);
@@ -85,6 +98,13 @@ fn what_is_wrong_is_said() {
         ("", "1", "there are no layers"),
         (layer, "0", "bandwidth"),
         (layer, "-1", "bandwidth"),
+        (layer, "1e-300", "1e-300 bytes per second"),
+        (layer, "1e300", "from 1e3 to 1e18"),
+        (
+            &layer.replace("\"forward_micros\": 1", "\"forward_micros\": 1e300"),
+            "1",
+            "time of its forward is 1e300 us",
+        ),
         (
             &layer.replace("\"weight_bytes\": 1", "\"weight_bytes\": -1"),
             "1",

@@ -1,6 +1,6 @@
 //! Training from the command line.
 
-use crate::common::{Folder, floats, mlp, model, run};
+use crate::common::{Folder, floats, model, run};
 use serde_json::Value;
 
 const GPT2: &str = "gpt2-tiny/joint_core.pt2";
@@ -373,9 +373,14 @@ fn targets_that_cannot_be_written_are_told_at_once() {
             .expect(2)
             .says(&[option]);
     }
-    run(&format!("compile {} -o /nowhere/at/all", mlp()))
-        .expect(2)
-        .says(&["--output"]);
+    // The input is not read before: it does not exist.
+    for command in ["compile", "import", "alloc convert"] {
+        for output in ["/nowhere/at/all", "/"] {
+            run(&format!("{command} /nowhere.in -o {output}"))
+                .expect(2)
+                .says(&["--output"]);
+        }
+    }
 }
 
 #[test]

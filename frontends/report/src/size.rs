@@ -44,11 +44,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, Unreadable> {
     let number: f64 = number.parse().map_err(|_| bad())?;
     // A fraction needs a unit: 0.5 alone is ambiguous.
     if unit.is_empty() {
-        return Err(Unreadable(format!(
-            "{}; for a share write {}%",
-            bad(),
-            number * 100.0
-        )));
+        return Err(bad());
     }
     let (_, unit) = UNITS
         .iter()
@@ -64,9 +60,14 @@ pub fn parse_bytes(text: &str) -> Result<u64, Unreadable> {
 /// `60%`, or bytes.
 pub fn parse_budget(text: &str) -> Result<Budget, Unreadable> {
     let Some(percent) = text.trim().strip_suffix('%') else {
-        return match parse_bytes(text)? {
-            0 => Err(Unreadable("a budget of 0 bytes holds no step".into())),
-            bytes => Ok(Budget::Bytes(bytes)),
+        return match (parse_bytes(text), text.trim().parse::<f64>()) {
+            (Ok(0), _) => Err(Unreadable("a budget of 0 bytes holds no step".into())),
+            (Ok(bytes), _) => Ok(Budget::Bytes(bytes)),
+            (Err(why), Ok(share)) if 0.0 < share && share < 1.0 => Err(Unreadable(format!(
+                "{why}; for a share write {}%",
+                (share * 1e4).round() / 1e2
+            ))),
+            (Err(why), _) => Err(why),
         };
     };
     match percent.trim().parse::<f64>() {
@@ -242,6 +243,15 @@ mod tests {
         for text in ["0", "0%", "-5%", "nan%", "%", "inf%"] {
             assert!(parse_budget(text).is_err(), "{text}");
         }
+        // Only what can be a share is taken for one, where a share can be given.
+        let share = parse_budget("0.57").unwrap_err().to_string();
+        assert!(share.ends_with("for a share write 57%"), "{share}");
+        for text in ["-1", "-0.5", "1e30", "99999999999999999999"] {
+            let why = parse_budget(text).unwrap_err().to_string();
+            assert!(!why.contains("share"), "{why}");
+        }
+        let bytes = parse_bytes("0.57").unwrap_err().to_string();
+        assert!(!bytes.contains("share"), "{bytes}");
         assert_eq!(parse_rate("2GB/s"), Ok(2e9));
         assert_eq!(parse_rate("500MB"), Ok(5e8));
         assert!(parse_rate("0GB/s").is_err());

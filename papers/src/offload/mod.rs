@@ -27,7 +27,7 @@ pub mod validate;
 mod tests;
 
 use std::fmt;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 /// One layer of the chain.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -258,6 +258,12 @@ struct Op {
     left_bytes: u64,
 }
 
+/// The link's bytes per µs. These limits, like that of the times, are far from every machine, and
+/// keep the sums of times exact enough to be compared.
+const RATES: RangeInclusive<f64> = 1e-3..=1e12;
+/// The longest operation, µs.
+const MOST_MICROS: f64 = 1e12;
+
 impl Instance {
     /// Checks that the instance is valid.
     ///
@@ -268,9 +274,6 @@ impl Instance {
         let invalid = |what: String| Err(Error::Invalid(what));
         if self.layers.is_empty() {
             return invalid("there are no layers".into());
-        }
-        if !(self.bytes_per_micro.is_finite() && 0.0 < self.bytes_per_micro) {
-            return invalid("the link's bandwidth should be a positive number".into());
         }
         // Sums of bytes are exact as f64, and twice the weights is far below the maximum of u64.
         const MOST: u64 = 1 << 52;
@@ -286,9 +289,10 @@ impl Instance {
                 (layer.forward_micros, "forward"),
                 (layer.backward_micros, "backward"),
             ] {
-                if !(micros.is_finite() && 0.0 <= micros) {
+                if !(0.0..=MOST_MICROS).contains(&micros) {
                     return invalid(format!(
-                        "layer {k}: the time of its {what} should be a number, at least 0"
+                        "layer {k}: the time of its {what} is {micros:e} us, and should be from 0 \
+                         to {MOST_MICROS:e}"
                     ));
                 }
             }
@@ -305,8 +309,13 @@ impl Instance {
                 }
             };
         }
-        if !self.compute_micros().is_finite() {
-            return invalid("the operations' times have no finite sum".into());
+        if !RATES.contains(&self.bytes_per_micro) {
+            return invalid(format!(
+                "the link's bandwidth is {:e} bytes per second, and should be from {:e} to {:e}",
+                1e6 * self.bytes_per_micro,
+                1e6 * RATES.start(),
+                1e6 * RATES.end()
+            ));
         }
         let ops = self.ops();
         let alone = ops

@@ -6,6 +6,7 @@ mod published;
 use super::files::{Input, read_whole};
 use crate::failure::Failure;
 use artifact::{DType, Operand};
+use checkpoint::newest_first;
 use checkpoint::tensors::{dtype, file_dtype, read_header};
 use four_bits::FourBits;
 use published::EightBits;
@@ -66,6 +67,16 @@ impl Tensors {
             }
         } else {
             tensors.add(path)?;
+        }
+        Ok(tensors)
+    }
+
+    /// Opens a file or a folder that has a model's states. A checkpoint's must match its checksums.
+    pub(crate) fn open_states(path: &Path) -> Result<Tensors, Failure> {
+        let tensors = Tensors::open(path)?;
+        for file in &tensors.files {
+            let verified = checkpoint::verify_file(file.path());
+            verified.map_err(|e| Failure::Input(e.to_string()))?;
         }
         Ok(tensors)
     }
@@ -255,10 +266,15 @@ fn files_of(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
         if single.exists() {
             return Ok(vec![single]);
         }
-        let why = format!(
-            "a folder without {} and model.safetensors",
-            checkpoint::INDEX
-        );
+        let newest = newest_first(folder).unwrap_or_default();
+        let newest = newest.first().map(|(_, path)| path.display());
+        let why = match newest {
+            Some(newest) => format!("a folder of checkpoints; name one of them, as {newest}"),
+            None => format!(
+                "a folder without {} and model.safetensors",
+                checkpoint::INDEX
+            ),
+        };
         return Err(refused(folder, why));
     }
     let read: Index = serde_json::from_slice(&read_whole(&index)?)

@@ -199,6 +199,15 @@ pub(super) fn open_store(args: &TrainArgs) -> Result<Option<Store>, Failure> {
             None => Ok(None),
         };
     };
+    // The system would refuse, and what is wrong is the option.
+    let existing = folder.ancestors().find(|path| path.exists());
+    if let Some(file) = existing.filter(|path| !path.is_dir()) {
+        return Err(Failure::Input(format!(
+            "--checkpoints {}: {} is not a folder",
+            folder.display(),
+            file.display()
+        )));
+    }
     let kept = Kept {
         last: options.keep_last,
         every: options.keep_every,

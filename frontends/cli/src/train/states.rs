@@ -39,7 +39,7 @@ impl Init {
                 None if !path.exists() => Err(Failure::Input(format!(
                     "--init {text}: neither normal:STD, as in normal:0.02, nor a file"
                 ))),
-                _ => Ok(Init::Tensors(Tensors::open(&path)?)),
+                _ => Ok(Init::Tensors(Tensors::open_states(&path)?)),
             };
         };
         match std.parse::<f64>() {
