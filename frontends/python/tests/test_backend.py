@@ -893,6 +893,22 @@ def test_graphs_break_at_packed_sequences(kind: Callable[..., nn.RNNBase]) -> No
     assert lt.stats().eager_frames == 1
 
 
+def test_memory_of_lengths_that_are_not_in_use_is_given_back() -> None:
+    a = Net()
+    b = copy.deepcopy(a)
+    compiled_b = torch.compile(b, backend=backend, dynamic=True, options={"strict": True})
+    for n in (64, 56, 48, 40, 32, 64):
+        torch.manual_seed(n)
+        x = torch.randn(n, 16)
+        torch.testing.assert_close(step(a, x), step(compiled_b, x))
+    assert_same(a, b)
+    stats = lt.stats()
+    assert stats.graphs == 5
+    peaks = sorted(plan.peak for plan in stats.plans)
+    assert stats.arenas < 5
+    assert sum(peaks[-stats.arenas :]) <= 2 * peaks[-1]
+
+
 class Breaking(nn.Module):
     """A break of the graph."""
 

@@ -300,7 +300,7 @@ fn indexed(
 /// Neighbouring indices.
 struct Line {
     indices: Range<usize>,
-    /// The positions in operand 0, for an index of 0, and in the other tensor, of the first of them.
+    /// The positions of the first in operand 0, for an index of 0, and in the other tensor.
     start: [isize; 2],
     /// The distances to those of the next.
     steps: [isize; 2],

@@ -342,7 +342,7 @@ def _by_shape(gm: fx.GraphModule, options: Options) -> Callable[..., Any]:
 
 
 class _Turns:
-    """Plans that take turns. All that are not in use have about the memory of the largest, and then give theirs back."""
+    """Plans that take turns. Together they keep at most twice the memory of the largest; others give theirs back."""
 
     def __init__(self) -> None:
         # The last used is the last.

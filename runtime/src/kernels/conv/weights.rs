@@ -148,7 +148,8 @@ impl<T: Float> Gradients<'_, T> {
 /// Rows that are turned at once.
 const TURNED: usize = 64;
 
-/// Rounds sums of so many columns and writes them transposed. Neighbouring rows are turned in `room`.
+/// Rounds sums of so many columns and writes them transposed. Neighbouring rows are turned in
+/// `room`.
 pub(super) fn store_transposed<T: Float>(
     sums: &[T::Wide],
     columns: usize,
