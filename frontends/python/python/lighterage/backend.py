@@ -326,8 +326,8 @@ def _by_shape(gm: fx.GraphModule, options: Options) -> Callable[..., Any]:
         if others not in alike and len(alike) < MOST_NUMBERS:
             try:
                 programs: list[Program] = []
-                plan = _compiled(numbers.specialised((*sizes, *others)), tensors, options, programs)
-                alike[others] = turns.of(plan, programs)
+                made = _compiled(numbers.specialised((*sizes, *others)), tensors, options, programs)
+                alike[others] = turns.of(made, programs)
             except (DataDependentOutputException, GuardOnDataDependentSymNode) as error:
                 alike[others] = Unsupported(f"it looks at the values of tensors ({str(error).splitlines()[0]})")
         plan = alike.get(others, too_many)
