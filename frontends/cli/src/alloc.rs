@@ -209,11 +209,8 @@ fn check_capacity(planned: &[Planned<'_>], capacity: Option<u64>) -> Result<(), 
             bytes(placement.peak)
         ),
     };
-    Err(Failure::NoSchedule(format!(
-        "{} does not fit {}: {why}",
-        pool.name,
-        bytes(capacity)
-    )))
+    let why = format!("{} does not fit {}: {why}", pool.name, bytes(capacity));
+    Err(Failure::NoSchedule(why, None))
 }
 
 /// If the trace fixes the wrong addresses, it is an input error; otherwise it is our bug.
@@ -260,7 +257,12 @@ fn plan_json(planned: &[Planned<'_>], capacity: Option<u64>) -> Json {
     if let Some(capacity) = capacity {
         let mut peaks = planned.iter().map(|planned| planned.placement.peak);
         json["capacity_bytes"] = json!(capacity);
-        json["fits"] = json!(peaks.all(|peak| peak <= capacity));
+        let fits = peaks.all(|peak| peak <= capacity);
+        json["fits"] = json!(fits);
+        if !fits {
+            // As every command says it.
+            json["error"] = json!("does not fit");
+        }
     }
     let pool = |planned: &Planned<'_>| {
         let placement = &planned.placement;

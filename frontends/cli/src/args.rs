@@ -203,6 +203,22 @@ impl Command {
             _ => return None,
         })
     }
+
+    /// Whether a command that looks for a plan prints objects. They also say that none fits.
+    pub(crate) fn prints_json(&self) -> bool {
+        match self {
+            Command::Plan(args) => args.json,
+            Command::Compile(args) => args.json,
+            Command::Train(args) => args.json,
+            Command::Explain(args) => args.json,
+            Command::Profile(args) => args.json,
+            Command::Offload(args) => match &args.command {
+                OffloadCommand::Solve(args) => args.json,
+                OffloadCommand::Table1(_) | OffloadCommand::Figure4(_) => false,
+            },
+            _ => false,
+        }
+    }
 }
 
 /// A model.

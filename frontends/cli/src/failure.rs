@@ -5,6 +5,7 @@ use crate::size::{bytes, short};
 use codegen::kernels::GeneratorError;
 use passes::decide::{Infeasible, Planner};
 use passes::plan::HostTooSmall;
+use serde_json::{Value as Json, json};
 use std::fmt;
 
 /// Why a command failed.
@@ -16,8 +17,9 @@ pub(crate) enum Failure {
     NoFit(Box<Infeasible>),
     /// No plan fits, because the host's pool or the disk's is too small.
     HostTooSmall(Box<HostTooSmall>),
-    /// No schedule of an offloading problem, or no plan of addresses, fits: the reason.
-    NoSchedule(String),
+    /// No schedule of an offloading problem, or no plan of addresses, fits: the reason, and what
+    /// `--json` prints of it, if it has not printed that already.
+    NoSchedule(String, Option<Json>),
     /// The system refused: a disk is full, memory is short.
     System(String),
     /// Training computed NaNs or infinities, which would be saved.
@@ -40,12 +42,49 @@ impl Failure {
         match self {
             Failure::System(_) => 1,
             Failure::Input(_) => 2,
-            Failure::NoFit(_) | Failure::HostTooSmall(_) | Failure::NoSchedule(_) => 3,
+            Failure::NoFit(_) | Failure::HostTooSmall(_) | Failure::NoSchedule(..) => 3,
             Failure::NotFinite(_) => 4,
             Failure::Bug(_) => 101,
             Failure::Interrupted(_) => interrupt::code(),
         }
     }
+
+    /// What `--json` prints: an object, if no plan fits.
+    pub(crate) fn json(&self) -> Option<Json> {
+        match self {
+            Failure::NoFit(infeasible) => Some(shortage(infeasible)),
+            Failure::HostTooSmall(host) => {
+                let mut object = shortage(&host.infeasible);
+                // The pool is the host's or the disk's.
+                object[format!("{}_limit_bytes", host.pool)] = host.limit.into();
+                object[format!("{}_bytes_that_fit", host.pool)] = host.enough.into();
+                Some(object)
+            }
+            Failure::NoSchedule(_, object) => object.clone(),
+            Failure::Input(_)
+            | Failure::System(_)
+            | Failure::NotFinite(_)
+            | Failure::Bug(_)
+            | Failure::Interrupted(_) => None,
+        }
+    }
+}
+
+/// The object that says that no plan fits.
+fn shortage(infeasible: &Infeasible) -> Json {
+    let live = infeasible
+        .live
+        .iter()
+        .take(LISTED)
+        .map(|(name, bytes)| json!({"name": name, "bytes": bytes}));
+    json!({
+        "error": "does not fit",
+        "pool": infeasible.pool,
+        "budget_bytes": infeasible.budget,
+        "smallest_feasible_bytes": infeasible.smallest,
+        "line": infeasible.line,
+        "tensors": live.collect::<Vec<_>>(),
+    })
 }
 
 impl From<codegen::Error> for Failure {
@@ -64,7 +103,7 @@ impl fmt::Display for Failure {
         match self {
             Failure::Input(message)
             | Failure::System(message)
-            | Failure::NoSchedule(message)
+            | Failure::NoSchedule(message, _)
             | Failure::NotFinite(message) => write!(f, "error: {message}"),
             Failure::NoFit(infeasible) => write!(f, "error: {}", no_fit(infeasible, None)),
             Failure::HostTooSmall(host) => {
@@ -83,6 +122,8 @@ impl fmt::Display for Failure {
 
 /// The largest number of listed tensors that do not fit.
 const NAMED: usize = 8;
+/// The same in an object.
+const LISTED: usize = 10;
 
 /// The tensors that do not fit, the pool, and what would fit: a larger budget, or, if the pool
 /// behind the link is too small, a larger one.
@@ -153,8 +194,9 @@ fn push_host(text: &mut String, infeasible: &Infeasible, host: &HostTooSmall) {
     let more = short(enough.saturating_sub(*limit));
     if infeasible.pool != *pool {
         text.push_str(&format!(
-            "\n  the limit of the {pool}'s pool is a reason: {option}{limit}\n  with it, the \
-             smallest that fits: --budget {}",
+            "\n  a reason is the limit of the {pool}'s pool, {}\n  with this limit, the smallest \
+             that fits: --budget {}",
+            bytes(*limit),
             infeasible.smallest
         ));
     }

@@ -83,7 +83,8 @@ fn run(mut command: Command) -> Result<(), Failure> {
     if let Some((path, forward)) = command.forward() {
         model::complete(path, forward);
     }
-    match command {
+    let json = command.prints_json();
+    let done = match command {
         Command::Import(args) => import::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Compile(args) => compile::run(&args),
@@ -99,5 +100,10 @@ fn run(mut command: Command) -> Result<(), Failure> {
         Command::Estimate(args) => estimate::run(&args),
         Command::Offload(args) => offload::run(&args),
         Command::Alloc(args) => alloc::run(&args),
-    }
+    };
+    done.inspect_err(|failure| {
+        if let (true, Some(object)) = (json, failure.json()) {
+            out::line(&object.to_string());
+        }
+    })
 }

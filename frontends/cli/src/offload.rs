@@ -81,10 +81,14 @@ fn solve(args: &OffloadSolveArgs) -> Result<(), Failure> {
     let path = args.instance.display();
     let failure = |error: Error| match &error {
         Error::Invalid(_) => Failure::Input(format!("{path}: {error}")),
-        Error::TooSmall { needed_bytes, .. } => Failure::NoSchedule(format!(
-            "{error}\n  the smallest that fits: --memory {needed_bytes}"
-        )),
-        Error::Stuck(_) => Failure::NoSchedule(error.to_string()),
+        Error::TooSmall { needed_bytes, .. } => Failure::NoSchedule(
+            format!("{error}\n  the smallest that fits: --memory {needed_bytes}"),
+            Some(shortage(instance.memory_bytes, Some(*needed_bytes))),
+        ),
+        Error::Stuck(_) => Failure::NoSchedule(
+            error.to_string(),
+            Some(shortage(instance.memory_bytes, None)),
+        ),
     };
     let algorithm = match args.algorithm {
         OffloadAlgorithm::Solve(algorithm) => algorithm,
@@ -113,6 +117,16 @@ fn solve(args: &OffloadSolveArgs) -> Result<(), Failure> {
         false => out::text(&report(&instance, &solution, peak)),
     }
     Ok(())
+}
+
+/// The object that says that no schedule fits. `smallest`: what would fit, if that is known.
+fn shortage(memory: u64, smallest: Option<u64>) -> serde_json::Value {
+    json!({
+        "error": "does not fit",
+        "pool": "device",
+        "budget_bytes": memory,
+        "smallest_feasible_bytes": smallest,
+    })
 }
 
 /// The instance that the options specify.
@@ -300,19 +314,16 @@ fn write_bytes(
         short(floor),
         short(keep)
     )?;
-    writeln!(
-        out,
-        "  to the host  {:>10}  a step",
-        short(solution.moved_bytes(Way::ToHost))
-    )?;
-    let transfers = solution.schedule.transfers.iter();
-    let back = transfers.filter(|transfer| transfer.way == Way::ToDevice);
-    writeln!(
-        out,
-        "  and back     {:>10}  a step, in {} transfers",
-        short(solution.moved_bytes(Way::ToDevice)),
-        back.count()
-    )
+    for (name, way) in [("to the host", Way::ToHost), ("and back", Way::ToDevice)] {
+        let transfers = solution.schedule.transfers.iter();
+        writeln!(
+            out,
+            "  {name:<11}  {:>10}  a step, in {} transfers",
+            short(solution.moved_bytes(way)),
+            transfers.filter(|transfer| transfer.way == way).count()
+        )?;
+    }
+    Ok(())
 }
 
 /// Writes how much of each layer's weights is on the host in each gap. Consecutive layers with

@@ -13,9 +13,9 @@ use crate::{buckets, micro_batches, model, module, out, size};
 use ir::schedule::MemorySpace;
 use ir::{Device, Id, Phase, Program, Stream, text};
 use passes::cost::{self, ProductKind, ProductRate};
+use passes::decide::Problem;
 use passes::decide::bound::Certificate;
 use passes::decide::layout::Described;
-use passes::decide::{Infeasible, Problem};
 use passes::explain::{self, Count, Peak, Tally};
 use passes::pipeline::{Compiled, LossVariant};
 use passes::plan::machine::{COMPUTE, D2H, H2D, beyond};
@@ -44,23 +44,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let (reading, sizes) = buckets::largest(&args.model.model, &args.model.reading, &args.buckets)?;
     let model = model::read(&args.model.model, &reading, &args.compiling.forward)?;
     let machine = model::machine(&args.compiling)?;
-    let planned = planned(model, &args.compiling, &machine);
-    let (model, compiling, compiled, times) = planned.inspect_err(|failure| {
-        let object = match failure {
-            Failure::NoFit(infeasible) => shortage(infeasible),
-            Failure::HostTooSmall(host) => {
-                let mut object = shortage(&host.infeasible);
-                // The pool is the host's or the disk's.
-                object[format!("{}_limit_bytes", host.pool)] = host.limit.into();
-                object[format!("{}_bytes_that_fit", host.pool)] = host.enough.into();
-                object
-            }
-            _ => return,
-        };
-        if args.json {
-            out::line(&object.to_string());
-        }
-    })?;
+    let (model, compiling, compiled, times) = planned(model, &args.compiling, &machine)?;
     let smaller = match &sizes {
         Some(sizes) => sizes.compiled(&model, &compiled, &compiling, &machine)?,
         None => vec![],
@@ -165,23 +149,6 @@ fn command_line() -> String {
     let words = words.map(|word| quoted(word.to_string_lossy().into_owned()));
     let words: Vec<String> = std::iter::once("lighterage".into()).chain(words).collect();
     words.join(" ")
-}
-
-/// The object that says that no plan fits.
-fn shortage(infeasible: &Infeasible) -> Json {
-    let live = infeasible
-        .live
-        .iter()
-        .take(NAMED)
-        .map(|(name, bytes)| json!({"name": name, "bytes": bytes}));
-    json!({
-        "error": "does not fit",
-        "pool": infeasible.pool,
-        "budget_bytes": infeasible.budget,
-        "smallest_feasible_bytes": infeasible.smallest,
-        "line": infeasible.line,
-        "tensors": live.collect::<Vec<_>>(),
-    })
 }
 
 struct Facts<'a> {

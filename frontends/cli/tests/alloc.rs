@@ -294,6 +294,10 @@ fn a_pool_that_is_too_small_is_said() {
         (&json[0]["fits"], &json[0]["capacity_bytes"]),
         (&true.into(), &(1u64 << 30).into())
     );
+    let json = run(&format!("alloc plan {trace} --capacity 6000KiB --json"))
+        .expect(3)
+        .json();
+    assert_eq!(json[0]["error"], "does not fit");
     run(&format!("alloc plan {trace} --align 48"))
         .expect(2)
         .says(&["power of two"]);

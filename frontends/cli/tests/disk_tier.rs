@@ -229,7 +229,7 @@ fn a_plan_shows_its_three_levels() {
     // A host that is too small: the error says which one is large enough.
     let small = levels.replace("300KiB", "20KiB");
     run(&format!("plan {gpt2} {small}")).expect(3).says(&[
-        "the limit of the host's pool is a reason: --host 20480",
+        "a reason is the limit of the host's pool, 20.0 KiB (20480 bytes)",
         "fits: --host ",
     ]);
 }
@@ -267,7 +267,8 @@ fn a_disk_that_is_too_small_is_blamed() {
         let enough = object["disk_bytes_that_fit"].as_u64().unwrap();
         refused.says_all(&[
             "does not fit the device",
-            &format!("the limit of the disk's pool is a reason: --disk DIR:{small}"),
+            "a reason is the limit of the disk's pool",
+            &format!("({small} bytes)"),
             &format!("with this budget fits: --disk DIR:{enough}"),
         ]);
         run(&on_disk(enough)).expect(0);

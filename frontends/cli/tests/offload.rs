@@ -67,6 +67,22 @@ fn with_memory_enough_nothing_moves() {
 }
 
 #[test]
+fn the_report_counts_the_transfers_of_each_direction() {
+    let folder = Folder::new("offload-count");
+    let file = folder.write("gpt2.json", INSTANCE);
+    let json = &run(&format!("offload solve {file} --json"))
+        .expect(0)
+        .json()[0];
+    let out = run(&format!("offload solve {file}")).expect(0).out;
+    for (line, way) in [("to the host", "to host"), ("and back", "to device")] {
+        let transfers = json["transfers"].as_array().unwrap().iter();
+        let count = transfers.filter(|transfer| transfer["way"] == way).count();
+        let found = out.lines().find(|text| text.contains(line)).unwrap();
+        assert!(found.ends_with(&format!("in {count} transfers")), "{out}");
+    }
+}
+
+#[test]
 fn operations_without_time_are_no_infinite_percentage() {
     let folder = Folder::new("offload-no-time");
     let layer = r#"{"weight_bytes": 20000, "activation_bytes": 1000, "forward_micros": 0,
@@ -86,6 +102,10 @@ fn what_is_wrong_is_said() {
     run(&format!("offload solve {file} --memory 1GiB"))
         .expect(3)
         .says(&["layer 36", "--memory 1837424640"]);
+    let object = &run(&format!("offload solve {file} --memory 1GiB --json"))
+        .expect(3)
+        .json()[0];
+    assert_eq!(object["smallest_feasible_bytes"], 1_837_424_640);
     run(&format!("offload solve {file} --algorithm best"))
         .expect(2)
         .says(&["greedy+"]);

@@ -251,6 +251,17 @@ fn what_does_not_fit_exits_with_3_and_says_what_would() {
         .expect(3)
         .json()[0];
     assert_eq!(object["smallest_feasible_bytes"], bytes);
+    // Every command that plans says the same.
+    let folder = Folder::new("does-not-fit");
+    let output = folder.file("m.lit");
+    let options = args.strip_prefix("plan ").unwrap();
+    for command in [
+        format!("compile {options} -o {output}"),
+        format!("explain {options} fc1.weight"),
+    ] {
+        let refused = run(&format!("{command} --budget 1KiB --json")).expect(3);
+        assert_eq!(&refused.json()[0], object, "{command}");
+    }
 }
 
 /// The error says that `--host` is too small, whether no plan fits the host's pool at all or none
@@ -275,6 +286,9 @@ fn a_host_that_is_too_small_is_blamed() {
             "{}",
             refused.err
         );
+        // The given size is no advice.
+        let given = options.rsplit_once("--host").unwrap().1;
+        assert!(!refused.err.contains(&format!("--host{given}\n")));
         let before = options.rsplit_once("--host").unwrap().0;
         run(&format!("{args} {before} --host {enough}")).expect(0);
     }

@@ -13,8 +13,8 @@ pub(super) const LANES: usize = 16;
 
 /// `(columns, rows, depth, y, the rows of x, w, offsets of w's rows, y's row stride, x's column
 /// stride, the distance to the next so many rows of w, factor of the product, 0: y is overwritten
-/// or 1: added to)`. It computes `y[i][j] (+)= sum over l of x[i][l] w[l][j]` for a tile of at least
-/// one row.
+/// or 1: added to)`. It computes `y[i][j] (+)= sum over l of x[i][l] w[l][j]` for a tile of at
+/// least one row.
 type Kernel<R> = unsafe fn(
     usize,
     usize,
