@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from typing import Any
 
 from .errors import Error
@@ -12,8 +13,8 @@ def check(budget: Any, threads: Any = None) -> None:
 
     Raises Error.
     """
-    if isinstance(budget, bool) or not isinstance(budget, (str, int, float, type(None))):
+    if isinstance(budget, bool) or not isinstance(budget, (str, Real, type(None))):
         raise Error(f"budget={budget!r}: it is a number of bytes, such as 4096 or '20GiB', or a share, '60%' or 0.6")
-    is_number = isinstance(threads, int) and not isinstance(threads, bool)
+    is_number = isinstance(threads, Integral) and not isinstance(threads, bool)
     if threads is not None and not (is_number and threads > 0):
         raise Error(f"threads={threads!r}: it is a number of threads, from 1; None stands for all")
