@@ -27,9 +27,8 @@ const POSITIONS: usize = 1024;
 const OUTPUTS: usize = 512;
 /// Packing patches takes as long as computing about so many rows of a product. Measured on Zen 5.
 const PACKED_ROWS: usize = 96;
-
 /// With more rows for each tap, packing patches takes no longer than packing bands and pairs of
-/// weights. For several flipped taps it always does.
+/// weights. Patches of several flipped taps always take longer.
 const ROWS_OF_TAP: usize = 64;
 
 /// Whether bands of at most so many positions are worth their copies. Products of patches have no
